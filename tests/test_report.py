@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
@@ -13,15 +15,22 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+import vfl_flower.tools.report
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder.charts import draw_curves, draw_frontier
+from vfl_flower.label_holder.charts import COLOURS, draw_curves, draw_frontier
+from vfl_flower.label_holder.figures import tabulated
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.report import report
+from vfl_flower.tools.compare import table as compared
+from vfl_flower.tools.report import report, write_report
 from vfl_flower.tools.report.read import read
 from vfl_flower.transport.local import delay_seconds
 
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+REPORT = Path(vfl_flower.tools.report.__file__).parent
 QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 
 
@@ -168,7 +177,7 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
             for of in ("mean", "most"):
                 assert float(row[f"{column}, {of}"]) == pytest.approx(each[key][of], rel=0.01)
     assert "No epsilon: no noise was added to what was sent." in page.text
-    assert page.table("what")["code"]["value"] == summary["code"][:16]
+    assert page.table("item")["code digest"]["value"] == summary["code"][:16]
     # Accuracy, and both losses, against epochs, exchanges, megabytes, seconds, virtual seconds.
     assert len(page.lines()) == 5 * (1 + 2)
 
@@ -308,7 +317,7 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
     for folders in ([folder], [other], [folder, other]):
         page = Page(report(folders))
         assert not page.all("script") and not page.all("img")
-        assert page.text.count("alert('1')") > 10
+        assert page.text.count("alert('1')") >= 10
         assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
 
 
@@ -411,6 +420,23 @@ def test_the_best_epoch_is_marked_and_validation_stands_beside_training_and_test
         assert ring == pytest.approx(line[1], abs=0.1)
     tips = ["".join(each.itertext()) for each in page.all("circle")]
     assert "validation: 0.2 at 2, the best epoch" in tips and "test: 2 at 1" in tips
+    assert "best epoch (2) by validation loss" in page.text
+    figures = page.table("epochs")
+    assert list(figures) == ["1", "best: 2", "3", "4"]
+    assert figures["best: 2"]["validation loss"] == "0.2000"
+
+
+def test_the_page_marks_the_epoch_that_the_summary_names(run: Start) -> None:
+    keys = {"dataset": "breast-cancer", "strategy": "vafl", "epochs": 6, "window": 5}
+    finished = run(2, keys)
+    best = finished.summary["best_epoch"]
+    page = Page(report([finished.folder]))
+    assert page.tiles["best epoch"] == f"{best:g} of {finished.summary['epochs']:g}"
+    assert [each for each in page.table("epochs") if "best" in each] == [f"best: {best:g}"]
+    [entry] = [each for each in finished.history if each["epoch"] == best]
+    tips = ["".join(circle.itertext()) for circle in page.all("circle")]
+    for kind, key in (("test", "test"), ("validation", "validation"), ("training", "train")):
+        assert f"{kind}: {entry[f'{key}_loss']:.4g} at {best:.4g}, the best epoch" in tips
 
 
 @pytest.mark.parametrize("summary", [{"finished": False}, {"failure": "Ctrl-C ended the run."}])
@@ -431,8 +457,120 @@ def test_one_row_of_charts_is_shown_and_a_switch_has_each_axis(tmp_path: Path) -
     assert [each.get("checked") for each in switches] == ["checked", None, None, None]
     labels = [each.text for each in page.all("label")]
     assert labels == ["epochs", "exchanges", "megabytes, up and down", "seconds"]
+    assert "x-axis:" in page.text
     several = Page(report([tmp_path / "a", left(tmp_path / "b")]))
     assert [each.text for each in several.all("label")] == [*labels[1:], "epochs"]
+
+
+def test_no_row_and_no_column_of_a_table_is_empty(tmp_path: Path) -> None:
+    versions = {"python": "3.12", "ray": None}
+    parties = [{"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}, {"party": 1}]
+    gone: dict[str, Any] = {"strategy": "dpzv", "failure": "Too few.", "by_party": parties}
+    folders = [left(tmp_path / "a", versions=versions, by_party=parties), tmp_path / "b"]
+    left(folders[1], **gone, versions=versions)
+    (folders[1] / "history.jsonl").write_text("")
+    for page in (Page(report(folders[:1])), Page(report(folders))):
+        for table in page.all("table"):
+            rows = [[_content(cell) for cell in row] for row in table.iter("tr")]
+            assert all(map(any, (row[1:] for row in rows if len(row) > 1))), rows
+            assert all(any(column) for column in list(zip(*rows[1:], strict=True))[1:]), rows
+        assert "ray" not in page.table("item") and "party 1" not in page.text
+
+
+def _content(cell: ElementTree.Element) -> str:
+    """The text of a cell, or the lengths of its bar; empty if it says nothing."""
+    lengths = [each.attrib["width"] for each in cell.iter("rect")]
+    return "".join(cell.itertext()).strip("–\n ") or "".join(lengths).strip("0.")
+
+
+def test_the_page_and_the_pictures_have_the_same_colours() -> None:
+    light = (REPORT / "style.css").read_text().partition("@media")[0]
+    assert tuple(re.findall(r"--s\d: (#\w{6});", light)) == COLOURS
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    party = {"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}
+    more: dict[str, Any] = {"by_party": [party], "versions": {"python": "3"}, "config": {"seed": 3}}
+    validated(tmp_path / "a", [0.5, 0.2, 0.3], best_epoch=2, **more)
+    left(tmp_path / "b", scale=100, **more)
+    pages = [write_report([tmp_path / "a"]), write_report([tmp_path / "a", tmp_path / "b"])]
+    said: list[str] = []  # such as what the policy of the page has refused
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=60_000
+        )
+        for path in pages:
+            page = browser.new_page()
+            page.on("console", lambda message: said.append(message.text))
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.goto(path.absolute().as_uri())
+                page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+                widths = page.evaluate(
+                    "[...document.querySelectorAll('.scroll')].map(e => e.clientWidth)"
+                )
+                assert len(widths) > 3 and len(set(widths)) == 1
+                assert page.evaluate("document.documentElement.scrollWidth") == width
+                tables = page.evaluate(
+                    "[...document.querySelectorAll('table')].map(e => e.clientWidth)"
+                )
+                assert len(set(tables)) == 1 or width == 390  # there, wide tables scroll
+            labels = page.locator(".axes label").all_text_contents()
+            page.keyboard.press("Tab")
+            page.locator(".axes input").first.focus()
+            for label in [*labels, labels[0]]:
+                assert page.locator(".axes :checked + label").text_content() == label
+                shown = page.locator(".charts:visible")
+                assert shown.count() == 1
+                caption = shown.locator("figcaption").first.text_content() or ""
+                assert label.partition(",")[0] in caption
+                page.keyboard.press("ArrowRight")
+        browser.close()
+    assert not said
+
+
+# --- tables in a terminal -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_tables_fit_a_terminal_and_no_figure_is_cut(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = ["run", "attacker: what it has", *(f"figure number {n}" for n in range(9))]
+    rows = [
+        [
+            f"run {n}",
+            "party 0: answers to queries of its own",
+            *[f"0.{n}{m}66 ± 0.5" for m in range(9)],
+        ]
+        for n in range(3)
+    ]
+    plain = tabulated(head, rows, 2).splitlines()
+    assert len(plain) == 4 and all(
+        all(cell in line for cell in row) for line, row in zip(plain[1:], rows, strict=True)
+    )
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = re.sub(r"\x1b\[[\d;]*m", "", tabulated(head, rows, 2))
+    assert "…" not in text and max(map(len, text.splitlines())) <= width
+    assert all(text.count(cell) == 1 for row in rows for cell in row[2:])
+    assert text.count("run 0") > 1  # columns that do not fit stand below, after the names
+
+
+def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"test_auc": 0.99, "target": 0.9, "megabytes_to_target": 1.25e6}
+    validated(tmp_path / "vafl", [0.5, 0.2], best_epoch=2, **figures)
+    validated(tmp_path / "centralised", [0.5, 0.2], best_epoch=2, **figures)
+    (tmp_path / "compare.json").write_text('{"vafl": {}, "centralised": {}}')
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", each) for each in compared(tmp_path).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("centralised ") for line in lines) == 1  # one block
 
 
 # --- the command --------------------------------------------------------------------------------

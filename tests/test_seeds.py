@@ -16,6 +16,7 @@ from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, figures_of, table
 from vfl_flower.tools.report import report
 from vfl_flower.tools.seeds import mean, repeated
+from vfl_flower.tools.seeds import table as table_of_seeds
 
 QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 8, "epochs": 2, "seed": 3}
 
@@ -51,6 +52,17 @@ def test_figures_are_means_and_deviations_of_the_seeds(repeats: Finished) -> Non
     assert "3 seeds" in headline(summary)
 
 
+def test_the_table_has_each_seed_and_then_mean_and_deviation(repeats: Finished) -> None:
+    head, *lines = table_of_seeds(repeats.folder).splitlines()
+    assert head.split()[:3] == ["run", "test", "accuracy"]
+    names = [f"seed {seed}" for seed in (3, 4, 5)]
+    summaries = [Finished(repeats.folder / f"seed-{seed}").summary for seed in (3, 4, 5)]
+    summaries += [repeats.summary, repeats.summary["deviation"]]
+    for name, line, summary in zip([*names, "mean", "deviation"], lines, summaries, strict=True):
+        assert line.startswith(f"{name} ")
+        assert line.removeprefix(name).split()[0] == f"{summary['test_accuracy']:.4f}"
+
+
 def test_means_are_of_numbers_in_any_depth_and_names_stay_names() -> None:
     one = {"a": 1, "same": 5, "text": "x", "list": [{"party": 0, "b": 1.0}], "none": None}
     other = {"a": 2, "same": 5, "text": "y", "list": [{"party": 1, "b": 3.0}], "none": 1.0}
@@ -68,7 +80,7 @@ def test_curves_of_the_page_have_bands_and_its_tables_deviations(
     accuracy = f"{repeats.summary['test_accuracy']:.4f} ± "
     assert page.tiles["test accuracy"].startswith(accuracy)
     assert "means of 3 seeds" in page.text
-    for row in page.table("run", "epochs").values():
+    for row in page.table("epochs").values():
         assert " ± " in row["test loss"] and " ± " in row["seconds"]
     assert " ± " in page.table("party")["party 0"]["reply seconds, mean"]
     assert bands(page) and not bands(alone)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,14 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.test_report import Page, left
+from tests.test_report import CHROMIUM, Page, left
 from vfl_flower.config.errors import VflError
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.watch import Server
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 @pytest.fixture
@@ -194,7 +189,7 @@ def test_the_live_page_in_a_browser_during_a_run_on_nodes(tmp_path: Path) -> Non
             page.on("request", lambda request: asked.append(request.url))
             page.goto(url)
             minutes = 120_000
-            expect(page.locator(".verdict")).to_contain_text("last evaluation", timeout=minutes)
+            expect(page.locator(".banner")).to_contain_text("last evaluation", timeout=minutes)
             assert run.poll() is None  # it goes on
             figures = page.locator("details", has_text="These figures as a table")
             rows = figures.locator("tbody tr")
@@ -210,7 +205,7 @@ def test_the_live_page_in_a_browser_during_a_run_on_nodes(tmp_path: Path) -> Non
             tip.hover()
             assert tip.evaluate("each => getComputedStyle(each).fillOpacity") == "0.5"
             assert re.search(r"0\.\d+ at ", tip.locator("title").text_content() or "")
-            expect(page.locator(".verdict.finished")).to_be_visible(timeout=5 * minutes)
+            expect(page.locator(".banner.finished")).to_be_visible(timeout=5 * minutes)
             for summary in page.locator("summary").all():  # settings and the like
                 summary.click()
             expect(page.locator("details[open]")).to_have_count(page.locator("details").count() - 1)

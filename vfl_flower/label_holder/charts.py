@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # matplotlib imports slowly, and most processes of a run draw
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-COLOURS = ("#0b62c4", "#d1480a", "#0a8a5f", "#8d3fa8", "#a87400", "#00809c", "#c2185b", "#5f6b76")
+COLOURS = ("#0a56dd", "#c83c00", "#08a667", "#803ea3", "#bb8a00", "#00789a", "#a81450", "#637273")
 _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # for colours in use
 _TEXT, _GRID = "#58626e", "#d9dfe5"
 _VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # CSS variables, light or dark

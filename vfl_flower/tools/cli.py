@@ -54,10 +54,10 @@ def _run(
     """
     from vfl_flower.config.plugins import ENGINES
     from vfl_flower.label_holder import checkpoint, earlier_run
-    from vfl_flower.label_holder.figures import headline
+    from vfl_flower.label_holder.figures import headline, wrapped
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.label_holder.results import results_folder
-    from vfl_flower.tools.seeds import repeated
+    from vfl_flower.tools.seeds import repeated, table
 
     start = ENGINES.load(engine)
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
@@ -75,7 +75,9 @@ def _run(
     try:
         with _ending_on_sigterm(), shown(not quiet):
             finished = repeated(start, number, keys, node_configs, seeds, folder)
-        print(headline(finished.summary))
+        print(wrapped(*headline(finished.summary).splitlines()))
+        if seeds > 1:
+            print(table(finished.folder))
     except (KeyboardInterrupt, Terminated) as error:  # a run on nodes keeps no new checkpoint
         if getattr(error, "folder", "") or not (folder / checkpoint.FILE).exists():
             raise

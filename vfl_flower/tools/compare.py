@@ -19,7 +19,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.charts import draw_curves, draw_frontier
-from vfl_flower.label_holder.figures import main_metric
+from vfl_flower.label_holder.figures import main_metric, wrapped
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import Finished, run_local
@@ -202,7 +202,7 @@ def table(folder: Path) -> str:
     without = [run.title for run in runs if number(run.summary, "epsilon") is None]
     if notes and without:
         notes.append(f"No epsilon holds for {', '.join(without)}.")
-    return "\n".join([comparison(runs).in_terminal(), *notes])
+    return "\n".join([comparison(runs).in_terminal(), *map(wrapped, notes)])
 
 
 def figures_of(run: Finished, target: float) -> dict[str, Any]:

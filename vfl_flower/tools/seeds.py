@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -20,6 +21,8 @@ from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
+from vfl_flower.tools.report.read import read
+from vfl_flower.tools.report.sections import comparison
 
 _NAMES = ("party", "best_party")  # numbers that are names
 _OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures of all runs together
@@ -60,6 +63,18 @@ def repeated(
             finished.append(start(parties, own, node_configs=node_configs))
         _write(folder, finished)  # a user may read them before the last seed ends
     return Finished(folder)
+
+
+def table(folder: Path) -> str:
+    """Return the figures of each seed as text, with their mean and standard deviation."""
+    whole = read([folder])[0]
+    titles = {f"seed {seed}": folder / f"seed-{seed}" for seed in whole.summary["seeds"]}
+    runs = [replace(read([place])[0], title=title) for title, place in titles.items()]
+    means = {key: each for key, each in whole.summary.items() if key not in ("deviation", "seeds")}
+    deviations = {key: whole.summary["deviation"].get(key) for key in means}
+    runs.append(replace(whole, title="mean", summary=means))
+    runs.append(replace(whole, title="deviation", summary=deviations))
+    return comparison(runs).in_terminal()
 
 
 def _write(folder: Path, finished: Sequence[Finished]) -> None:

@@ -23,8 +23,13 @@ _MEASURES = {"accuracy": "accuracy", "r2": "R²", "loss": "loss"}
 _ROWS = {"test": 0, "validation": 1, "train": 7}
 """Rows that a run is measured on -> number of their line on the page of one run."""
 
+_LEVEL = "A dashed line is the last result of a run that sends nothing while it trains."
+_VIRTUAL = "Virtual seconds: time on a simulated clock, with the delays that the run was given."
+_NOISY = (
+    "Training and validation use noisy labels, and are corrected for the noise: such an accuracy "
+    "can exceed 1. The test uses true labels."
+)
 _CALLED = {"test": "test", "validation": "validation", "train": "training"}
-_RING = Cell("best epoch by validation loss", line="ring")
 
 
 def curves(runs: Sequence[Shown]) -> Section | None:
@@ -39,12 +44,17 @@ def curves(runs: Sequence[Shown]) -> Section | None:
     }
     if not any(charts.values()):
         return None
-    best = [_RING] if any(run.best for run in runs) else []
+    best = _best(runs)
     notes = []
+    drawn_here = (each for axis in axes for key in _MEASURES for each in _lines(runs, axis, key))
+    if any(not line.moves for line in drawn_here):
+        notes.append(_LEVEL)
     if any("deviation" in entry for entry in entries):
         notes.append("A band is one standard deviation of the seeds to either side of their mean.")
     if len(runs) == 1 and runs[0].config.get("privacy") == "labels":
-        notes.append("Training and validation are by noisy labels, and the test by true ones.")
+        notes.append(_NOISY)
+    if "virtual_seconds" in axes:
+        notes.append(_VIRTUAL)
     return Section(
         "Curves",
         legend=[*_legend(runs), *best],
@@ -52,6 +62,15 @@ def curves(runs: Sequence[Shown]) -> Section | None:
         notes=[("", note) for note in notes],
         more={"These figures as a table": _table(runs, axes)},
     )
+
+
+def _best(runs: Sequence[Shown]) -> list[Cell]:
+    """Return the legend of the ring; of one run with the epoch that it marks."""
+    epochs = [shown(number(run.best, "epoch")) for run in runs if run.best]
+    if not epochs:
+        return []
+    which = f" ({epochs[0]})" if len(runs) == 1 else ""
+    return [Cell(f"best epoch{which} by validation loss", line="ring")]
 
 
 def titles(runs: Sequence[Shown]) -> list[Cell]:
@@ -121,22 +140,29 @@ def drawn(title: str, lines: Sequence[Line], x_label: str) -> Chart | None:
 
 
 def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:
-    """Return every figure that is drawn."""
-    columns = _columns(runs)
+    """Return every figure that is drawn; of several runs, after the title of the run."""
+    columns, several = _columns(runs), len(runs) > 1
     parted = [key.partition("_") for key in columns]
     heads = [f"{_CALLED[rows]} {_MEASURES[key]}" for rows, _, key in parted]
     bodies = [
         [
             (
-                run.title,
-                *(_spent(entry, axis) for axis in axes),
+                *([run.title] if several else []),
+                *(_of_axis(entry, axis, entry is best) for axis in axes),
                 *(measured(entry, key, form=".4f") for key in columns),
             )
             for entry in run.history
         ]
-        for run in runs
+        for run, best in [(run, run.best) for run in runs]
     ]
-    return Table(["run", *(_AXES[axis] for axis in axes), *heads], bodies)
+    head = [*(["run"] if several else []), *(_AXES[axis] for axis in axes), *heads]
+    return Table(head, bodies)
+
+
+def _of_axis(entry: Mapping[str, Any], axis: str, is_best: bool) -> str | Cell:
+    """Return how much had been spent; the best epoch is marked."""
+    text = _spent(entry, axis)
+    return Cell(f"best: {text}", line="ring") if is_best and axis == "epoch" else text
 
 
 def _spent(entry: Mapping[str, Any], axis: str) -> str:

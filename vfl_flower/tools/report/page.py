@@ -8,8 +8,8 @@ from typing import Any
 
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.tools.report.curves import curves
-from vfl_flower.tools.report.parts import Section, Table, counted, shown
-from vfl_flower.tools.report.read import NOTHING, Shown, number, text
+from vfl_flower.tools.report.parts import Section, Table, counted, shown, shown_of
+from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, text
 from vfl_flower.tools.report.sections import (
     audits,
     by_party,
@@ -60,7 +60,7 @@ def page(runs: Sequence[Shown]) -> dict[str, Any]:
         "title": f"{names} on {datasets}" if datasets else names,
         "banner": _banner_of_all(runs) if several else banner(runs[0]),
         "tiles": {label: figure for label, figure in tiles.items() if figure != NOTHING},
-        "sections": [part for part in parts if part],
+        "sections": shown_of(parts),
     }
 
 
@@ -70,7 +70,12 @@ def _compared(runs: Sequence[Shown]) -> Section:
     each = [(run, banner(run)) for run in runs]
     rows = [(run.title, f"{of.word}{of.text}", of.about) for run, of in each]
     table = Table(["run", "how it went", "strategy"], [rows], 3)
-    return Section(found.title, found.tables, found.notes, more={"How each run went": table})
+    notes = list(found.notes)
+    if target := next(filter(None, (number(run.figures, "target") for run in runs)), None):
+        measure = MEASURES[runs[0].measure]
+        said = f"megabytes, up and down, until the {measure} reaches {target:g}."
+        notes.append(("", f"MB to {target:g}: {said}"))
+    return Section(found.title, found.tables, notes, more={"How each run went": table})
 
 
 def _banner_of_all(runs: Sequence[Shown]) -> Banner:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from markupsafe import Markup
 
-from vfl_flower.label_holder.figures import tabulated
+from vfl_flower.label_holder.figures import tabulated, wrapped
 from vfl_flower.tools.report.read import NOTHING, number
 
 
@@ -42,6 +42,20 @@ class Table:
     texts: int = 1
     caption: str = ""
 
+    @property
+    def filled(self) -> Table:
+        """This table without rows and columns that have no content beside their titles."""
+        bodies = [[row for row in body if len(row) == 1 or _says(row[1:])] for body in self.bodies]
+        bodies = [body for body in bodies if body]
+        rows = [row for body in bodies for row in body]
+        kept = [n for n in range(len(self.head)) if not n or _says([row[n] for row in rows])]
+        return replace(
+            self,
+            head=[self.head[n] for n in kept],
+            bodies=[[[row[n] for n in kept] for row in body] for body in bodies],
+            texts=sum(n < self.texts for n in kept),
+        )
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -71,17 +85,41 @@ class Section:
     charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
     more: Mapping[str, Table] = field(default_factory=dict)
 
+    @property
+    def filled(self) -> Section:
+        """This section with what its tables say: no empty rows, columns and tables."""
+        tables = [each for table in self.tables if (each := table.filled).bodies]
+        more = {title: each for title, table in self.more.items() if (each := table.filled).bodies}
+        return replace(self, tables=tables, more=more)
+
     def in_terminal(self) -> str:
         """Return tables and notes for a terminal, without bars and swatches."""
         found = []
-        for table in self.tables:
+        for table in self.filled.tables:
             rows = [[_plain(cell) for cell in row] for body in table.bodies for row in body]
             bars = {n for row in rows for n, cell in enumerate(row) if cell is None}
             shown = [n for n in range(len(table.head)) if n not in bars]
             lines = [[row[n] or "" for n in shown] for row in rows]
             found += [table.caption] if table.caption else []
             found.append(tabulated([table.head[n] for n in shown], lines, table.texts))
-        return "\n".join([*found, *(note for swatch, note in self.notes if not swatch)])
+        notes = wrapped(*(note for swatch, note in self.notes if not swatch))
+        return "\n".join([*found, *filter(None, [notes])])
+
+
+def shown_of(sections: Sequence[Section | None]) -> list[Section]:
+    """Return the sections that have content, without their empty rows."""
+    found = [each.filled for each in sections if each]
+    return [each for each in found if each.tables or each.notes or each.charts or each.more]
+
+
+def _says(cells: Sequence[str | Cell]) -> bool:
+    """Return whether any cell has content: a text or a figure, or a bar of a length."""
+    return any(
+        any(cell.bar.parts) or cell.bar.mark is not None
+        if isinstance(cell, Cell) and cell.bar
+        else _plain(cell) not in ("", NOTHING)
+        for cell in cells
+    )
 
 
 def _plain(cell: str | Cell) -> str | None:

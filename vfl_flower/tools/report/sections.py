@@ -40,11 +40,14 @@ def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
     for count in counts:
         rows = mapping(mapping(of.get("test_by_parties")).get(count))
         found[f"of {count}"] = measured(rows, kind, form=".4f")
-    best, last = number(run.best, "epoch"), number(of, "epochs" if run.summary else "epoch")
+    best = measured(of, "best_epoch", form=".3g") if run.finished else measured(run.best, "epoch")
+    last = number(of, "epochs" if run.summary else "epoch")
+    if best != NOTHING and last is not None:
+        best += f" of {shown(last)}"
     found |= {
-        "AUC": measured(of, "test_auc"),
+        "AUC": measured(of, "test_auc", form=".4f"),
         "RMSE": measured(of, "test_rmse"),
-        "best epoch": f"{shown(best)} of {shown(last)}" if best else NOTHING,
+        "best epoch": best,
         "exchanges": measured(of, "exchanges", form=",.0f"),
         "MB up": megabytes(of, "bytes_up"),
         "MB down": megabytes(of, "bytes_down"),
@@ -72,6 +75,8 @@ def comparison(runs: Sequence[Shown]) -> Section:
     """Compare what runs reached and took."""
     counts = _counts(runs)
     found = [headlines(run, counts) for run in runs]
+    for each in found:  # a table is narrow in a terminal
+        each["best epoch"] = each["best epoch"].replace(" of ", "/")
     every = dict.fromkeys(label for each in found for label in each)
     labels = [key for key in every if any(each.get(key, NOTHING) != NOTHING for each in found)]
     rows: list[Row] = [
@@ -80,7 +85,7 @@ def comparison(runs: Sequence[Shown]) -> Section:
     ]
     notes = []
     if counts:
-        notes.append("of 1, of 2, ...: on the rows that 1, 2, ... parties have.")
+        notes.append("of 1, of 2, ...: the same measure on the rows that 1, 2, ... parties have.")
     seeds = runs[0].summary.get("seeds")
     if isinstance(seeds, list):
         notes.append(f"Figures are means of {len(seeds)} seeds ± standard deviations.")
@@ -163,6 +168,8 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
     bodies = [[(run.title, *(measured(run.summary, key) for key in keys)) for run in rows]]
     named = len(runs) > 1
     notes = [f"{', '.join(names)}: {words}" if named else words for words, names in said.items()]
+    if named and list(said) == [_NO_NOISE]:
+        notes = [_NO_NOISE]
     together = map(in_words, of_several(run.summary for run in runs))
     notes += [f"If all are of the same people: {each}" for each in together]
     tables = [Table(heads, bodies)] if rows else []
@@ -236,7 +243,10 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         ]
         tables.append(Table(["option", "value", "default"], [rows], 3))
     cells = (cell for table in tables for body in table.bodies for row in body for cell in row)
-    notes = [("", "°: the default of this strategy.")] if any("°" in str(c) for c in cells) else []
+    texts = {cell if isinstance(cell, str) else cell.text for cell in cells}
+    notes = [("", "°: the default of this strategy.")] if any("°" in each for each in texts) else []
+    if "auto" in texts:
+        notes.append(("", "auto: the run chooses the value by its data and its other options."))
     head = ["option", "default", "meaning"]
     more = {f"{len(rest)} more options, at their defaults": Table(head, [rest], 3)}
     return Section("Settings", tables, notes, more=more)
@@ -253,7 +263,7 @@ def _value(value: Any) -> str:
 
 
 def versions(runs: Sequence[Shown]) -> Section | None:
-    """Show versions, the digest of the code, memory, and where the results are."""
+    """Show versions, the digest of the code, memory, and the folder of the results."""
     runs = [run for run in runs if run.summary]
     if not runs:
         return None
@@ -261,13 +271,13 @@ def versions(runs: Sequence[Shown]) -> Section | None:
     found: dict[str, list[str]] = {
         name: [text(run.versions.get(name)) for run in runs] for name in names
     }
-    found["code"] = [text(run.summary.get("code"))[:16] for run in runs]
+    found["code digest"] = [text(run.summary.get("code"))[:16] for run in runs]
     found["peak memory, MB"] = [measured(run.summary, "peak_memory_mb") for run in runs]
     found["folder"] = [str(run.folder) for run in runs]
     same = [(name, each[0]) for name, each in found.items() if len(set(each)) == 1]
     differ = {name: each for name, each in found.items() if len(set(each)) > 1}
-    tables = [Table(["what", "value"], [same], 2)] if same else []
+    tables = [Table(["item", "value"], [same], 2)] if same else []
     if differ:
         rows = zip([run.title for run in runs], *differ.values(), strict=True)
         tables.append(Table(["run", *differ], [list(rows)], len(differ) + 1))
-    return Section("Versions", tables)
+    return Section("Environment", tables)

@@ -10,7 +10,17 @@ from vfl_flower.label_holder.charts import Line
 from vfl_flower.label_holder.figures import SECOND, VALIDATED
 from vfl_flower.tools.report.curves import drawn
 from vfl_flower.tools.report.page import Banner
-from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, measured, shown
+from vfl_flower.tools.report.parts import (
+    Bar,
+    Cell,
+    Row,
+    Section,
+    Table,
+    counted,
+    measured,
+    shown,
+    shown_of,
+)
 from vfl_flower.tools.report.read import NOTHING, json_of, mapping, mappings, number, text
 
 FILE = "sweep.json"
@@ -57,7 +67,7 @@ class Swept:
             "title": f"Sweep of {text(self.keys.get('strategy'))} on {dataset}",
             "banner": Banner("finished", "Swept: ", self.sentence, about),
             "tiles": {},
-            "sections": [each for each in sections if each],
+            "sections": shown_of(sections),
         }
 
     @property
@@ -158,11 +168,14 @@ class Swept:
             Line("stopped early", 7, points[False], joined=False),
         ]
         lines = [each for each in lines if each.points]
-        charts = [drawn(f"{self.metric} by trial", lines, "trial")]
+        charts = [drawn(f"{self.metric} by trial", lines, "trials so far")]
         if self.second:
             title = f"{self.metric} against {self.second}"
             charts.append(drawn(title, self.front_lines(), self.second))
         legend = {"best so far, or Pareto front": 0, "finished": 2, "stopped early, or others": 7}
-        cells = [Cell(name, line=f"line s{colour}") for name, colour in legend.items()]
+        cells = [
+            Cell(name, line=f"{'dot' if colour else 'line'} s{colour}")
+            for name, colour in legend.items()
+        ]
         row = [each for each in charts if each]
         return Section("Course", legend=cells, charts={"": row}) if row else None

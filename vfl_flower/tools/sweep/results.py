@@ -11,7 +11,7 @@ from typing import Any
 
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_lines, draw_shares
-from vfl_flower.label_holder.figures import SECOND, VALIDATED
+from vfl_flower.label_holder.figures import SECOND, VALIDATED, wrapped
 from vfl_flower.tools.report import write_report
 from vfl_flower.tools.report.sweep import FILE, Swept
 from vfl_flower.tools.sweep.study import Study
@@ -48,10 +48,10 @@ def best(found: Mapping[str, Any]) -> Mapping[str, Any]:
 def table(folder: Path) -> str:
     """Return the best trials, what came of the others, and the line to paste."""
     swept = Swept.read(folder)
-    found = [swept.best_trials().in_terminal(), swept.sentence]
+    found = [swept.best_trials().in_terminal(), wrapped(swept.sentence)]
     if swept.shares:
         shares = ", ".join(f"{key} {share or 0:.2f}" for key, share in swept.shares.items())
-        found.append(f"Importance: {shares}.")
+        found.append(wrapped(f"Importance: {shares}."))
     return "\n".join([*found, "The best configuration:", swept.found["line"]])
 
 
