@@ -40,7 +40,7 @@ def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
     for count in counts:
         rows = mapping(mapping(of.get("test_by_parties")).get(count))
         found[f"of {count}"] = measured(rows, kind, form=".4f")
-    best = measured(of, "best_epoch", form=".3g") if run.finished else measured(run.best, "epoch")
+    best = measured(of, "best_epoch") if run.finished else measured(run.best, "epoch")
     last = number(of, "epochs" if run.summary else "epoch")
     if best != NOTHING and last is not None:
         best += f" of {shown(last)}"
