@@ -66,7 +66,10 @@ def repeated(
 
 
 def table(folder: Path) -> str:
-    """Return the figures of each seed as text, with their mean and standard deviation."""
+    """Return the figures of each seed as text, with their mean and standard deviation.
+
+    The headline has the epsilon: it holds for all seeds together, and is no mean.
+    """
     whole = read([folder])[0]
     titles = {f"seed {seed}": folder / f"seed-{seed}" for seed in whole.summary["seeds"]}
     runs = [replace(read([place])[0], title=title) for title, place in titles.items()]
@@ -74,6 +77,8 @@ def table(folder: Path) -> str:
     deviations = {key: whole.summary["deviation"].get(key) for key in means}
     runs.append(replace(whole, title="mean", summary=means))
     runs.append(replace(whole, title="deviation", summary=deviations))
+    for run in runs:
+        run.summary.update(dict.fromkeys(_OF_ALL))
     return comparison(runs).in_terminal()
 
 
