@@ -25,8 +25,8 @@ $(VENV)/installed: pyproject.toml
 	$(COMPILE) $(VENV)/lib vfl_flower strategies || true
 	touch $@
 
-demo: install ## train on handwritten digits with four parties, by `flwr run` on Ray
-	$(BIN)/vfl run --engine ray --parties 4
+demo: install ## train on handwritten digits with four parties, by `vfl demo`
+	$(BIN)/vfl demo
 
 test: install lint ## check types and style, and run the tests
 	$(BIN)/python -m pytest -q

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parent.parent
+SOURCES = "vfl_flower", "strategies", "pyproject.toml", "README.md", "LICENSE"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     for name in listed.stdout.decode().split("\0"):
-        ours = name.split("/")[0] in ("vfl_flower", "strategies", "pyproject.toml", "README.md")
+        ours = name.split("/")[0] in SOURCES
         if ours and (CHECKOUT / name).exists():
             copy = folder / "source" / name
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,30 @@ def test_the_command_trains_predicts_and_reports_from_another_folder(
     run(environment, tmp_path, "vfl", "predict", str(tmp_path / "cascaded"))
     run(environment, tmp_path, "vfl", "report", str(tmp_path / "cascaded"))
     assert "<svg" in (tmp_path / "cascaded" / "report.html").read_text()
+
+
+def test_a_strategies_file_of_the_user_is_not_in_the_way_of_the_command(
+    environment: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "strategies.py").write_text(
+        "from vfl_flower.protocol.systems import System\n"
+        'MINE = System(name="mine", about="split-nn under another name.")\n'
+    )
+    keys = "strategy='strategies.py:MINE' dataset='breast-cancer' epochs=1"
+    run(environment, tmp_path, "vfl", "run", "-c", keys, "--out", str(tmp_path / "out"))
+
+
+def test_an_import_beside_a_strategies_file_of_the_user_says_what_to_do(
+    environment: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "strategies.py").touch()
+    python = [str(environment / "bin" / "python"), "-c", "import vfl_flower"]
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(python, cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert f"Python finds {tmp_path / 'strategies.py'} instead of {environment}" in said
+    assert "Rename the other file or folder" in said
 
 
 def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: Path) -> None:

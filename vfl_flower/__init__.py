@@ -8,6 +8,8 @@ From Python: `train`, `load` and `Model`; the scikit-learn estimators `VerticalC
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +38,27 @@ __all__ = [
     "run_supernodes",
     "train",
 ]
+
+
+def _check_strategies() -> None:
+    """Check that Python imports the package `strategies` that lies beside this one.
+
+    Raises
+    ------
+    ImportError
+        If Python finds another `strategies` first, such as a file of the user's.
+    """
+    ours = Path(__file__).resolve().parents[1] / "strategies" / "__init__.py"
+    found = find_spec("strategies")
+    where = found.origin if found else None
+    if where is None or Path(where).resolve() != ours:
+        raise ImportError(
+            f"vfl_flower needs its own package 'strategies', but Python finds {where} instead of "
+            f"{ours}. Rename the other file or folder, or install vfl-flower again."
+        )
+
+
+_check_strategies()
 
 
 def __getattr__(name: str) -> Any:

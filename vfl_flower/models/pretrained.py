@@ -210,7 +210,7 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         raise VflError(
-            f"needs the {name} library, which is not installed. Run pip install 'vfl-flower[hf]'."
+            f"needs the {name} library, which is not installed. Run: pip install 'vfl-flower[hf]'."
         ) from None
 
 

@@ -38,6 +38,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+@app.command("demo", cls=Command)
+def _demo(engine: options.EngineName = "ray") -> None:
+    """Train on handwritten digits with four parties, and write a report.
+
+    Each party has a quarter of every image. The label holder has the labels.
+    The results folder is a new one in runs/. It holds the report.
+    """
+    from vfl_flower.label_holder.results import results_folder
+    from vfl_flower.protocol.systems import resolve
+    from vfl_flower.tools.report import write_report
+
+    folder = results_folder(resolve({}))
+    _run(engine=engine, parties=4, out=str(folder))
+    print(f"report: {write_report([folder])}")
+
+
 @app.command("run", cls=Command, epilog=options.BASIC + options.RUN_EXAMPLES)
 def _run(
     run_config: options.RunConfig = None,

@@ -78,7 +78,8 @@ class Study:
             import optuna
         except ImportError:
             raise VflError(
-                "A sweep needs Optuna, which is not installed: pip install 'vfl-flower[sweep]'."
+                "A sweep needs Optuna, which is not installed. Run: "
+                "pip install 'vfl-flower[sweep]'."
             ) from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna = optuna
