@@ -1,4 +1,4 @@
-"""A node with a file of its own, and a label holder that sends it what it is told to."""
+"""A node with its own file, and a label holder that sends the orders it is told to send."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def in_a_later_run(node: Context, **words: Any) -> Context:
 
 
 def count_of(node: Context) -> dict[str, Any]:
-    """What the first line of the party's count of ids says."""
+    """Return the first line of the party's count of ids."""
     (path,) = Path(str(node.node_config["states"])).glob("*.ids")
     said: dict[str, Any] = json.loads(unsealed(path).partition(b"\n")[0])
     return said
@@ -87,7 +87,7 @@ class LabelHolder:
         self.sent, self.places = match(found, own)
 
     def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
-        """The rows at these places, of which it says that they are of those of its ids."""
+        """Tell the party the rows at these places, as rows of the ids that were sent."""
         order = CommonOrder(arrays={"places": places.astype(np.int32)})
         asked_about = asked(self.node, order).arrays
         named = np.full(len(places), -1)
@@ -109,12 +109,12 @@ class LabelHolder:
 
     @property
     def kept(self) -> IdSet:
-        """What it has kept of the alignment that it has been through."""
+        """Return the id set that the party kept of its alignment."""
         arrays = {"points": self.answer.arrays["own"], "proof": self.shown}
         return IdSet(0.0, 0, arrays)
 
     def find(self, kept: IdSet, run: int | None = None) -> SetKept:
-        """What the party says when it is asked for that set."""
+        """Return the party's answer when it is asked for that set."""
         order = party_sets.set_order({0: (Path(), kept)}, str(run or self.node.run_id))
         answer: SetKept = asked(self.node, order, SetKept)
         return answer

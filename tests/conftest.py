@@ -1,4 +1,4 @@
-"""What all tests share: short runs in this process, without logs and without network."""
+"""Fixtures of all tests: short runs in this process, without logs and without network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first, those of a module in one process, so that they share what they start.
+    """Put slow tests first. Tests of one module run in one process, and share what they start.
 
     Of tests that are marked ``one_by_day`` all but the first parameters are for every night.
     """
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Start(Protocol):
-    """The fixture `run`: a run in this process, into a results folder of its own."""
+    """The fixture `run`: a run in this process, into a new results folder."""
 
     def __call__(
         self, parties: int, keys: Mapping[str, Any] | None = None, client: ClientApp = ...
@@ -114,7 +114,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 def trained(
     parties: int, keys: Mapping[str, Any], client: ClientApp = client_app.app
 ) -> tuple[Vertical, LocalGrid]:
-    """A run in this process of which the label holder and the parties' states are left."""
+    """Run in this process, and return the label holder and the parties' states."""
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
     grid = LocalGrid(client, parties, keys, config)
@@ -140,7 +140,7 @@ def assert_copies_agree(strategy: Vertical, grid: LocalGrid, *names: str) -> Non
 
 @pytest.fixture
 def own_log() -> Iterator[list[str]]:
-    """What a party's process logs."""
+    """Collect the log lines of a party's process."""
     lines: list[str] = []
     logger = logging.getLogger("flwr")
 

@@ -40,7 +40,7 @@ EF_VFL = {
 }
 
 
-ACTIVE = "SuperNode ID"  # what a SuperNode logs once its SuperLink has taken its key
+ACTIVE = "SuperNode ID"  # logged once the SuperLink has accepted the SuperNode's key
 
 
 @dataclass

@@ -241,7 +241,7 @@ def _elsewhere(name: str, folder: Path) -> dict[str, Any]:
         return outcome(run_local(MANY_PARTIES, keys))
     start: Any = run_ray if name == "Ray" else run_supernodes
     found = outcome(start(3, keys))
-    for entry in found["history"]:  # what is in flight at an evaluation depends on the clock
+    for entry in found["history"]:  # messages in flight at an evaluation depend on the clock
         entry.update(exchanges=0, bytes_up=0, bytes_down=0)
     return found
 
@@ -283,7 +283,7 @@ def compare(then: Any, now: Any, where: str = "") -> list[str]:
 
 
 def robust(found: dict[str, Any]) -> dict[str, Any]:
-    """What of an outcome another processor gives too, nearly."""
+    """Return the part of an outcome that another processor nearly reproduces."""
     summary = found["summary"]
     names = ("steps", "exchanges", "bytes_up", "bytes_down", "virtual_seconds", "epsilon")
     figures = {name: summary[name] for name in (*names, "test_loss", "test_accuracy")}

@@ -24,7 +24,7 @@ CANCER: dict[str, Any] = {
 BOTH_WAYS = {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
 VAFL = {"strategy": "vafl", "party-lr": 0.2, "server-lr": 0.2}
 RATED = ("asyrevel", "synrevel", "cascaded", "syn-zoo", "dpzv")
-"""Systems with rates of their own; others had 0.2 when the figures were recorded."""
+"""Systems with their own rates; others had 0.2 when the figures were recorded."""
 DPZV = {"strategy": "dpzv", "noise-multiplier": 1.0, "party-lr": 0.01, "server-lr": 0.1}
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Organisations with files of their own, for tests: who has which rows and columns of a table."""
+"""Organisations with their own files, for tests: rows and columns of a table for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.transport.flower_internals import lasting_home, to_bytes
 
 ID = "who"
-"""What all organisations call their ids."""
+"""The name of the id column at all organisations."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Organisations:
     folder: Path
     labels: Path
     files: list[Path]
-    words: list[dict[str, str]] = field(default_factory=list)  # what parties say besides
+    words: list[dict[str, str]] = field(default_factory=list)  # further rules of the parties
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Organisations:
 
     @property
     def node_configs(self) -> list[dict[str, str]]:
-        """What each party says of its file."""
+        """Return each party's node configuration, which describes its file."""
         words = self.words or [{}] * len(self.files)
         return [
             {"file": str(path), "id": ID, **more}
@@ -63,7 +63,7 @@ class Organisations:
         return run_local(len(self.files), run_config, node_configs=self.node_configs)
 
     def predict(self, run: str, labels: Path | None = None, **keys: Any) -> pd.DataFrame:
-        """What the model of that run says of the rows that all have now."""
+        """Predict, with the model of that run, the rows that all parties have now."""
 
         given = {"model": str(self.folder / run), "dataset": f"files:{labels or self.labels}"}
         return read(predict_local({**given, **keys}, self.node_configs))
@@ -80,8 +80,8 @@ def cut(
 ) -> Organisations:
     """Cut a table with an id and a label into files.
 
-    The label holder has its first ``own`` columns, and parties the others evenly; each party has a
-    share of the rows, ``known``, in an order of its own.
+    The label holder has the first ``own`` columns. Parties share the other columns evenly. Each
+    party has a share of the rows, ``known``, in its own order.
     """
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
@@ -158,7 +158,7 @@ def forget_alignments() -> None:
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """What is in the files of a folder, and since when."""
+    """Return content and modification time of each file in a folder."""
     return {
         path.name: (path.read_bytes(), os.stat(path).st_mode)
         for path in sorted(folder.iterdir())

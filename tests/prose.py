@@ -309,8 +309,8 @@ def main() -> int:
         text=True,
         check=True,
     ).stdout.split("\n")
-    files = [each for each in listed if each.endswith(READ) and not each.startswith(NOT_YET)]
-    found = check(sys.argv[1:] or files)
+    named = sys.argv[1:] or [each for each in listed if not each.startswith(NOT_YET)]
+    found = check([each for each in named if each.endswith(READ)])
     print(*found, sep="\n", end="\n" if found else "")
     return bool(found)
 

@@ -36,12 +36,12 @@ CANCER: dict[str, Any] = {
 
 
 class Parties:
-    """Real nodes with parts of one data set, each with a folder of its own.
+    """Real nodes with parts of one data set, and a folder for each.
 
     Parameters
     ----------
-    own : what their node configurations say besides.
-    keys : of each one's run configuration, besides `CANCER`.
+    own : further options of their node configurations.
+    keys : options of each node's run configuration, besides `CANCER`.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class Parties:
         check_tags([asked(node, order, Agreed).arrays for node in self.nodes])
 
     def ask(self, orders: Sequence[Order]) -> list[Arrays]:
-        """What each answers to its order."""
+        """Return each party's answer to its order."""
         return [asked(node, order).arrays for node, order in zip(self.nodes, orders, strict=True)]
 
     def evaluated(self, feedback: Sequence[Arrays] = ()) -> list[Arrays]:
-        """What all answer to one evaluation."""
+        """Return all parties' answers to one evaluation."""
         self.exchange += 1
         each = feedback or [{}] * len(self.nodes)
         return self.ask([EvaluateOrder(exchange=self.exchange, arrays=a) for a in each])
 
     def trained(self, feedback: Sequence[Arrays] = (), **order: int) -> list[Arrays]:
-        """What all upload of the first mini-batch of the first epoch, or of others."""
+        """Return all parties' uploads of the first mini-batch of the first epoch, or of another."""
         self.exchange += 1
         given: dict[str, Any] = {"epoch": 0, "first": 0, "steps": 1, "coordinated": True, **order}
         each = feedback or [{}] * len(self.nodes)
@@ -118,7 +118,7 @@ class Parties:
 
 
 def total(uploads: Sequence[Arrays], name: str = "embedding", size: int = 3) -> Rows:
-    """What the label holder learns of masked uploads, of embeddings of this size."""
+    """Return the sum that the label holder learns from masked uploads of this embedding size."""
     of_all = Sum(len(uploads))
     for party, each in enumerate(uploads):
         added = of_all.add(party, {name: each[name]}, (-1, size))

@@ -1,4 +1,4 @@
-"""Who has a SuperLink's certificate, as everybody may, and neither key nor secret."""
+"""A stranger: it has a SuperLink's certificate, as anybody may, and no key and no secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vfl_flower.transport.nodes.certificates import supernode_keys
 _CALLS = """activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run
     get-fab pull-object push-object confirm-message-received"""
 FLEET = {f"/v1/fleet/{call}" for call in _CALLS.split()}
-"""What a SuperNode calls."""
+"""Paths that a SuperNode calls."""
 _LOGIN = "get-login-details get-auth-tokens refresh-auth-tokens"
 WITHOUT_TOKEN = {f"/v1/control/{call}" for call in _LOGIN.split()}
 """Control calls that Flower serves before it asks for a token; they give nothing here."""
@@ -40,7 +40,7 @@ def call(port: int, certificate: Path, method: str, path: str, **headers: str) -
 
 
 def raw(port: int, certificate: Path, text: bytes) -> bytes:
-    """What comes back for bytes that no client would send."""
+    """Return the answer to bytes that no client would send."""
     trust = ssl.create_default_context(cafile=str(certificate))
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,

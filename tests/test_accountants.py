@@ -1,4 +1,4 @@
-"""What accountants say of Gaussian releases, as dp-accounting and Flower have it."""
+"""Accountants agree with dp-accounting and Flower about Gaussian releases."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_releases_of_several_kinds_are_what_dp_accounting_says_of_them_together(
 
 
 def test_known_releases_of_several_kinds_are_one_gaussian_mechanism() -> None:
-    mu = math.sqrt((30 + 4) / 0.8**2 + 7 / 3.0**2)  # what is known of sampling is worth nothing
+    mu = math.sqrt((30 + 4) / 0.8**2 + 7 / 3.0**2)  # known sampling amplifies nothing
     accountant = with_some("gdp")
     assert delta_of_gaussian(accountant.get_epsilon(DELTA), mu) == pytest.approx(DELTA, rel=1e-6)
     for eps in (0.0, 1.0, 20.0, 60.0):
@@ -338,7 +338,7 @@ Density = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def in_sample(rate: float, multiplier: float, adds: float) -> Density:
-    """What a release is where a record is in its sample by chance, and then adds this."""
+    """Return the density of a release that contains a record by chance, which then adds this."""
 
     def density(x: NDArray[np.float64]) -> NDArray[np.float64]:
         drawn: NDArray[np.float64] = norm.pdf(x, scale=multiplier)
@@ -405,7 +405,7 @@ def divergence(a: complex, b: complex, eps: float, rate: float, multiplier: floa
 
 @pytest.mark.parametrize("eps", [0.0, 0.2, 1.0])
 def test_no_change_of_a_label_is_told_better_than_from_one_end_to_the_other(eps: float) -> None:
-    # What a record adds lies in a ball: of one number, or of a gradient.
+    # A record's effect lies in a ball: of one number, or of a gradient.
     generator = np.random.default_rng(0)
     worst = divergence(1, -1, eps, 0.3, 0.8)
     for _ in range(60):

@@ -50,7 +50,7 @@ def node(tmp_path: Path) -> Context:
 
 
 def served(node: Context) -> Description:
-    """What the party says when the run begins, as it does once it is aligned."""
+    """Return the party's description when the run begins, after its alignment."""
     description: Description = asked(node, DescribeOrder(outputs=1), Description)
     return description
 
@@ -474,7 +474,7 @@ SIX_DIGITS = [482_113, 733_951, 905_277]  # that the label holder would like to 
 
 
 def digests(ids: list[bytes]) -> Iterator[bytes]:
-    """What a digest of these ids may look like, in a message."""
+    """Yield the forms that a digest of these ids may have in a message."""
     texts = [b"\n".join(ids), b"".join(one + b"\n" for one in ids), b"".join(ids)]
     texts += [b"vfl-flower psi id|" + texts[0], b"all:" + hashlib.sha256(texts[0]).digest()]
     for text in texts:
@@ -498,7 +498,7 @@ def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, metho
     table.loc[: len(SIX_DIGITS) - 1, ID] = SIX_DIGITS
     organisations = cut(tmp_path, table, known=1 if method == "ids" else 0.95)
     recorder = Recorder()
-    for out in ("run", "again"):  # which is told the rows of then
+    for out in ("run", "again"):  # the second is told the rows of the first
         organisations.run(out, {**SHORT, "align": method}, recorder)  # type: ignore[arg-type]
     organisations.predict("run")
     sent = b"".join(recorder.sent)

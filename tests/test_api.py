@@ -452,7 +452,7 @@ def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
         log.setLevel(before)
 
 
-def test_new_rows_must_have_the_columns_of_then() -> None:
+def test_new_rows_must_have_the_columns_of_training() -> None:
     model = vfl_flower.train(KEYS, PARTS, Y)
     with pytest.raises(VflError, match="has 9 columns"):
         model.predict([PARTS[0][:, :9], *PARTS[1:]])
@@ -475,7 +475,7 @@ def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
     assert said[0].startswith("epsilon is 4 in all: 4 by draws of one person's label")
 
 
-def test_keyword_options_equal_those_of_a_dict_in_either_order() -> None:
+def test_keyword_options_equal_a_dict_in_either_order() -> None:
     rate = np.float64(0.05)
     once: dict[str, Any] = {name.replace("-", "_"): ONCE[name] for name in ONCE}
     models = [
@@ -489,7 +489,7 @@ def test_keyword_options_equal_those_of_a_dict_in_either_order() -> None:
     assert models[3].summary["config"].items() >= ONCE.items()
 
 
-def test_the_keyword_options_are_those_of_the_sections() -> None:
+def test_the_keyword_options_are_the_options_of_the_sections() -> None:
     assert options.FILE.read_text() == options.generated(), "run python -m tests.options"
     shown = inspect.signature(vfl_flower.train).parameters
     assert {*own_code.KEYWORDS, "features", "labels", "config"} <= shown.keys()

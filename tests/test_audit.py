@@ -56,7 +56,7 @@ class Recorder(ClientApp):
 
 
 class Recording(ClientApp):
-    """What a Recorder kept, again."""
+    """Replays the messages that a Recorder kept."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_scalars_hide_labels_from_an_eavesdropper(
     for name in ("direct, uploads read*", "direct, uploads guessed*", "gradient directions"):
         assert found[name].success == pytest.approx(found[name].guessing, abs=0.03)
     assert found["direct, designed queries*"].success == pytest.approx(0.11, abs=0.03)
-    assert found["feature reconstruction"].success > 0.7  # what it does not hide
+    assert found["feature reconstruction"].success > 0.7  # zeroth order does not hide this
 
 
 @pytest.mark.nightly
@@ -124,7 +124,7 @@ def test_two_classes_are_measured_by_auc(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_masks_hide_one_party_and_not_the_sum(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"dataset": "breast-cancer", "combine": "mean", "batch_size": 64}
-    keys["embedding_activation"] = "none"  # what masked runs have unless told otherwise
+    keys["embedding_activation"] = "none"  # the default of masked runs
     plain = audited(tmp_path / "plain", 3, **keys)
     secure = audited(tmp_path / "secure", 3, aggregation="secure", **keys)
     for attack in ("feature reconstruction", "inversion, the seed's model"):
@@ -237,7 +237,7 @@ def test_a_wiretap_reads_a_run_that_goes_back_to_its_best_model(run: Start) -> N
     assert found.summary["best_epoch"] < found.history[-1]["epoch"]
 
 
-def test_gradient_rows_of_a_wiretap_are_those_of_single_rows(run: Start) -> None:
+def test_gradient_rows_of_a_wiretap_equal_single_rows(run: Start) -> None:
     keys = {**SUMMING, "strategy": "split-nn", "batch-size": 100}  # the last batch is smaller
     tap = Wiretap(resolve(keys))
     run(2, keys, tap)

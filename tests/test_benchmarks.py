@@ -111,7 +111,7 @@ def numbers(figures: Any) -> Iterator[float]:
 
 
 def files() -> dict[Path, int]:
-    """What lies where a benchmark might write in the checkout, and when it was written."""
+    """Return the files of the checkout that a benchmark might write, and their times."""
     places = (CHECKOUT, CHECKOUT / "benchmarks", CHECKOUT / "runs")
     found = [path for place in places for path in place.glob("[!._]*")]
     return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in found}

@@ -1,4 +1,4 @@
-"""What the other side sends is bounded: numbers that would ruin a model, sizes, and texts."""
+"""Messages are bounded: numbers that would ruin a model, sizes, and texts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from vfl_flower.transport.wire import (
 # --- one upload ---------------------------------------------------------------------------------
 
 misbehaving: Any = Misbehaving
-BY_STEP = {**GOES_ON, "window": 1}  # what one upload does is then answered before the next
+BY_STEP = {**GOES_ON, "window": 1}  # each upload is answered before the next
 
 
 @pytest.mark.parametrize("value", [1e30, 9e5], ids=["beyond all bounds", "beyond all before"])
@@ -120,7 +120,7 @@ def test_who_takes_the_loss_beyond_all_numbers_with_a_first_upload_is_named(
 
 
 def two_arrivals(**more: Any) -> tuple[LabelHolder, list[Any]]:
-    """Two parties' first uploads, of which party 1's are as large as can be."""
+    """Two parties' first uploads. Party 1's embeddings are as large as can be."""
     config = resolve({**VAFL, "server-lr": 1.0, "window": 15, **more})
     holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=15, coordinated=True)
@@ -235,7 +235,7 @@ NUMBERS: list[Any] = [
 
 
 def described(folder: Path) -> Context:
-    """A party that has described itself, in a process of its own."""
+    """Return a party that has described itself, as in a new process."""
     begin_task()
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": 3, "states": str(folder)}
     keys: dict[str, Any] = {**RUN}

@@ -1,7 +1,8 @@
 """Every epsilon that is claimed, attacked: what canaries show must not exceed it.
 
-Each game is also played where it can be won (noise off, the top model without noise, labels drawn
-anew each time, half the sensitivity), and must then show more: else it would prove nothing.
+Each game is also played with a broken mechanism: noise off, the top model without noise, labels
+drawn anew each time, or half the sensitivity. The game must then show more than the claim, or it
+would prove nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def test_noise_on_scalars_and_top_model_holds(
 def test_a_top_model_that_learns_without_noise_refutes_the_claim() -> None:
     # As DPZV has it: scalars of mini-batches without a person tell that person's label.
     config = resolve({**SCALAR, "epsilon": 1.0})
-    noise = ScalarNoise(config, 36.6)  # what the budget asks for here
+    noise = ScalarNoise(config, 36.6)  # the multiplier that the budget needs here
     noise.of_top = False
     found = of_scalars(config, trials=100, noise=noise)
     assert found.claimed == pytest.approx(1, rel=1e-6)

@@ -480,9 +480,9 @@ def test_a_label_holder_draws_a_secret_anew_unless_noise_is_to_be_repeatable(
 
 
 def untouched(folder: Path) -> dict[str, Any]:
-    """What must be as it was, if nothing has begun.
+    """Return everything that must be unchanged if no run has begun.
 
-    In process a party's model is saved beside its state, if it has been read from there; and it
+    In process a party's model is saved beside its state, if it was read from there. The party
     keeps that state for the new run too.
     """
     kept = contents(folder)
@@ -536,7 +536,7 @@ def test_without_a_checkpoint(tmp_path: Path) -> None:
 
 
 class Shell:
-    """What a pickle would run."""
+    """Code that a pickle would run."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("was-unpickled",)

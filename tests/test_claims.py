@@ -139,7 +139,7 @@ def test_a_model_that_is_given_away_holds_no_digest_of_true_labels(tmp_path: Pat
     run_local(2, keys)
     about, labels = checkpoint.load(out).about_labels, load_labels(resolve(keys))
     told = []
-    for guess in (0, 1):  # who knows all labels but one tries both
+    for guess in (0, 1):  # an attacker who knows all other labels tries both
         train = labels.train.copy()
         train[0] = guess
         told.append(

@@ -46,7 +46,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> str:
-    """An engine of one's own, that refuses by telling what it was to run."""
+    """A user's engine, which refuses with a description of the run."""
     file = tmp_path / "own.py"
     file.write_text(
         "from vfl_flower.config.errors import VflError\n"

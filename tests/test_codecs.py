@@ -530,7 +530,7 @@ def test_a_window_without_rows_goes_through_a_channel(
 
 
 @every_codec
-def test_rows_of_a_step_are_one_vector_and_those_of_another_step_do_not_matter(
+def test_rows_of_a_step_are_one_vector_and_other_steps_do_not_matter(
     keys: dict[str, Any],
 ) -> None:
     config = resolve(keys)
@@ -581,5 +581,5 @@ def test_a_frame_that_would_take_a_surrogate_beyond_all_bounds_is_refused() -> N
 
 
 @pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4), IDENTITY, FLOAT16, BFLOAT16])
-def test_names_are_those_of_the_arrays(codec: Codec) -> None:
+def test_names_are_the_arrays_names(codec: Codec) -> None:
     assert set(codec.names("h")) == encoded(codec, [normal(30)]).keys()

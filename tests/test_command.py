@@ -177,7 +177,7 @@ def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class ListeningError(Exception):
-        """What opens a port would have."""
+        """Raised in place of opening a port."""
 
     def stream_grid(*_: Any) -> None:
         raise ListeningError
@@ -202,7 +202,7 @@ def test_results_of_a_run_that_was_killed_or_still_runs_are_not_written_over(
     assert contents(tmp_path / "out") == {"history.jsonl": b"{}\n"}
 
 
-def test_two_runs_of_the_same_second_have_folders_of_their_own(
+def test_two_runs_of_the_same_second_have_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

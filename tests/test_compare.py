@@ -47,7 +47,7 @@ def test_every_system_and_baseline_runs_once(folder: Path) -> None:
     assert (folder / "curves.png").stat().st_size > 10_000
 
 
-def test_bytes_to_the_target_are_those_of_the_first_evaluation_that_reaches_it(
+def test_bytes_to_the_target_end_with_the_first_evaluation_that_reaches_it(
     folder: Path,
 ) -> None:
     figures = json.loads((folder / "compare.json").read_text())
@@ -134,7 +134,7 @@ def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> 
     assert list(figures) == ["vafl", "frozen", "local-only", "centralised"]
     for each in figures.values():
         assert (each["config"]["privacy"], each["config"]["epsilon"]) == ("labels", 3.0)
-    # Where each run has an epsilon of its own, there is none that a baseline could have.
+    # If the runs' epsilons differ, a baseline has no epsilon.
     keys = {**COMMON, "privacy": "labels", "epochs": 1, "out": str(tmp_path / "b")}
     folder = compare(2, keys, [{"strategy": "vafl", "epsilon": 3.0}], 0.9)
     figures = json.loads((folder / "compare.json").read_text())

@@ -277,7 +277,7 @@ def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: 
 
 @pytest.mark.parametrize("strategy", ["split-nn", "centralised"])
 def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) -> None:
-    """A party with an optimizer, and no rate, of its own learns as one that gives its rate too."""
+    """A party that names only an optimizer learns like a party that also names its rate."""
 
     def losses(own: dict[str, Any], name: str) -> list[float]:
         keys = {"dataset": "breast-cancer", "strategy": strategy, "epochs": 3}
@@ -454,7 +454,7 @@ def test_a_system_s_codec_takes_its_own_keys() -> None:
             },
             (2 * 2 + 2 * 2) * 0.05824,
         ),
-        (SHARED, (2 + 2 * 2) * 0.05824),  # and those of the other
+        (SHARED, (2 + 2 * 2) * 0.05824),  # and the other party's
         ({"strategy": "vafl", "codec": "qsgd", "compression": "error-feedback"}, 4 * 0.05824),
     ],
     ids=str,
@@ -500,7 +500,7 @@ def test_without_surrogates_memory_does_not_matter(
         *("::x", "[::1", "[::1]:", "[]:9500"),
     ],
 )
-def test_stream_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_stream_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^stream-address = ") as error:
         resolve({"stream-address": address})
     assert repr(address) in str(error.value) and "\n" not in str(error.value)

@@ -52,7 +52,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     return organisations
 
 
-def test_values_are_those_of_all_orders_and_add_up_to_the_whole_gain(clinic: Organisations) -> None:
+def test_values_average_over_all_orders_and_add_up_to_the_whole_gain(clinic: Organisations) -> None:
     folder = clinic.folder / "run"
     figures = contribution(folder)
     found = checkpoint.load(folder)
@@ -99,7 +99,7 @@ def test_random_orders_come_close_and_say_how_close(clinic: Organisations, metri
     assert total == pytest.approx(drawn["all"] - drawn["nobody"], abs=1e-9)
 
 
-def test_margins_are_those_of_other_test_rows() -> None:
+def test_margins_cover_other_test_rows() -> None:
     """Of many samples of rows nineteen in twenty have the true value within their margin."""
     generator = np.random.default_rng(0)
     inside = {"auc": 0, "accuracy": 0}

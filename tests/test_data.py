@@ -1,4 +1,4 @@
-"""What a party and the label holder read: every source, the split, the scaling, the sentences."""
+"""Data of parties and label holders: every source, the split, the scaling, the errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported is declared: by the package what it needs, by its extra what tests need too."""
+"""Imports are declared: the package's as dependencies, the tests' in its extra."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_extra_for_tests_declares_what_they_import_besides() -> None:
 
 
 def asked_for() -> list[str]:
-    """What is imported where it is asked for."""
+    """Return the modules that are imported lazily."""
     extras = PROJECT["optional-dependencies"]
     return [each for name in ("hf", "sweep", "tensorboard") for each in extras[name]]
 
@@ -116,7 +116,7 @@ def test_the_lock_file_satisfies_what_is_declared() -> None:
 
 
 def needs(name: str, version: str) -> list[str]:
-    """What a package needs on Linux, if this very version is installed here."""
+    """Return a package's requirements on Linux, if this very version is installed here."""
     try:
         found = distribution(name)
     except PackageNotFoundError:

@@ -55,7 +55,7 @@ STARTING = 240.0  # seconds that a run may take to begin, on a machine that has 
 
 
 class Deployed:
-    """What deploy/try_here.sh starts, in a folder of its own, and commands beside it."""
+    """A deployment that deploy/try_here.sh starts in a new folder, and commands beside it."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.home, self.files = folder / "fleet", folder / "files"
@@ -122,7 +122,7 @@ class Deployed:
         return (self.folder / log).read_text(errors="replace")
 
     def processes(self, home: str, command: str) -> list[psutil.Process]:
-        """Those of the label holder ("superlink") or of a party that run this command."""
+        """Return the label holder's ("superlink") or a party's processes that run this command."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

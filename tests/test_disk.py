@@ -1,4 +1,4 @@
-"""What a run leaves on a disk that is full, that damages files, or that others write to at once."""
+"""Runs on a disk that is full, that damages files, or that others write to at once."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_full_disk_elsewhere_is_a_sentence_of_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/vfl-flower")
-    with patch.object(engines, "SuperLink", side_effect=full):  # whose folder is a temporary one
+    with patch.object(engines, "SuperLink", side_effect=full):  # its folder is a temporary one
         assert main(["run", "--engine", "ray", "--out", str(tmp_path / "run")]) == 1
     said = "vfl: /tmp/vfl-flower is out of space: make some, and try again.\n"
     assert capsys.readouterr().err == said

@@ -35,7 +35,7 @@ _MADE = re.compile(r"(?:--out |out='?\$?P?W?D?/?)(?P<folder>runs/[\w-]+)")
 
 @dataclass(frozen=True)
 class Block:
-    """What a page has between fences, and the output that it shows below."""
+    """A fenced block of a page, and the output that the page shows below it."""
 
     language: str
     text: str
@@ -61,7 +61,7 @@ def blocks_in(text: str) -> list[Block]:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks of a page, after those of the sections that they name."""
+    """Return the blocks of a page. The blocks of sections that they name come first."""
     found: list[Block] = []
     for block in blocks_in((HERE / page).read_text()):
         if block.after:
@@ -176,7 +176,7 @@ def test_a_page_runs_in_order(page: str, tmp_path: Path) -> None:
 
 
 def lost(text: str) -> list[str]:
-    """What a page names in backquotes of paths and of our classes and functions that is nowhere."""
+    """Return paths, classes and functions that a page names in backquotes and that do not exist."""
     files = [each for part in ("vfl_flower", "strategies") for each in (HERE / part).rglob("*.py")]
     paths = [f"/{each.relative_to(HERE)}" for each in files]
     code = "\n".join(each.read_text() for each in files)

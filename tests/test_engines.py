@@ -1,4 +1,4 @@
-"""Whole runs on Flower's own runtimes, with a SuperLink of their own; all processes end."""
+"""Whole runs on Flower's own runtimes, each with a new SuperLink; all processes end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             id="ray, adamw, one cycle",
             marks=pytest.mark.nightly,
         ),
-        pytest.param(  # whose ServerApp draws the noise that this process has drawn
+        pytest.param(  # the ServerApp draws the same noise as this process
             run_supernodes,
             2,
             {"privacy": "labels", "epsilon": 3.0, "epochs": 2, "window": 8},

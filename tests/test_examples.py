@@ -22,7 +22,7 @@ def load(name: str) -> Any:
     return module
 
 
-def test_two_parties_train_towers_of_their_own(capsys: Any) -> None:
+def test_two_parties_train_their_own_towers(capsys: Any) -> None:
     model = load("own_tower").main(epochs=1)
     said = capsys.readouterr().out
     assert said.startswith("accuracy 0.9") and "among the first 3 0.9" in said

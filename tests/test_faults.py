@@ -1,4 +1,4 @@
-"""What goes wrong: parties that misbehave, are lost, or have lost what they knew."""
+"""Failures: parties that misbehave, are lost, or have lost their state."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ ZEROTH = {**KEYS, "strategy": "cascaded", "noise-seed": 0}
 ZEROTH_SYNC = {**ZEROTH, "strategy": "syn-zoo", "batch-size": 32}
 POISSON = {**ZEROTH, "sampling": "poisson"}
 DPZV = {**FASTER, **KEYS, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
-DPZV |= {"sampling": "poisson", "calibration": "secret"}  # whose parties say what they have drawn
+DPZV |= {"sampling": "poisson", "calibration": "secret"}  # parties report the rows they drew
 
 
 def without(name: str) -> Fault:

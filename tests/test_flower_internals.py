@@ -1,4 +1,4 @@
-"""What is relied on of Flower that is not public: each on its own, for Flower's next version."""
+"""Private parts of Flower that this project uses, each tested alone for Flower's next version."""
 
 from __future__ import annotations
 

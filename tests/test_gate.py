@@ -1,4 +1,4 @@
-"""What a SuperLink reads, keeps and writes of calls: a stranger's, and a hostile party's."""
+"""A SuperLink bounds what it reads, keeps and logs of calls by strangers and hostile parties."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def carried(chance: random.Random, message: Message) -> Message:
 
 
 class Counted:
-    """What became of each; what must not be is kept, with the seed that makes it again."""
+    """Counts outcomes; forbidden ones are kept with the seed that reproduces them."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -339,7 +339,7 @@ class Exchange:
         return self._wrong(reply.content) or (self._unusable(used) if used else "")
 
     def _wrong(self, content: RecordDict) -> str:
-        """What an upload has that an honest one has not."""
+        """Return what is wrong with an upload."""
         if set(content) != {"scalars", "arrays"}:
             return "other records"
         for name, record in self.honest.config_records.items():
@@ -488,7 +488,7 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
 
 
 def party_of(keys: dict[str, Any], node: dict[str, Any], state: bytes, folder: Path) -> Context:
-    """A party on a node of its own, in this state."""
+    """Return a party on a new node, in this state."""
     config = {"partition-id": 0, "num-partitions": 2, "states": str(folder), **node}
     return Context(7, 2, config, state_from_bytes(state), dict(keys))
 

@@ -176,16 +176,14 @@ methods = st.sampled_from(["psi", "any", "there"])
 
 @settings(max_examples=5)
 @given(steps_of, methods)
-def test_rows_are_those_of_a_fresh_alignment(
-    steps: list[tuple[frozenset[int], ...]], method: str
-) -> None:
+def test_rows_equal_a_fresh_alignment(steps: list[tuple[frozenset[int], ...]], method: str) -> None:
     check_rows(steps, method)
 
 
 @pytest.mark.nightly
 @settings(max_examples=100)
 @given(steps_of, methods)
-def test_many_rows_are_those_of_a_fresh_alignment(
+def test_many_rows_equal_a_fresh_alignment(
     steps: list[tuple[frozenset[int], ...]], method: str
 ) -> None:
     check_rows(steps, method)
@@ -277,7 +275,7 @@ def test_two_runs_at_once_use_one_set(node: Context) -> None:
 
 
 @pytest.mark.parametrize("gone", [27, 28])
-def test_a_file_of_which_most_was_replaced_is_aligned_anew(
+def test_a_file_with_mostly_new_rows_is_aligned_anew(
     organisations: Organisations, blinded: list[int], gone: int
 ) -> None:
     aligned(organisations)
@@ -299,7 +297,7 @@ def test_a_set_ends_by_a_partys_rule(
         change(organisations.labels, lambda frame: frame[1:])
         blinded.clear()
         aligned(organisations)
-        assert (54 in blinded) == (anew or not days)  # those of party 1
+        assert (54 in blinded) == (anew or not days)  # party 1's points
         assert bool(sets("*-party-1.npz")) == bool(days)
     monkeypatch.setattr(time, "time", lambda: now - DAY)
     change(organisations.labels, lambda frame: frame[1:])
@@ -434,7 +432,7 @@ def test_a_party_that_blinds_what_it_is_sent_does_not_answer_its_own_question(
 
     If the question were about H(id), whose power is known, that would answer it; the control.
     """
-    for where in (blinded_ids, psi, aligning):  # whose sum it would need, the points themselves
+    for where in (blinded_ids, psi, aligning):  # without the hash, the points themselves
         monkeypatch.setattr(where, "outputs", lambda ids, points: points)
     if same:
         digest = psi._digest
@@ -544,7 +542,7 @@ def test_another_node_in_a_partys_place_is_asked_about_all_ids(
     assert sorted(blinded) == sorted([62, 2, 54, 62, 2, 62])
 
 
-def test_a_fresh_order_after_a_set_was_found_has_a_secret_of_its_own(node: Context) -> None:
+def test_a_fresh_order_after_a_set_was_found_has_a_new_secret(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
     later = LabelHolder(in_a_later_run(node), IDS)

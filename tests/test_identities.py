@@ -417,7 +417,7 @@ def test_alone_is_the_best_single_party(run: Start) -> None:
     assert alone["test_accuracy"] < run(2, keys).summary["test_accuracy"]
 
 
-def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> None:
+def test_after_local_only_every_party_has_the_model_of_its_run(run: Start) -> None:
     alone = run(2, {"strategy": "local-only", "epochs": 2})
     for party in range(2):
         config = resolve({})

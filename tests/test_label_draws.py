@@ -209,7 +209,7 @@ def test_another_epsilon_and_another_set_of_classes_are_draws_of_everybody(tmp_p
     assert drawn_of(table, tmp_path / "a.csv")[1] == 2.5
 
 
-def test_two_labels_of_one_person_have_noise_of_their_own(tmp_path: Path) -> None:
+def test_two_labels_of_one_person_have_different_noise(tmp_path: Path) -> None:
     table = people().assign(other=lambda frame: frame["y"])
     one, _ = drawn_of(table, tmp_path / "a.csv")
     other, epsilon = drawn_of(table, tmp_path / "a.csv", label="other")

@@ -192,7 +192,7 @@ def test_a_step_of_least_squares_by_hand(run: Start, diabetes: dict[str, Any]) -
     np.testing.assert_allclose(bias_after, bias - 0.05 * error.mean(), atol=1e-6)
 
 
-def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
+def test_rmse_and_r2_equal_scikit_learn_s_in_units_of_the_labels(
     diabetes: dict[str, Any],
 ) -> None:
     strategy, _ = trained(2, {**diabetes, "epochs": 3})
@@ -474,7 +474,7 @@ def test_own_columns_are_one_party_more(
     assert_is_centralised(run, keys, 3, labels)
 
 
-def test_gradient_rows_are_those_of_the_parties_columns() -> None:
+def test_gradient_rows_are_derivatives_by_the_parties_columns() -> None:
     config = config_of()
     h, labels = rows_of(3)
     top = build_top(config, [SIZE] * PARTIES, 3, OWN)

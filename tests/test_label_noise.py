@@ -46,7 +46,7 @@ def config_of(**keys: Any) -> RunConfig:
 
 
 def drawn(labels: Labels, keys: Mapping[str, Any] = NOISY) -> tuple[Labels, float | None]:
-    """The labels with noise, as a run of its own has them, and what is then said to be spent."""
+    """Return the noisy labels of a new run, and the epsilon that it reports."""
     config = resolve(keys)
     return learned_from(config, labels)
 
@@ -88,7 +88,7 @@ def test_a_number_gets_laplace_noise_of_its_range_over_epsilon(epsilon: float) -
     assert noise.std() == pytest.approx(scale * math.sqrt(2), rel=0.04)
     for at in (0.5, 1.0, 3.0):  # P(|noise| > at scale) = exp(-at)
         assert (np.abs(noise) > at * scale).mean() == pytest.approx(math.exp(-at), abs=0.012)
-    # What labels are scaled by says nothing of them.
+    # The scale of labels tells nothing about them.
     assert labels.mean == 5 and labels.deviation == pytest.approx(20 / math.sqrt(12))
 
 
@@ -208,7 +208,7 @@ def test_noise_that_can_be_repeated_is_worth_no_epsilon(home: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_resumed_run_has_the_noise_of_then_or_is_refused(tmp_path: Path, home: Path) -> None:
+def test_a_resumed_run_has_the_earlier_noise_or_is_refused(tmp_path: Path, home: Path) -> None:
     keys = {**NOISY, "dataset": "breast-cancer", "epochs": 4, "checkpoint-every": 3}
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, 2, 2)

@@ -58,7 +58,7 @@ def rounded(value: Tensor, noise_: NDArray[np.float64], bound: float) -> Tensor:
 
 
 def same_sums(add: OnGrid) -> OnGrid:
-    """Noise of which every sum is the next of a sequence, whatever the value is."""
+    """Make noise whose sums are the next of a sequence, whatever the value is."""
     generator = np.random.default_rng(0)
 
     def added(value: Tensor, drawn: NDArray[np.float64], bound: float) -> Tensor:

@@ -172,7 +172,7 @@ def test_equal_seeds_give_equal_parameters_and_other_parties_other_ones(kind: st
     assert not torch.equal(parameters(0), parameters(0, seed=1))
 
 
-def test_top_model_has_parameters_of_its_own_seed() -> None:
+def test_top_model_draws_parameters_from_its_seed() -> None:
     def parameters(seed: int = 0) -> Tensor:
         return flat(build_top(config_of(seed=seed, top_model="linear"), [5], 3))
 

@@ -1,4 +1,4 @@
-"""Models of one's own: whole modules, wherever a pass is made, kept, repeated or left out."""
+"""User models: whole modules, wherever a pass is made, kept, repeated or left out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def own(name: str, **keys: Any) -> dict[str, Any]:
 
 
 def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any]]:
-    """What plain PyTorch makes of the same modules on joined data.
+    """Train the same modules in plain PyTorch on joined data, and return their states.
 
     The gradients of a window are at the bottom models that it met; of one step, that is all.
     """
@@ -138,7 +138,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 def forgetful(message: Message, context: Context) -> Message:
-    """A party that each message meets in a process of its own."""
+    """Serve a message as a party would in a new process."""
     between._parties.clear()
     return client_app.app(message, context)
 
@@ -316,7 +316,7 @@ WORDS: list[dict[str, Any]] = [
 ]
 
 
-def test_parties_have_models_and_embedding_sizes_of_their_own(tmp_path: Path) -> None:
+def test_parties_have_different_models_and_embedding_sizes(tmp_path: Path) -> None:
     keys = {**CANCER, "epochs": 8, "eval-every": 8, "out": str(tmp_path / "run")}
     finished = run_local(3, keys, node_configs=WORDS)
     assert finished.summary["test_accuracy"] > 0.85

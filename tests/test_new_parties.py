@@ -92,7 +92,7 @@ SIZES, OUTPUTS, ROWS = [3, 3], 3, 40
 
 
 def exact(model: nn.Module, generator: torch.Generator) -> None:
-    """Parameters of which sums are exact, in whatever order a processor adds them up."""
+    """Set parameters whose sums are exact, in whatever order a processor adds them up."""
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randint(-4, 5, p.shape, generator=generator) / 4)
@@ -155,7 +155,7 @@ def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> N
 
 @pytest.mark.parametrize("combine", ["concat", nightly("mean"), nightly("sum")])
 @pytest.mark.parametrize("own", [nightly(0), 3])
-def test_before_it_learns_a_run_says_what_the_model_of_then_does(
+def test_before_it_learns_a_run_measures_the_earlier_model(
     tmp_path: Path, combine: str, own: int
 ) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6, own=own)
@@ -164,7 +164,7 @@ def test_before_it_learns_a_run_says_what_the_model_of_then_does(
     grown(organisations, "three", **{"party-lr": 0.0, "server-lr": 0.0, "epochs": 1})
     one, other = two.predict("two"), organisations.predict("three", without="2")
     assert one["parties"].equals(other["parties"])
-    known = one["parties"].astype(str) != "none"  # whom nobody knows gets what the labels say
+    known = one["parties"].astype(str) != "none"  # unknown people get the labels' mean
     then, now = (each.filter(like="probability")[known] for each in (one, other))
     np.testing.assert_allclose(now, then, rtol=1e-6)  # rounding of other matrices
     assert then.nunique().min() > 100
@@ -221,7 +221,7 @@ def test_what_a_frozen_model_keeps_besides_parameters_stays_too(tmp_path: Path) 
             assert all(same) if freeze else not any(same)
 
 
-def test_new_rows_are_prepared_as_then_and_have_the_classes_of_then(tmp_path: Path) -> None:
+def test_new_rows_are_prepared_as_before_and_have_the_earlier_classes(tmp_path: Path) -> None:
     table = cancer()
     table["label"] = np.where(table["label"] == 1, "good", "bad")
     table.loc[table.index % 9 == 0, "label"] = "ugly"
@@ -250,7 +250,7 @@ def test_new_rows_are_prepared_as_then_and_have_the_classes_of_then(tmp_path: Pa
     assert prepared[0] == prepared[1]
 
 
-def test_labels_are_told_as_the_model_of_then_knows_them() -> None:
+def test_labels_have_the_earlier_model_s_names() -> None:
     data = resolve({}).data
     new = encode_labels(data, np.array(["c", "a", "c", "a"]), np.array(["a", "c"]), "")
     found = as_known(data, new, {"classes": ["a", "b", "c"]})
@@ -434,7 +434,7 @@ def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_pa
     then = run(2, keys)
     longer = run(2, {"grow": str(then.folder), "epochs": 5})
     assert longer.summary["config"]["combine"] == "mean"
-    assert longer.history[0]["test_loss"] == then.summary["test_loss"]  # the models of then
+    assert longer.history[0]["test_loss"] == then.summary["test_loss"]  # the earlier models
     assert longer.history[1]["test_loss"] < then.summary["test_loss"]
     with pytest.raises(ConfigError, match=r"^breast-cancer is partitioned: 3 parties would"):
         run(3, {"grow": str(then.folder)})
@@ -452,7 +452,7 @@ def test_frames_that_are_handed_over_grow_a_model_too() -> None:
     model = train(keys, frames[:2], labels, id=ID)
     grown_one = train({"grow": str(model.folder), "freeze": True}, frames, labels, id=ID)
     assert grown_one.summary["parties"] == 3 and grown_one.summary["config"]["align"] == "any"
-    assert len(grown_one.predict(frames, id=ID)) > 500  # whom any knows
+    assert len(grown_one.predict(frames, id=ID)) > 500  # everyone whom a party knows
 
 
 @pytest.mark.nightly
@@ -479,7 +479,7 @@ def test_on_supernodes_it_is_as_in_process(three: Organisations, freeze: bool) -
 
 
 class Flat(nn.Module):
-    """A top model of one's own, of which parties are the columns of a layer."""
+    """A user's top model, in which parties are the columns of a layer."""
 
     def __init__(self, sizes: list[int], outputs: int) -> None:
         super().__init__()

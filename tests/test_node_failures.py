@@ -1,4 +1,4 @@
-"""Real nodes of which some are killed or cut off: processes on loopback, that all end."""
+"""Real nodes, some killed or cut off: processes on loopback, which all end."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """A loss of one's own, for classes of one logit and for numbers."""
+    """A user's loss, for classes of one logit and for numbers."""
     return (outputs[:, 0] - labels).abs().pow(1.5)
 
 
@@ -117,7 +117,7 @@ def test_validation_measures_the_loss_that_training_minimises(
     holder = holder_of(privacy, target, weighted, subsets)
     _, validation, _ = holder.evaluate()
     _, again, _ = holder.evaluate()
-    assert validation is not None and again == validation  # subsets are those of before
+    assert validation is not None and again == validation  # the same subsets as before
     with torch.no_grad():
         outputs = holder.top(holder.held_out.table.rows[:ROWS])
     learn(holder, Window(np.arange(ROWS, dtype=np.int32), np.array([ROWS], np.int32)))

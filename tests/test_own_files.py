@@ -1,4 +1,4 @@
-"""Organisations with files of their own: rows that all have, columns, and what is told of them."""
+"""Organisations with their own files: common rows, columns, and what others learn of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def as_one_table(organisations: Organisations, path: Path) -> str:
 
 def test_a_run_on_files_is_that_on_the_same_rows_of_one_table(tmp_path: Path, run: Start) -> None:
     organisations = cut(tmp_path / "files", cancer(rows=250), parties=3)
-    keys = {**SHORT, "epochs": 1, "noise-seed": 0}  # else parties draw models of their own
+    keys = {**SHORT, "epochs": 1, "noise-seed": 0}  # else each party draws its model
     on_files = organisations.run("run", keys)
     on_table = run(3, {**keys, "dataset": as_one_table(organisations, tmp_path / "one.npz")})
     expected = models(on_table, 3)
@@ -308,7 +308,7 @@ def test_a_text_column_becomes_one_of_zeros_and_ones_for_each_value(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_missing_text_is_refused_or_a_value_of_its_own(tmp_path: Path, suffix: str) -> None:
+def test_a_missing_text_is_refused_or_a_separate_value(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     write(pd.DataFrame({ID: range(4), "c": ["red", None, "red", None]}), path)
     with pytest.raises(ConfigError, match="has missing values in its features"):
@@ -376,7 +376,7 @@ def assert_tells_nothing(messages: list[bytes], *more: str) -> None:
     for name in columns:
         values = table[name].to_numpy()
         rows = np.arange(len(values))
-        # What is nearly all zeros, such as 2.375, may come by chance.
+        # Numbers with many zero bits, such as 2.375, may come by chance.
         words += [each for each in map(np.float64.tobytes, values) if each.count(0) < 4]
         words += [str(value).encode() for value in values if len(str(value)) > 5]
         # Pairs of rows as a model reads them; four bytes alone may come by chance.
@@ -397,7 +397,7 @@ def test_no_message_of_a_party_holds_an_id_a_column_name_or_a_value(
     recorder = Recorder()
     keys = {**SHORT, "align": align, "strategy": strategy}
     if strategy == "dpzv":
-        keys |= {"noise-multiplier": 1.0, "noise-seed": 0}  # neither of which is accounted for
+        keys |= {"noise-multiplier": 1.0, "noise-seed": 0}  # neither is accounted for
     organisations.run("run", keys, recorder)  # type: ignore[arg-type]
     assert_tells_nothing(recorder.sent, str(tmp_path))
     labels = [str(number).encode() for number in telling()[ID]]

@@ -48,7 +48,7 @@ HERE = str(Path(__file__).absolute())
 
 
 class Average(nn.Module):
-    """A top model of one's own, which is told who is there."""
+    """A user's top model, which is told which parties have a row."""
 
     def __init__(self, sizes: list[int], outputs: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_subsets_are_of_who_is_there_and_of_uniform_size() -> None:
     assert (least_0.sum(1) == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
 
 
-def test_laser_weights_are_those_of_the_mean_over_all_subsets() -> None:
+def test_laser_weights_give_the_mean_over_all_subsets() -> None:
     """An estimate is unbiased: over many draws it is the mean of a value over all subsets."""
     value = torch.tensor([1.0, 10.0, 100.0])
     h = torch.ones(20_000, 3)
@@ -175,7 +175,7 @@ def test_laser_weights_are_those_of_the_mean_over_all_subsets() -> None:
     assert torch.allclose(ones, torch.ones(20_000))
 
 
-def test_gradients_of_copies_are_those_of_their_mean_loss() -> None:
+def test_gradients_of_copies_are_gradients_of_their_mean_loss() -> None:
     config = resolve({"presence": 0.5, "embedding-size": 3, "combine": "mean"})
     top = aggregation_of(config).build_top(SIZES, OUTPUTS)
     h, labels = rows_of()
@@ -416,7 +416,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 
 
 def known_by(organisations: Organisations) -> dict[Any, str]:
-    """Who has each of the label holder's people, in words."""
+    """Return, in words, the parties that know each of the label holder's people."""
     sets = [set(read(path)[ID]) for path in organisations.files]
     ids = read(organisations.labels)[ID]
     return {
@@ -485,7 +485,7 @@ def test_rows_that_fewer_know_than_are_to_are_not_used(
 
 
 @pytest.mark.nightly
-def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -> None:
+def test_a_label_holder_with_columns_needs_nobody(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=2, own=10, known=0.4)
     found = organisations.run("run", {**FILES, "min-parties": 0})
     kept_rows = checkpoint.load(found.folder)

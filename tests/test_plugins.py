@@ -1,4 +1,4 @@
-"""A paper, a codec, an estimator, a runtime, data and models of one's own: one file each."""
+"""A user's paper, codec, estimator, runtime, data and models: one file each."""
 
 from __future__ import annotations
 
@@ -325,9 +325,7 @@ def test_an_aggregation_of_ones_own_trains_and_predicts(
 
 
 @pytest.mark.parametrize("own", [0, 2])
-def test_gradient_rows_of_an_aggregation_of_ones_own_are_those_of_autograd(
-    own: int, tmp_path: Path
-) -> None:
+def test_gradient_rows_of_a_users_aggregation_equal_autograd(own: int, tmp_path: Path) -> None:
     clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
     aggregation = aggregation_of(resolve({"aggregation": clipped, "embedding-size": 3}))
     top = aggregation.build_top([3, 3, 3], 4, own)

@@ -1,4 +1,4 @@
-"""What a trained model says of rows: predictions by id, and what is refused."""
+"""Predictions of a trained model by id, and refused predictions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def summary_of(path: Path) -> dict[str, Any]:
-    """What `predict` writes beside its table."""
+    """Return the summary that `predict` writes beside its table."""
     found: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
     return found
 
@@ -139,7 +139,7 @@ def organisations(tmp_path: Path, trained: Organisations) -> Organisations:
     return Organisations(folder, folder / trained.labels.name, files)
 
 
-def test_predictions_are_those_of_the_models_by_id(organisations: Organisations) -> None:
+def test_predictions_are_the_models_outputs_by_id(organisations: Organisations) -> None:
     new = organisations.folder / "new.csv"
     table = organisations.predict("run", new)
     ids, outputs = by_hand(organisations, "run", new)
@@ -297,7 +297,7 @@ def test_a_given_key_that_equals_its_default_is_that_of_the_new_file(tmp_path: P
 
 
 def test_columns_are_prepared_as_training_taught(tmp_path: Path) -> None:
-    """Gaps get the median of then, new texts are all zeros, and scales are those of then."""
+    """Gaps get the training median, new texts are all zeros, and scales are the training scales."""
     table = small(80)
     generator = np.random.default_rng(0)
     colours = generator.choice(["red", "blue"], len(table))

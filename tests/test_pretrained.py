@@ -99,7 +99,7 @@ def copy_of(folders: Path, kind: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_the_weights_in_the_folder_are_those_of_the_model(kind: str, folders: Path) -> None:
+def test_the_weights_in_the_folder_are_the_model_s(kind: str, folders: Path) -> None:
     model = Pretrained(str(folders / kind), SAMPLES[kind], 5)
     saved = transformers.AutoModel.from_pretrained(folders / kind, local_files_only=True)
     ours = model.backbone.state_dict()
@@ -129,7 +129,9 @@ def test_pooled_is_the_mean_of_the_tokens_that_the_mask_holds(folders: Path) -> 
     states = model.backbone(**x).last_hidden_state
     torch.testing.assert_close(model.pooled(x), states[:, :5].mean(1))
     padded = {**x, "input_ids": x["input_ids"].masked_fill(x["attention_mask"] == 0, 9)}
-    torch.testing.assert_close(model.pooled(padded), model.pooled(x))  # what is masked has no part
+    torch.testing.assert_close(
+        model.pooled(padded), model.pooled(x)
+    )  # masked tokens have no effect
 
 
 def test_images_are_given_with_colours_last(folders: Path) -> None:
@@ -192,7 +194,7 @@ def test_states_hold_what_learns_alone_if_the_rest_is_in_a_file(
     assert kept(model).keys() == trained(model).keys()
     for of_all in (
         Pretrained(str(folders / "distilbert"), TEXT, 5),
-        Pretrained(str(folders / "distilbert-bare"), TEXT, 5, **args),  # of which no file is left
+        Pretrained(str(folders / "distilbert-bare"), TEXT, 5, **args),  # its file is gone
     ):
         assert kept(of_all).keys() == dict(of_all.named_parameters()).keys()
     with torch.no_grad():

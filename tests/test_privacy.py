@@ -244,7 +244,7 @@ def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str
     expected = copy.deepcopy(party.learner.model)
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=True)
     party.train(order)
-    UPLOADS["embed"](party)  # another message in between, with noise of its own
+    UPLOADS["embed"](party)  # another message in between, with other noise
     rows = np.random.default_rng(0).normal(size=(60, party.learner.size)).astype(np.float32)
     party.train(replace(order, exchange=3, first=3, arrays={"gradient": rows}))
 
@@ -259,7 +259,7 @@ def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str
         torch.testing.assert_close(p, q)
 
 
-def test_parties_have_secrets_of_their_own() -> None:
+def test_each_party_has_its_own_secret() -> None:
     config = config_of(noise_seed=-1)
     parties = [Party(config, index, 2, 10) for index in (0, 0, 1)]
     fixed = [Party(config_of(), index, 2, 10) for index in (0, 1)]

@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
 
     @property
     def screen(self) -> str:
-        """What is to be seen at the end."""
+        """Return the screen at the end."""
         row: list[str] = []
         for part in self.getvalue().split("\n")[-1].split("\r"):
             row[: len(part)] = part
@@ -131,7 +131,7 @@ def test_it_is_told_ten_times_a_second_at_most(now: list[float]) -> None:
 
 
 def a_run(per_epoch: int = 10, may_stop_early: bool = False) -> Any:
-    """What progress reads of a run of 10 epochs."""
+    """The parts of a run of 10 epochs that progress reads."""
     planned = 10 * per_epoch
     return SimpleNamespace(state=RunState(0, planned, per_epoch, may_stop_early=may_stop_early))
 

@@ -78,7 +78,7 @@ def organisations(tmp_path: Path) -> Organisations:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the label holder is told."""
+    """Collect the label holder's notices."""
     said: list[str] = []
     monkeypatch.setattr(reuse.notice, "info", lambda text, *words: said.append(text % words))
     return said
@@ -108,7 +108,7 @@ def aligned(organisations: Organisations) -> tuple[list[str], dict[str, Any]]:
 
 
 def figures(run: Finished) -> list[dict[str, Any]]:
-    """What a run has reached, without the time it took."""
+    """Return the figures of a run, without times."""
     timed = ("seconds", "peak_memory_mb", "bytes_up", "bytes_down")
     return [{k: v for k, v in entry.items() if k not in timed} for entry in run.history]
 
@@ -159,7 +159,7 @@ def test_a_later_run_on_the_same_ids_is_not_aligned(tmp_path: Path, method: str)
     assert figures(ran(organisations, "four", align=method)[1]) == figures(two)
 
 
-def test_predictions_have_an_alignment_of_their_own(organisations: Organisations) -> None:
+def test_predictions_have_a_separate_alignment(organisations: Organisations) -> None:
     organisations.run("run", SHORT)
     new = organisations.folder / "new.csv"
     write(small().drop(columns="label")[5:], new)
@@ -460,7 +460,7 @@ def test_two_runs_that_write_the_same_file_leave_a_sound_one(tmp_path: Path) -> 
 # --- a party and a label holder that does not keep to the protocol ------------------------------
 
 
-def test_the_label_holder_of_then_is_given_the_rows_of_then(node: Context) -> None:
+def test_the_earlier_label_holder_gets_the_earlier_rows(node: Context) -> None:
     holder = LabelHolder(node, IDS[:55] + STRANGE[:5])
     holder.all()
     rows = load_arrays(node.state, "aligned")["rows"]
@@ -493,7 +493,7 @@ def test_an_order_of_another_run_is_worth_nothing(node: Context) -> None:
     assert asked(in_a_later_run(then), order, Reused).became == "gone"
 
 
-def test_only_the_party_of_then_has_it(node: Context) -> None:
+def test_only_the_earlier_party_has_it(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
     for words in ({"partition-id": 1, "num-partitions": 2}, {"num-partitions": 2}):
@@ -667,7 +667,7 @@ def test_nodes_are_aligned_once(organisations: Organisations, transport: str) ->
     assert "of the label holder's" not in log  # no order to align
     assert name_of(one) == name_of(two)
     assert figures(one) == figures(two)
-    if transport == "messages":  # of which each takes seconds
+    if transport == "messages":  # each message takes seconds
         return
     change(organisations.files[1], lambda frame: frame[1:])
     three, log = on_nodes("three")

@@ -379,7 +379,7 @@ def test_checked_refuses_another_name() -> None:
 
 
 @given(named_arrays)
-def test_bytes_are_those_of_the_arrays(ours: dict[str, AnyArray]) -> None:
+def test_bytes_are_the_arrays_bytes(ours: dict[str, AnyArray]) -> None:
     upload = replace(ANSWERS[1], arrays=ours)
     assert upload.nbytes == sum(array.nbytes for array in ours.values())
     assert read_reply(answered(upload), Upload).nbytes == upload.nbytes

@@ -52,7 +52,7 @@ UNEQUAL = {"delay": "exponential"}
 
 
 class Recorded:
-    """What a run of the engine drew, and every model after every step."""
+    """The random draws of a run of the engine, and every model after every step."""
 
     def __init__(self) -> None:
         self.groups: list[list[tuple[int, Tensor]]] = []  # uploads answered at once, and their rows
@@ -168,7 +168,7 @@ def assert_same_steps(
     top: nn.Module,
     within: float = 1e-6,
 ) -> None:
-    """Follow a page step by step; after each, its models are those of the recorded run.
+    """Follow a page step by step; after each, its models equal the recorded run's.
 
     ``within``: of a parameter, or of its size if that is above one. Sums have another order.
     """

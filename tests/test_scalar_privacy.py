@@ -274,7 +274,7 @@ def labels_of(rows: int, one: int = 0) -> Labels:
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_no_label_decides_by_its_loss_whether_a_run_goes_on(label: int) -> None:
-    """Two losses of which the sum is beyond all numbers stop a run, but with noise on scalars."""
+    """Two losses whose sum overflows stop a run, but not with noise on scalars."""
     keys = {"embedding-size": SIZE, "top-model": "linear"}
 
     def answers(config: RunConfig, noise: ScalarNoise | None) -> None:
@@ -364,7 +364,7 @@ def test_epsilon_is_that_of_composed_gaussian_mechanisms(multiplier: float, rele
     counted.steps_allowed(4 * releases, 2, 1, False)
     for _ in range(releases):
         assert log.answered([(0, window([2], [1]))])
-    # Two differences clipped to C are 2 C apart at most, of which the noise is a multiple of C.
+    # Two differences clipped to C are 2 C apart at most. The noise is a multiple of C.
     theirs = PLDAccountant().compose(GaussianDpEvent(multiplier / 2), releases)
     assert counted.figures()["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
 
@@ -389,7 +389,7 @@ class Watching:
 
 
 SYSTEMS: dict[str, tuple[dict[str, Any], int, int]] = {
-    # What a row is in, over two epochs of three parties; and the top model's part of it.
+    # Releases that contain a row, over two epochs of three parties; and the top model's part.
     "asynchronous": ({}, 2 * 3 * 2, 6),
     "asynchronous, zeroth-order server": ({"server-update": "zeroth-order"}, 2 * 3 * 2, 6),
     "asynchronous, no top model": ({"top-model": "sum", "embedding-size": "auto"}, 2 * 3, 0),
@@ -420,7 +420,7 @@ def test_epsilon_of_a_run_is_of_all_that_it_releases(name: str) -> None:
     assert figures["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
     assert figures["epsilon"] == pytest.approx(gaussian(9.0, releases))
     assert figures["delta"] == 1e-5
-    # Each scalar that is another, and each step of the top model, has noise of its own.
+    # Each scalar that differs, and each step of the top model, has its own noise.
     sent = {party: np.concatenate(got) for party, got in client.scalars.items()}
     assert all(len(got) == 2 * STEPS for got in sent.values())
     numbers = len({float(each) for got in sent.values() for each in got})

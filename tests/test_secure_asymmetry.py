@@ -1,4 +1,4 @@
-"""What the same orders, told to all parties alike, do otherwise at some of them than at others.
+"""Attacks by equal orders to all parties, which act differently at some of them.
 
 As in `tests.test_secure_attacks`, each attack works where its defence is not.
 """
@@ -75,7 +75,7 @@ class Alike:
         self.served = [0] * len(parties.nodes)
 
     def tell(self, kind: Any, failing: Collection[int] = (), **order: Any) -> list[Arrays]:
-        """What those parties answer that do not fail."""
+        """Return the answers of the parties that do not fail."""
         answers, failed = [], set()
         for party, node in enumerate(self.nodes):
             try:
@@ -161,13 +161,13 @@ def with_files(
     first: Sequence[int] = (),
     sizes: Sequence[int] = (3, 3, 3),
 ) -> Parties:
-    """Parties with files of the same ids, told 59 of them in one order, each with a gap of its own.
+    """Parties whose files have equal ids, told 59 ids in one order, each with another gap.
 
     Parameters
     ----------
-    gaps : where each is told that it lacks a row; below 0 nowhere.
+    gaps : the place where each is told that it lacks a row; below 0 nowhere.
     first : rows that come before others.
-    sizes : of each one's embeddings, by its own node configuration.
+    sizes : embedding sizes, set in each node configuration.
     """
     begin_task()
     parties = Parties(folder, run=run)
@@ -188,7 +188,7 @@ def with_files(
 
 
 def predicted(parties: Parties) -> list[Arrays]:
-    """What all answer to a prediction of those rows, by models with which the first run began."""
+    """Return all answers to a prediction of those rows, by the first run's initial models."""
     order = PredictOrder(run="1", number=0, arrays=parties.offers())
     sent = [asked(node, order, Predicted).arrays for node in parties.nodes]
     check_tags(sent)
@@ -312,7 +312,7 @@ def test_whose_embeddings_are_too_large_is_not_told(
 
 
 def moved_by(parties: Parties, feedback: Arrays) -> tuple[Rows, list[Rows]]:
-    """What two sums differ by, with feedback told to all alike between them; and each party."""
+    """Return the change of the sum, and of each party, after equal feedback to all."""
     then, first = embedded(parties, EvaluateOrder), total(parties.evaluated())
     total(parties.trained())
     second, now = total(parties.evaluated([feedback] * 3)), embedded(parties, EvaluateOrder)
@@ -323,7 +323,7 @@ def moved_by(parties: Parties, feedback: Arrays) -> tuple[Rows, list[Rows]]:
 def test_where_units_are_dead_at_all_others_one_party_alone_learns(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    """What no sum hides under relu: of three parties, it is so in a third of rows and units."""
+    """No sum hides this under relu: with three parties, in a third of rows and units."""
     parties = Parties(tmp_path, own=keys, keys=[keys] * 3)
     parties.begin()
     parties.agree()
@@ -372,7 +372,7 @@ def test_the_label_holder_cannot_have_units_die_at_all_parties_but_one(
     if not permitted:
         with pytest.raises(VflError, match="refuses embedding-activation = 'relu' in masked sums"):
             parties.begin()
-        for other in ("sigmoid", "tanh"):  # units of which stop to learn, too
+        for other in ("sigmoid", "tanh"):  # their units stop learning, too
             parties.nodes[0].run_config["embedding-activation"] = other
             with pytest.raises(VflError, match=f"{other}' .* gives no embedding-activation"):
                 parties.begin()
@@ -401,7 +401,7 @@ def test_a_party_goes_on_with_no_activation_that_it_does_not_permit_any_more(
 def test_who_learns_without_feedback_where_others_do_not_is_seen(
     tmp_path: Path, own: dict[str, Any]
 ) -> None:
-    """What no sum hides: by feedback of zeros, a party that is trained otherwise than others."""
+    """No sum hides this: feedback of zeros shows a party that is trained differently."""
     parties = Parties(tmp_path)
     parties.nodes[0].node_config |= own
     parties.begin()

@@ -1,7 +1,7 @@
 """A label holder that would learn more than sums, and parties that fail: each with a control.
 
-The label holder here passes on what it likes, and adds what it gets. What it must not learn is read
-from the parties' own processes, to compare.
+The label holder here sends any messages, and adds up the answers. The tests compare its sums with
+secrets that they read from the parties' own processes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_sum_is_that_of_the_embeddings(parties: Parties) -> None:
 
 
 def test_who_has_all_other_parties_has_the_last(parties: Parties) -> None:
-    """What no sum hides: a party that colludes with the label holder gives its own away."""
+    """No sum hides this: a party that colludes with the label holder gives its embeddings away."""
     uploads = parties.evaluated()
     others = parties.embeddings(1) + parties.embeddings(2)
     np.testing.assert_allclose(total(uploads) - others, parties.embeddings(0), atol=2e-5)
@@ -144,9 +144,9 @@ def test_at_first_sight_it_is_taken_and_shown(
 def test_keys_of_puppets_unmask_a_party_that_trusts_the_first_keys(
     tmp_path: Path, named: str
 ) -> None:
-    """The label holder passes the keys of two parties of its own to party 0, as the others'.
+    """The label holder passes two keys that it made to party 0, as the others'.
 
-    The sum less its own two embeddings is party 0's. With ``first-seen`` that is the control.
+    The sum without these two embeddings is party 0's. With ``first-seen`` that is the control.
     """
     puppets = Parties(tmp_path / "puppets")
     others = Parties(tmp_path / "others")
@@ -235,7 +235,7 @@ def test_keys_of_another_run_place_or_signature_are_refused(parties: Parties) ->
 
 
 @pytest.mark.usefixtures("_keys_anew")
-def test_a_key_that_is_none_and_offers_of_other_shapes_are_refused(parties: Parties) -> None:
+def test_an_invalid_key_and_offers_of_other_shapes_are_refused(parties: Parties) -> None:
     offers = parties.offers()
     short = {**offers, "keys": offers["keys"][:2]}
     with pytest.raises(VflError, match="'keys' is uint8 of shape"):
@@ -357,7 +357,7 @@ def test_models_of_another_checkpoint_neither_go_on_nor_predict(tmp_path: Path) 
         return again
 
     total(resume(2, (1, 1, 1)).evaluated())  # all from there: as it should be
-    for run, numbers in enumerate([(1, 1, 2), (2, 2, 2)], 3):  # of which the last is not alike
+    for run, numbers in enumerate([(1, 1, 2), (2, 2, 2)], 3):  # the last of each differs
         with pytest.raises(ConfigError, match="have no key"):
             resume(run, numbers)
 
@@ -466,7 +466,7 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
         TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=False),
     ],
 )
-def test_a_single_row_or_an_order_of_its_own_is_refused(parties: Parties, order: Any) -> None:
+def test_a_single_row_or_an_order_to_one_party_is_refused(parties: Parties, order: Any) -> None:
     with pytest.raises(VflError, match="does nothing that the other parties do not"):
         asked(parties.nodes[0], order)
 
@@ -496,7 +496,7 @@ def test_a_model_of_an_earlier_run_is_not_begun_by(parties: Parties) -> None:
         asked(parties.nodes[0], order, Description)
 
 
-def test_a_party_insists_on_masks_by_a_rule_of_its_own(tmp_path: Path) -> None:
+def test_a_party_insists_on_masks_by_its_own_rule(tmp_path: Path) -> None:
     own = {"aggregation": "secure", "sum-peers": "first-seen"}
     plain = Parties(tmp_path, own=own, keys=[{"aggregation": "plain"}] * 3)
     with pytest.raises(VflError, match="Party 0 refuses aggregation = 'plain': its rule is"):
@@ -513,7 +513,7 @@ SHORT: dict[str, Any] = {**CANCER, "epochs": 2, "checkpoint-every": 12, "noise-s
 
 
 class Failing(ClientApp):
-    """What happens to party 1's upload of some number."""
+    """Fails at an upload of party 1."""
 
     def __init__(self, at: int, how: Callable[[Upload, Message, Context], Message]) -> None:
         super().__init__()
@@ -583,7 +583,7 @@ def test_a_party_that_fails_ends_the_run_and_all_go_on_from_a_checkpoint(
 
 @pytest.mark.nightly
 def test_a_party_that_is_asked_again_is_served_by_all(tmp_path: Path, run: Start) -> None:
-    """One whose answer is lost has the state of then, in a simulation, where all are one's own."""
+    """A party whose answer is lost keeps its earlier state, in a simulation with one owner."""
     whole = run_local(3, {**SHORT, "out": str(tmp_path / "whole")})
     assert_equal_runs(run_local(3, {**SHORT, "out": str(tmp_path / "b")}, Failing(20, lost)), whole)
 
@@ -754,11 +754,11 @@ def test_copies_of_models_do_not_outlive_what_they_are_of(
 def test_who_begins_anew_alone_does_not_change_what_all_go_back_to(
     defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With files of their own, models begin by what each party draws in secret."""
+    """If parties have their own files, each draws its initial model in secret."""
     monkeypatch.setattr(DataConfig, "apart", property(lambda self: True))
     parties = Parties(tmp_path, keys=[{"checkpoint-every": 12}] * 3)
     parties.begin()
-    if not defended:  # what they go back to is kept where they begin, as without masks
+    if not defended:  # they keep their first state at the beginning, as without masks
         monkeypatch.setattr(between, "is_new", lambda context: False)
         for node in parties.nodes:
             state_file.save(node, 0)

@@ -146,7 +146,7 @@ def test_a_sum_is_off_by_half_a_unit_of_each_party_at_most(parties: int, seed: i
 
 
 @pytest.mark.parametrize("parties", [2, 3, 4, 5, 1000])
-def test_the_largest_embeddings_have_a_sum_and_their_double_is_none(parties: int) -> None:
+def test_the_largest_embeddings_have_a_sum_and_their_double_overflows(parties: int) -> None:
     most = np.full((2, 2), np.nextafter(np.float32(BOUND), np.float32(0)))
     fixed = to_fixed(most, parties)
     total = (fixed.astype(np.int64) * parties).astype(np.int32)
@@ -184,7 +184,7 @@ def test_no_number_is_small_enough_to_pass_for_a_sum(zeros: bool) -> None:
 
 
 def agreed_masks(parties: int) -> list[masking.Masks]:
-    """What parties that have agreed on keys mask uploads by."""
+    """Return the masks of parties that have agreed on keys."""
     privates = [X25519PrivateKey.generate() for _ in range(parties)]
     lasting = Ed25519PrivateKey.generate()
     offers = [masking.Offer.of(private, lasting, b"") for private in privates]
@@ -317,7 +317,7 @@ def test_with_noise_on_labels_neither_sides_data_are_seen(
     uploads: list[np.ndarray[Any, Any]] = []
 
     class Listening(ClientApp):
-        """What the label holder gets of party 0."""
+        """Records the messages of party 0 to the label holder."""
 
         def __call__(self, message: Message, context: Context) -> Message:
             reply: Message = client_app.app(message, context)

@@ -1,4 +1,4 @@
-"""What a party may have besides a table in memory: images, texts, sequences, and large tables."""
+"""Sources of a party besides a table in memory: images, texts, sequences, and large tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def loaded(own: Source, places: Array, train: Array = ALL[:30]) -> tuple[Any, Pr
 
 
 def photographs(rows: int = 40, size: tuple[int, int] = (8, 6)) -> list[bytes]:
-    """Little images, of which the first column of pixels tells the row."""
+    """Return small images whose first column of pixels tells the row."""
     made = []
     for row in range(rows):
         pixels = np.random.default_rng(row).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
@@ -110,7 +110,7 @@ def test_a_large_table_gives_what_it_would_in_memory(
     assert (preparation.numbers, preparation.texts) == (known.numbers, known.texts)
     np.testing.assert_allclose(preparation.mean, known.mean, rtol=1e-12)
     np.testing.assert_allclose(rows, expected, rtol=1e-5)
-    again = large.rows(places[::-1], preparation)  # of which some are not at hand yet
+    again = large.rows(places[::-1], preparation)  # some are not cached yet
     np.testing.assert_array_equal(again, whole.rows(places[::-1], preparation))
 
 
@@ -263,7 +263,7 @@ def test_files_that_are_hidden_are_no_images(tmp_path: Path) -> None:
 
 
 def with_images(folder: Path) -> Organisations:
-    """Party 0 has a table, and party 1 images of which the brightness tells the label."""
+    """Party 0 has a table, and party 1 has images whose brightness tells the label."""
     table = small()
     organisations = cut(folder, table, known=1)
     photos = folder / "photos"

@@ -291,7 +291,7 @@ def test_another_users_folder_and_another_users_link_are_refused(
             other_owner(strange, patched)
             with pytest.raises(ConfigError, match=f"since {strange} belongs to user 4242"):
                 check_own(link / "run")
-    # A link of one's own into a folder that is open to others; and a link in such a folder.
+    # The user's link into a folder that is open to others; and a link in such a folder.
     shared.chmod(0o777)
     with pytest.raises(ConfigError, match=f"since {shared} can be written to"):
         check_own(link / "run")

@@ -244,7 +244,7 @@ def test_side_by_side_no_trial_is_lost_and_none_comes_twice(tmp_path: Path, afte
     found = swept(tmp_path / "out", 12, second)
     assert [each["number"] for each in found["trials"]] == list(range(12))
     assert len({json.dumps(each["keys"]) for each in found["trials"]}) == 12
-    assert 12 <= len(first.ran) + len(second.ran) <= 15  # what ran at the kill ran again
+    assert 12 <= len(first.ran) + len(second.ran) <= 15  # trials that ran at the kill ran again
 
 
 @pytest.mark.usefixtures("plain")

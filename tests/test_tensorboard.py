@@ -59,7 +59,7 @@ def test_it_is_its_owner_s_and_in_the_file_at_once(tmp_path: Path) -> None:
     observer.ended()
 
 
-def test_steps_that_are_gone_over_again_replace_those_of_before(tmp_path: Path) -> None:
+def test_repeated_steps_replace_the_earlier_steps(tmp_path: Path) -> None:
     for figures in ({10: 0.1, 20: 0.2, 30: 0.3}, {20: 0.5}):  # cut short, and resumed from 10
         observer = TensorBoard()
         observer.began(tmp_path)

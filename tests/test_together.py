@@ -121,7 +121,7 @@ def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path, quick: None) -> Non
     runs = repeated(run_local, 2, keys, (), 3, tmp_path / "out")
     each = [Finished(runs.folder / f"seed-{seed}").summary for seed in range(3)]
     of_all = composed(*[one["epsilon"] for one in each])
-    assert mean(each)["epsilon"] == pytest.approx(1.0)  # what was printed before
+    assert mean(each)["epsilon"] == pytest.approx(1.0)  # printed by earlier versions
     assert runs.summary["epsilon"] == pytest.approx(of_all) == pytest.approx(1.83, abs=0.01)
     assert "epsilon" not in runs.summary.get("deviation", {})
     assert "epsilon 1.83 at delta 1e-05 of all 3 runs" in headline(runs.summary)

@@ -158,7 +158,7 @@ CYCLE = {"lr_schedule": "one-cycle", "clip_gradient": 0.7}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_those_of_torch_with_its_schedule_and_clipping(name: str) -> None:
+def test_steps_equal_torch_with_its_schedule_and_clipping(name: str) -> None:
     config = config_of(optimizer=name, weight_decay=0.1, **CYCLE)
     model = build_bottom(config, 0, torch.zeros(FEATURES), SIZE)
     expected = copy.deepcopy(model)
@@ -386,7 +386,7 @@ def test_a_run_in_bfloat16_learns_what_one_in_float32_does(run: Start, keys: Any
 
 @every_kind
 def test_steps_of_a_window_bring_nothing_back_from_their_device(keys: dict[str, Any]) -> None:
-    """A tensor on `meta` has no numbers, and an error is what comes of asking for one."""
+    """A tensor on `meta` has no numbers, and reading one is an error."""
     config = config_of(**keys)
     top = build_top(config, [SIZE] * PARTIES, 3).to("meta")
     model = build_bottom(config, 0, torch.zeros(FEATURES), SIZE).to("meta")

@@ -260,7 +260,7 @@ def test_nodes_that_are_killed_after_the_best_end_with_the_same_best_model(
 
 
 def permitted(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What nodes say themselves, where all have one owner."""
+    """Return the options that nodes set themselves if all have one owner."""
     return {name: keys[name] for name in ("dataset", "noise-seed")}
 
 
@@ -448,7 +448,7 @@ def test_a_party_that_came_back_without_its_copies_goes_back_to_what_it_has(
     assert figures["best_epoch"] == history.entries[history.best]["epoch"]
     test = strategy.run.holder.evaluate().test
     assert test.loss == history.entries[history.best]["test_loss"]
-    # What the parties have is what the label holder has of them.
+    # The label holder's embeddings equal the parties'.
     table = strategy.run.holder.held_out.table
     for party, context in enumerate(grid.contexts.values()):
         h = between.resume(context).learner.embeddings(
@@ -647,7 +647,7 @@ def test_figures_and_predictions_are_of_test_rows_alone(
     assert accuracy == pytest.approx(run.summary["test_accuracy"], abs=1e-6)
 
 
-def test_a_test_part_of_its_own_stays_whole(tmp_path: Path) -> None:
+def test_a_separate_test_part_stays_whole(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).standard_normal((300, 6)), np.arange(300) % 2
     path = tmp_path / "parts.npz"
     np.savez(path, X_train=x[:240], y_train=y[:240], X_test=x[240:], y_test=y[240:])
@@ -660,7 +660,7 @@ def test_a_test_part_of_its_own_stays_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("align", [nightly("psi"), "any"])
-def test_organisations_choose_by_rows_of_their_own(tmp_path: Path, align: str) -> None:
+def test_organisations_choose_by_their_own_rows(tmp_path: Path, align: str) -> None:
     organisations = cut(tmp_path, cancer(columns=9), own=3)
     run = organisations.run("run", {"align": align, "epochs": 4, "strategy": "vafl"})
     assert run.summary["best_epoch"] is not None

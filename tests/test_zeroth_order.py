@@ -422,7 +422,7 @@ def test_regulariser_adds_its_own_differences(
 
 
 @both_differences
-def test_each_embedding_of_a_pair_has_noise_of_its_own(differences: str) -> None:
+def test_each_embedding_of_a_pair_has_its_own_noise(differences: str) -> None:
     keys = {"privacy": "perturbed-embedding", "embedding_bound": 100.0, "noise_seed": 0}
     config = config_of(differences=differences, embedding_activation="none", **keys)
     model, x = model_of(config)

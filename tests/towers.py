@@ -1,4 +1,4 @@
-"""Models of one's own that tests name: ``tests.towers:NAME``."""
+"""User models that tests name: ``tests.towers:NAME``."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def new_process() -> Iterator[None]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """A real node with a file of its own, aligned; its rules, and the keys of its run."""
+    """An aligned real node with its own file; its rules, and the options of its run."""
     write(small(ROWS).drop(columns="label"), tmp_path / "a.csv")
 
     def build(own: Mapping[str, Any] | None = None, run_id: int = 1, **keys: Any) -> Context:

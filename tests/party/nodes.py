@@ -1,4 +1,4 @@
-"""A real node with a file of its own, which tests send orders to in any sequence."""
+"""A real node with its own file, to which tests send orders in any sequence."""
 
 from __future__ import annotations
 

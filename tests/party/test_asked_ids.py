@@ -57,7 +57,7 @@ def members(node: Context, ids: list[bytes], blinding: Blinding | None = None) -
 
 
 def found_by(guesses: Iterable[list[bytes]], node: Context) -> set[bytes]:
-    """Which ids of a party are found by orders about made-up ids, each in a run of its own."""
+    """Return the ids of a party that orders about made-up ids find, each in a new run."""
     found: set[bytes] = set()
     for number, guess in enumerate(guesses):
         later = in_a_later_run(node)

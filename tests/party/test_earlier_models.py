@@ -48,7 +48,7 @@ def test_it_brings_its_model_and_says_how_old_that_is(node: Node) -> None:
     for name, values in load_arrays(then, "model").items():
         np.testing.assert_array_equal(model(later)[name], values)
     asked(later, train(1))  # counted anew
-    # One that was not of that run has a model of its own, though a state lies there.
+    # A party that was not in that run begins with a new model, though a state lies there.
     new = node(run_id=3, grow="x")
     described = asked(new, order(parties=0), Description)
     assert described.exchange == 0
@@ -88,13 +88,13 @@ def test_what_it_gave_away_then_counts_on(node: Node) -> None:
     asked(anew, train(2, gradient=gradient()))
 
 
-def test_without_a_count_of_then_it_is_refused(node: Node, tmp_path: Path) -> None:
+def test_without_the_earlier_count_it_is_refused(node: Node, tmp_path: Path) -> None:
     earlier(node)
     with pytest.raises(VflError, match="since it has no count of its earlier uploads"):
         asked(node({"max-uploads": 9}, run_id=2, grow="x"), order(), Description)
 
 
-def test_epochs_of_then_count_for_its_model(node: Node) -> None:
+def test_epochs_of_the_earlier_run_count_for_its_model(node: Node) -> None:
     rules = {"max-epochs": 4}
     earlier(node, rules)
     with pytest.raises(VflError, match="refuses step 30, of 6 an epoch: its rule is max-epochs"):

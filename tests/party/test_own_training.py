@@ -71,7 +71,7 @@ def test_keys_of_others_are_none_that_it_can_say(node: Node, key: str) -> None:
         asked(node({key: 1}), DESCRIBE, Description)
 
 
-def test_a_schedule_of_its_own_leaves_nothing_of_the_run_s() -> None:
+def test_a_party_s_schedule_replaces_the_run_s() -> None:
     config = resolve({"lr-schedule": "step", "lr-step": 3, "lr-decay": 0.5, "optimizer": "adamw"})
     own = with_own(config, {"lr-schedule": "cosine"}).training
     assert (own.lr_schedule, own.lr_step, own.lr_decay) == ("cosine", None, None)
@@ -81,7 +81,7 @@ def test_a_schedule_of_its_own_leaves_nothing_of_the_run_s() -> None:
     assert with_own(config, {}) is config
 
 
-def test_an_optimizer_of_its_own_has_its_own_rate() -> None:
+def test_a_party_s_own_optimizer_has_its_own_rate() -> None:
     def rate(of_run: dict[str, Any], of_party: dict[str, Any]) -> float:
         return sized(with_own(resolve(of_run), of_party), 5000).training.party_lr
 

@@ -93,7 +93,7 @@ OF_STATE: list[Order] = [ResumeOrder(run="1", number=1), PredictOrder(run="1", n
 
 
 def sentence(context: Context, order: Order) -> str:
-    """What a party says when it refuses an order."""
+    """Return the error of a party that refuses an order."""
     with pytest.raises(VflError) as raised:
         asked(context, order)
     return str(raised.value)
@@ -168,7 +168,7 @@ def test_every_rule_holds_for_every_message_before_a_run_has_begun(
         assert is_refused(replace(order, config=told))
     kept = json.dumps({**KEYS, **keeps})
     whole = not {"grow", "resume"} & variant.keys() and variant.get("task") != "predict"
-    for order in EARLY if whole else ():  # what an order tells does not take that back
+    for order in EARLY if whole else ():  # the order's options do not take that back
         assert is_refused(replace(order, config=kept))
     assert is_refused(DESCRIBE)
     rejoin = RejoinOrder(exchange=9, outputs=1)

@@ -1,4 +1,4 @@
-"""What a party insists on, whatever orders come in whatever sequence."""
+"""Rules that a party enforces, whatever orders come in whatever sequence."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the party's own log says."""
+    """Collect the lines of the party's own log."""
     lines: list[str] = []
     monkeypatch.setattr(state_file.log, "warning", lambda text, *words: lines.append(text % words))
     return lines
@@ -131,7 +131,7 @@ def test_a_rule_holds_for_a_run_that_began_before_it(
     for key in seed:
         del context.node_config[key]
     context.node_config.update(own)
-    context.run_config = {**KEYS, **keeps}  # what counts is the configuration that is used
+    context.run_config = {**KEYS, **keeps}  # the configuration in use counts
     before = state_to_bytes(context.state)
     for order in (
         *(train(2, gradient=gradient()), EvaluateOrder(exchange=2)),
@@ -274,4 +274,4 @@ def test_parties_that_a_run_starts_itself_permit_what_it_names(
     own = {"file": f"{tmp_path}/f.csv", "noise-seed": 7}
     keys = {"dataset": "files:l.csv", "noise-seed": 4, "out": "c"}
     engines.run_supernodes(1, keys, [own])
-    assert given == [{}, {"align": "psi", **own}]  # what a party says itself stays
+    assert given == [{}, {"align": "psi", **own}]  # a party's own options stay

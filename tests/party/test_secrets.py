@@ -1,4 +1,4 @@
-"""What a party's secret hides: its first model, and noise that never comes twice."""
+"""A party's secret hides its first model, and its noise never repeats."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ PERTURBED = {"privacy": "perturbed-embedding", "embedding-noise": 3.0, "embeddin
 
 
 def in_session(context: Context, orders: list[Order], keep: bool = True) -> list[Any]:
-    """What a party answers to orders that come over one stream."""
+    """Return a party's answers to orders that come over one stream."""
     replies: list[Any] = []
 
     def serve(app: Any, order: SessionOrder, context: Context, largest: Any) -> SessionEnd:

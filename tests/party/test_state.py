@@ -177,7 +177,7 @@ def test_two_states_in_one_process_do_not_touch_each_other() -> None:
 
 
 def test_a_state_that_nobody_holds_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under Ray, where each message brings a state of its own."""
+    """As under Ray, where each message brings a new copy of the state."""
     settled: list[ArrayRecord] = []
     monkeypatch.setattr(state, "settle", settled.append)
     context = node(KEYS)

@@ -1,4 +1,4 @@
-"""What tests of the strategy's parts share."""
+"""Fixtures for tests of the strategy's parts."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Warned:
-    """What has been warned of so far."""
+    """Collect warnings."""
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     return lambda: [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]

@@ -111,7 +111,7 @@ class Uploads(Accountant):
 
 
 class Told(ReleaseLog):
-    """What is told of orders, and how many messages had left by then."""
+    """Records orders, and how many messages had left when each was recorded."""
 
     def __init__(self, post: Post) -> None:
         super().__init__(Uploads(resolve({}), 6, FirstOrder(resolve({}))))
@@ -131,7 +131,7 @@ class Told(ReleaseLog):
 
 
 class Heard(Callback):
-    """What callbacks are told."""
+    """Records the events of callbacks."""
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
@@ -241,7 +241,7 @@ class Parts:
         )
 
     def take(self, kind: type[Turn], use: Use = lambda *sent: None) -> list[tuple[int, Any]]:
-        """What is made of the answers to orders of this kind that are in, by party."""
+        """Use the answers that are in to orders of this kind, and return the outcomes by party."""
         messages = [each for kinds in self.messenger.gather() for each in kinds]
         found = self.messenger.take(kind, messages, use)
         return [(record.party, used) for record, used in found]

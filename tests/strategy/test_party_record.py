@@ -1,4 +1,4 @@
-"""Seats: where a party is in its turns."""
+"""Party records: the state of a party between its messages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_party_is_done_when_it_has_answered_the_last_evaluation(
         (State.ASKED_BACK, 2, State.FAILED),  # nobody waits for its answer any more
     ],
 )
-def test_a_seat_goes_on_from_what_was_kept_of_it(
+def test_a_party_record_continues_from_its_saved_state(
     state: State, evaluation: int, then: State
 ) -> None:
     record = record_in(state)
@@ -125,7 +125,7 @@ def test_a_spread_has_the_mean_and_the_most_of_its_numbers(numbers: list[float])
     assert spread.mean == pytest.approx(np.mean(numbers), rel=1e-9, abs=1e-9)
 
 
-def test_figures_of_a_seat_are_its_traffic_and_its_spreads() -> None:
+def test_figures_of_a_party_record_are_its_traffic_and_its_spreads() -> None:
     record = PartyRecord(1, 101, traffic=Traffic(5, 600, 70, 8))
     record.staleness.add(1)
     record.staleness.add(4)

@@ -19,7 +19,7 @@ def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Wai
 
 
 def groups(waiting: Waiting, *parties: int) -> list[list[int]]:
-    """Whom it has answered, once these have arrived."""
+    """Return the groups that were answered once these parties have arrived."""
     for party in parties:
         waiting.arrivals.append(arrival(party))
     return [[each.party for each in group] for group in waiting.groups()]

@@ -28,7 +28,7 @@ def test_windows_never_cross_an_epoch_or_the_budget(
     budget.allowed = allowed
     done = [0] * parties
     while budget.left > 0:
-        party = chance.randrange(parties)  # whose turn it is
+        party = chance.randrange(parties)  # the next party
         epoch, first, steps = budget.window(done[party], longest)
         assert epoch * per_epoch + first == done[party]  # it goes on where its last one ended
         assert 1 <= steps <= longest and first + steps <= per_epoch

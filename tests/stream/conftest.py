@@ -1,4 +1,4 @@
-"""What tests of streams share."""
+"""Fixtures for tests of streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_flower.transport.stream import grid, session
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A Flower folder of its own, short pauses, and messages of the run in this process."""
+    """Use a temporary Flower folder, short pauses, and the run's messages in this process."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
     for module in (grid, session):
         monkeypatch.setattr(module, "POLL", 0.05)
@@ -25,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """What the loggers of Flower and of this application warn of, as it is said."""
+    """Collect the warnings of Flower's logger and of this application's."""
     lines: list[str] = []
 
     class Keep(logging.Handler):

@@ -1,4 +1,4 @@
-"""What killed parties, a network that breaks, and intruders do to a run over streams."""
+"""Effects of killed parties, broken networks and intruders on a run over streams."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_call_without_a_token_that_serves_is_refused(
 def intruding(
     streamed: Streamed, sent: Callable[[Message], Iterable[bytes]], line: str, logged: list[str]
 ) -> None:
-    """Party 1 first makes a call of its own, in which it answers the first message with ``sent``.
+    """Party 1 first makes an extra call, in which it answers the first message with ``sent``.
 
     It then connects as it should, by the token that this call was answered with.
     """
@@ -288,7 +288,7 @@ def test_a_party_cannot_answer_for_another_run_or_node(
     def forged(message: Message) -> list[bytes]:
         reply: Message = to_failure("is forged", message)
         reply.metadata.__dict__[field] = value
-        # What comes after it ends the call; the message has been refused by then.
+        # The next frame ends the call. The message has been refused by then.
         return [to_bytes(reply), b"garbage"]
 
     line = f"Refused a message of {said}, on the stream of node 3 of run 7."

@@ -114,7 +114,7 @@ def test_sessions_are_renewed_and_leave_the_state_in_a_file(
         state_file.load_latest(anew, str(RUN))
         assert load_scalars(anew.state) == load_scalars(context.state)
         assert state_to_bytes(anew.state) == state_to_bytes(context.state)
-        state_file.load_latest(anew, str(RUN))  # what a Context holds is never replaced
+        state_file.load_latest(anew, str(RUN))  # the content of a Context is never replaced
         assert [each.name for each in file.parent.glob(f"*party-{party}*")] == [file.name]
     assert logged == []
 

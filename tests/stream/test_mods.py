@@ -111,7 +111,7 @@ def test_without_mods_nothing_is_counted_and_the_run_is_the_same(
         np.testing.assert_array_equal(counted.top_arrays()[name], values, err_msg=name)
 
 
-def test_a_mod_that_answers_by_a_message_of_its_own_in_a_shared_actor_is_a_sentence() -> None:
+def test_a_mod_that_makes_a_new_message_in_a_shared_actor_is_a_sentence() -> None:
     def anew(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return Message(call_next(message, context).content, reply_to=message)
 

@@ -53,7 +53,7 @@ def closed(each: socket.socket) -> bool:
 
 
 def calls(order: SessionOrder, number: int) -> list[grpc.StatusCode]:
-    """What so many calls at once end with, that have no token or a wrong one."""
+    """Return the status of many concurrent calls without a token or with a wrong one."""
     credentials = grpc.ssl_channel_credentials(order.certificate.encode())
     options = [("grpc.ssl_target_name_override", "vfl-flower")]
     with grpc.secure_channel(order.address, credentials, options) as channel:
