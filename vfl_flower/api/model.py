@@ -31,6 +31,17 @@ def load(folder: str | Path) -> Model:
     ------
     ConfigError
         If there is no model, or the model needs a class or function of another process.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import vfl_flower
+    >>> folder = Path(tempfile.mkdtemp(), "run")
+    >>> _ = vfl_flower.train(dataset="breast-cancer", epochs=2, out=folder)
+    >>> model = vfl_flower.load(folder)
+    >>> model.predict().shape
+    (114,)
     """
     place = Path(folder).expanduser().absolute()
     own_code.check_there(_checkpoint(place).config.values())
@@ -43,6 +54,19 @@ class Model:
     Attributes
     ----------
     folder : the results folder.
+
+    Examples
+    --------
+    >>> import vfl_flower
+    >>> model = vfl_flower.train(dataset="breast-cancer", epochs=2, parties=3)
+    >>> model.classes
+    [0, 1]
+    >>> model.predict_proba().shape
+    (114, 2)
+    >>> sorted(model.evaluate())
+    ['accuracy', 'auc', 'loss']
+    >>> model.summary["parties"], len(model.history)
+    (3, 2)
     """
 
     def __init__(
@@ -90,9 +114,9 @@ class Model:
         return Finished(self.folder).summary
 
     @property
-    def classes(self) -> list[str]:
+    def classes(self) -> list[Any]:
         """The classes, in the order of `predict_proba`'s columns; empty for regression."""
-        classes: list[str] = _checkpoint(self.folder).about_labels["classes"]
+        classes: list[Any] = _checkpoint(self.folder).about_labels["classes"]
         return classes
 
     def predict(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:

@@ -193,6 +193,15 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
     """A regression model that parties with different columns train together.
 
     Parameters and attributes are as for `VerticalClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower
+    >>> x = np.random.default_rng(0).normal(size=(300, 4))
+    >>> model = vfl_flower.VerticalRegressor(epochs=5).fit(x, x[:, 0] - x[:, 3])
+    >>> model.predict(x).shape
+    (300,)
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803

@@ -89,6 +89,15 @@ def run_local(
     ------
     ConfigError, PartyError
         As the strategy's ``start``. The models so far are saved.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import vfl_flower
+    >>> options = {"dataset": "breast-cancer", "epochs": 2, "out": tempfile.mkdtemp()}
+    >>> finished = vfl_flower.run_local(3, options)
+    >>> finished.summary["schedule"]
+    'sync'
     """
     config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
@@ -162,6 +171,14 @@ def run_ray(
     actors : number of Ray actors that the parties share. By default, each party has one if there
         are at most two parties per CPU; otherwise, each CPU has one. On a cluster that RAY_ADDRESS
         names, each CPU has one, or each party if there are fewer parties.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import vfl_flower
+    >>> options = {"dataset": "breast-cancer", "epochs": 2, "out": tempfile.mkdtemp()}
+    >>> vfl_flower.run_ray(2, options).summary["engine"]
+    'ray'
     """
     if node_configs:
         raise ConfigError(
@@ -184,7 +201,20 @@ def run_supernodes(
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> Finished:
-    """Run the application on real SuperNodes and a SuperLink, which end with the run."""
+    """Run the application on real SuperNodes and a SuperLink, which end with the run.
+
+    Parameters
+    ----------
+    node_configs : of each party, such as its file and its rules; empty if a data set is divided.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import vfl_flower
+    >>> options = {"dataset": "breast-cancer", "epochs": 2, "out": tempfile.mkdtemp()}
+    >>> vfl_flower.run_supernodes(2, options).summary["engine"]
+    'supernodes'
+    """
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
     permitted: dict[str, Any] = {}  # by the parties, which all belong to the caller
@@ -214,12 +244,22 @@ def predict_local(
 
     Returns
     -------
-    The file of predictions.
+    Path
+        The file of predictions.
 
     Raises
     ------
     ConfigError
         If the run, its parties' states or their files do not fit.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import vfl_flower
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = vfl_flower.run_local(3, {"dataset": "breast-cancer", "epochs": 2, "out": folder})
+    >>> vfl_flower.predict_local({"model": folder}).name
+    'predictions.csv'
     """
     run_config = {**run_config, "task": "predict"}
     config = resolve(run_config)

@@ -1,0 +1,160 @@
+"""The site: the built pages have all of the code, and every field of a summary is described."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vfl_flower
+from strategies.history import RESULTS
+from vfl_flower.config.node_rules import RULES
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder.summary_fields import HISTORY, described, fields_of
+from vfl_flower.tools.seeds import repeated
+
+ROOT = Path(__file__).parent.parent
+SMALL: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 200}
+RUNS: dict[str, dict[str, Any]] = {
+    "validation": {},
+    "subsets": {"subsets": "sampled"},
+    "dpzv": {"strategy": "dpzv", "epsilon": 4.0, "calibration": "secret", "sampling": "poisson"},
+    "noise on embeddings": {"privacy": "perturbed-embedding"},
+    "local-only": {"strategy": "local-only"},
+    "regression": {"target": "regression"},
+}
+
+
+def undescribed(summary: dict[str, Any]) -> set[str]:
+    """Return the fields of a summary that the reference lacks."""
+    return fields_of(summary) - set(described())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_field_of_a_summary_and_a_history_is_described(name: str, tmp_path: Path) -> None:
+    run_config = {**SMALL, **RUNS[name], "out": str(tmp_path)}
+    finished = vfl_flower.run_local(2, run_config)
+    assert undescribed(finished.summary) == set()
+    assert {key for entry in finished.history for key in entry} - set(described()) == {"epoch"}
+    assert set(HISTORY) <= set(finished.history[0])
+
+
+def test_the_fields_of_several_seeds_are_described(tmp_path: Path) -> None:
+    finished = repeated(vfl_flower.run_local, 2, SMALL, [], 2, tmp_path / "run")
+    assert undescribed(finished.summary) == set()
+
+
+def test_a_field_without_a_description_is_found() -> None:
+    """The control."""
+    assert undescribed({"epsilon": 1, "by_party": [{"luck": 2}], "mood": 3}) == {
+        *("by_party.luck", "mood"),
+    }
+
+
+def test_results_of_a_history_are_described() -> None:
+    assert set(RESULTS) <= set(HISTORY)
+
+
+# --- the built site -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it."""
+    pytest.importorskip("furo")
+    out = tmp_path_factory.mktemp("site")
+    build(ROOT / "docs", out)
+    return out
+
+
+def build(source: Path, out: Path) -> None:
+    """Build the site; a warning is an error."""
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"]
+    done = subprocess.run(
+        [*command, str(source), str(out)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def text_of(site: Path, page: str) -> str:
+    """Return the text of a page."""
+    return unescape(re.sub(r"<[^>]+>", "", (site / page).read_text()))
+
+
+@pytest.mark.nightly
+def test_the_reference_has_everything(site: Path) -> None:
+    options, rules = (
+        text_of(site, f"reference/{each}.html") for each in ("options", "party-rules")
+    )
+    assert [each for each in KEYS if each not in options] == []
+    assert [each for each in RULES if each not in rules] == []
+    fields = text_of(site, "reference/results-folder.html")
+    assert [each for each in described() if each not in fields] == []
+    api = (site / "reference" / "api" / "vfl_flower.html").read_text()
+    assert [each for each in vfl_flower.__all__ if f'id="vfl_flower.{each}"' not in api] == []
+
+
+@pytest.mark.nightly
+def test_llms_txt_has_every_page(site: Path) -> None:
+    listed = set(re.findall(r"\]\((\S+\.html)\): \S", (site / "llms.txt").read_text()))
+    built = {each.relative_to(site).as_posix() for each in site.rglob("*.html")}
+    assert built - listed == {"genindex.html", "search.html"}
+
+
+@pytest.mark.nightly
+def test_no_link_of_the_site_is_dead(site: Path) -> None:
+    assert dead(site) == []
+
+
+def dead(site: Path) -> list[str]:
+    """Return the internal links of a site that lead nowhere."""
+    anchors = {each: set(re.findall(r' id="([^"]+)"', each.read_text())) for each in pages(site)}
+    found = []
+    for page in anchors:
+        for link in re.findall(r' (?:href|src)="([^"]+)"', page.read_text()):
+            path, _, anchor = unescape(link).partition("#")
+            if re.match(r"[a-z]+:", path) or (not path and not anchor):
+                continue
+            target = (page.parent / path.partition("?")[0]).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in anchors.get(target, {anchor})):
+                found.append(f"{page.relative_to(site)}: {link}")
+    return found
+
+
+def pages(site: Path) -> list[Path]:
+    """Return the pages of a site."""
+    return [each.resolve() for each in sorted(site.rglob("*.html"))]
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    """The control."""
+    (tmp_path / "a.html").write_text('<a id="x" href="b.html">, <a href="#y">, <a href="a.html#x">')
+    assert dead(tmp_path.resolve()) == ["a.html: b.html", "a.html: #y"]
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "../strategies/none.py", "index.md#no-section"])
+def test_a_link_to_what_is_not_there_is_found(link: str) -> None:
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+    try:
+        import pages as extension  # type: ignore[import-not-found]
+
+        said: list[str] = []
+        text = f"[there](index.md), [code](../strategies/vertical.py), [not there]({link})"
+        extension.with_links(text, ROOT / "docs", ROOT / "docs" / "page.md", said.append)
+    finally:
+        sys.path.remove(str(ROOT / "docs" / "_ext"))
+    assert len(said) == 1
+    assert link in said[0]
+
+
+def test_the_notebooks_hold_their_outputs() -> None:
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text())["cells"]
+        assert any(cell.get("outputs") for cell in cells), notebook.name
