@@ -1,7 +1,9 @@
 """README and docs run as they stand: every block, in the order of its page, in a fresh folder.
 
-A comment above a block says why it is not run, `<!-- not run: REASON -->`, or which page's blocks
-come before it, `<!-- after: PAGE.md#SECTION -->`.
+A comment above a block says why it is not run, `<!-- not run: REASON -->`, or which section's
+blocks come before it, `<!-- after: PAGE.md#SECTION -->`. A plain block below a block, perhaps with
+a line between them that says "prints:", is compared with its output, where `...` stands for any
+text. Python blocks that follow each other share a process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ PAGES = [
 _BLOCK = re.compile(
     r"(?:<!-- (?P<what>not run|after): (?P<said>[^>]+) -->\n+)?"
     r"```(?P<language>bash|python)\n(?P<text>.*?)\n```"
-    r"(?:\n\n```\n(?P<shown>.*?)\n```)?",
+    r"(?:\n\n(?:[^\n]*prints[^\n]*:\n\n)?```\n(?P<shown>.*?)\n```)?",
     re.DOTALL,
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -61,14 +63,14 @@ def blocks_in(text: str) -> list[Block]:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Return the blocks of a page. The blocks of sections that they name come first."""
+    """Return the blocks of a page, after the blocks of the sections that they name."""
     found: list[Block] = []
     for block in blocks_in((HERE / page).read_text()):
         if block.after:
             other, _, section = block.after.partition("#")
             parts = (HERE / other).read_text().split("\n## ")
             (wanted,) = (each for each in parts if each.lower().startswith(section.lower()))
-            found += [each for each in blocks_in(wanted) if not each.not_run][:1]
+            found += [each for each in blocks_in(wanted) if not each.not_run]
         found.append(block)
     return found
 
@@ -103,21 +105,30 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 
 
 def same(shown: str, printed: str) -> bool:
-    """Whether an output is what is shown, but for rounding and the last digits of numbers."""
-    if _NUMBER.sub("#", " ".join(shown.split())) != _NUMBER.sub("#", " ".join(printed.split())):
-        return False
-    pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(printed), strict=True)
-    return all(float(a) == pytest.approx(float(b), rel=0.02) for a, b in pairs)
+    """Return whether an output is the one shown, up to rounding and text shown as `...`."""
+    parts = re.split(rf"({_NUMBER.pattern}|\.\.\.)", " ".join(shown.split()))
+    pattern, numbers = "", []
+    for part in parts:
+        if _NUMBER.fullmatch(part):
+            pattern += f"({_NUMBER.pattern})"
+            numbers.append(float(part))
+        else:
+            pattern += ".*?" if part == "..." else re.escape(part)
+    match = re.fullmatch(pattern, " ".join(printed.split()))
+    found = [float(each) for each in match.groups()] if match else []
+    return match is not None and found == pytest.approx(numbers, rel=0.02)
 
 
 def test_other_outputs_are_not_the_same() -> None:
     assert same("accuracy 0.976\n", "accuracy  0.975")
     assert not same("accuracy 0.976", "accuracy 0.9")
     assert not same("accuracy 0.976", "error 0.976")
+    assert same("accuracy 0.976 in ... s\n...", "accuracy 0.976 in 12.3 s\nmore lines")
+    assert not same("accuracy 0.976 in ... s", "accuracy 0.5 in 12.3 s")
 
 
 def fresh(folder: Path) -> dict[str, str]:
-    """Make a folder that has what a checkout has, and the files that CONTRIBUTING.md writes."""
+    """Fill a folder with what a checkout has, and with the files that CONTRIBUTING.md writes."""
     for name in ("deploy", "examples"):
         shutil.copytree(HERE / name, folder / name)
     for block in blocks_in((HERE / "CONTRIBUTING.md").read_text()):
@@ -130,15 +141,23 @@ def fresh(folder: Path) -> dict[str, str]:
 
 
 def play(blocks: list[Block], folder: Path) -> None:
-    """Run blocks one after the other in one shell; each must succeed, and print what is shown."""
+    """Run blocks one after the other in one shell: each must succeed, and print what is shown."""
     environment, script = fresh(folder), ["set -eo pipefail"]
+    session: Path | None = None  # of Python blocks that follow each other
     for number, block in enumerate(blocks):
-        text = block.text
-        if block.language == "python":
-            named = re.match(r'"""(\w+\.py)', text)
-            (folder / (named[1] if named else f"block-{number}.py")).write_text(text + "\n")
-            text = "" if named else f"python block-{number}.py"
-        script.append(f"{{ :\n{text}\n}} > block-{number}.out")
+        text, named = block.text + "\n", re.match(r'"""(\w+\.py)', block.text)
+        if block.language == "bash":
+            session = None
+            script.append(f"{{ :\n{text}}} > block-{number}.out")
+        elif named:
+            (folder / named[1]).write_text(text)
+        else:
+            if session is None:
+                session = folder / f"block-{number}.py"
+                session.write_text("import sys\n")
+                script.append(f"python {session.name}")
+            with session.open("a") as file:
+                file.write(f"sys.stdout = open('block-{number}.out', 'w')\n{text}")
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=folder,
@@ -162,6 +181,7 @@ def test_a_block_that_fails_or_prints_something_else_is_found(tmp_path: Path) ->
     with pytest.raises(AssertionError):
         play([Block("bash", "echo 1.5", "1.6")], tmp_path / "other")
     play([Block("bash", "X=1"), Block("bash", 'test "$X" = 1; echo 1.6', "1.6")], tmp_path / "last")
+    play([Block("python", "x = 2"), Block("python", "print(x)", "2")], tmp_path / "session")
 
 
 @pytest.mark.nightly
