@@ -35,7 +35,14 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r".*")]  # docstrings name types of torch, NumPy and Flower
 
 # Markdown and notebooks
-myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = [
+    "fieldlist",
+    "attrs_block",
+    "attrs_inline",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # notebooks show their stored outputs
 nb_merge_streams = True

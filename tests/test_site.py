@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,7 @@ def test_a_link_to_what_is_not_there_is_found(link: str) -> None:
     pytest.importorskip("sphinx")
     sys.path.insert(0, str(ROOT / "docs" / "_ext"))
     try:
-        import pages as extension  # type: ignore[import-not-found]
-
+        extension = import_module("pages")
         said: list[str] = []
         text = f"[there](index.md), [code](../strategies/vertical.py), [not there]({link})"
         extension.with_links(text, ROOT / "docs", ROOT / "docs" / "page.md", said.append)
