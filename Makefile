@@ -41,7 +41,6 @@ lint: install ## ruff, mypy, and that imports run downwards
 	$(BIN)/lint-imports --no-cache
 
 docs: install ## build the site, offline, into docs/_build/html
-	$(BIN)/python -c "import furo" 2> /dev/null || $(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build/html
 	@echo "The site is docs/_build/html/index.html"
 

@@ -32,7 +32,7 @@ def prepare(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
 def shorten(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: Any
 ) -> tuple[str | None, Any]:
-    """Show the options of `train` as ``**options``: they have a page of their own."""
+    """Show the options of `train` as ``**options``: the page of options lists them."""
     if name == "vfl_flower.train" and signature:
         before = signature.partition("progress=None")
         return f"{before[0]}{before[1]}, **options)", returned

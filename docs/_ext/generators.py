@@ -289,7 +289,7 @@ def public() -> list[str]:
 
 
 def extension() -> list[str]:
-    """Return the names that CONTRIBUTING.md imports in its examples, and those of its table."""
+    """Return the names that CONTRIBUTING.md imports in its examples, and the names in its table."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     found: dict[str, None] = {}
     for block in re.findall(r"```python\n(.*?)\n```", text, re.DOTALL):

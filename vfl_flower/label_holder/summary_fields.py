@@ -1,4 +1,4 @@
-"""What each field of summary.json says: the reference of the results folder shows these texts."""
+"""Descriptions of the fields of summary.json, which the reference of the results folder shows."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def described() -> dict[str, Field]:
 
 
 def fields_of(summary: dict[str, object]) -> set[str]:
-    """Return the names of the fields of a summary, those of its parties included."""
+    """Return the names of the fields of a summary and of its parties."""
     parties = summary.get("by_party")
     of_parties = parties if isinstance(parties, list) else []
     return set(summary) | {f"by_party.{name}" for each in of_parties for name in each}
