@@ -1,13 +1,14 @@
 """How long ten organisations with a hundred million people would take: measured here, calculated.
 
-Measured, on this machine: processor seconds of a party's and of the label holder's part in a row's
-step, and bytes a row, of one epoch in process for each system, codec and window; and seconds of
-blinding an id. Calculated: an epoch over real networks, where the label holder has one line that
-all parties share, both ways at once. In a synchronous system a window's parts follow one another:
-parties compute, embeddings travel, the label holder computes, gradients travel back, and the round
-trip. An asynchronous system is as fast as the slowest of these alone. The alignment comes before:
-each party blinds its ids and the label holder's, and the label holder unblinds for each party.
-It is a calculation: nothing of that size has been run. Prints one JSON object as its last line.
+Measured on this machine, in one epoch in process, for each system, codec and window: bytes a row,
+and processor seconds of a row's step, at the party and at the label holder. Also measured: seconds
+to blind an id. Calculated: an epoch over real networks, where all parties share
+one line of the label holder, both ways at once. In a synchronous system the parts of a window
+follow one another: parties compute, embeddings travel, the label holder computes, gradients travel
+back, and the round trip. An asynchronous system is as fast as the slowest of these alone. The
+alignment comes before: each party blinds its ids and the label holder's, and the label holder
+unblinds for each party. It is a calculation: nothing of that size has been run. Prints one JSON
+object as its last line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What codecs cost: bytes and time of a large block, and time of a step with error feedback.
+"""Cost of codecs: bytes and time of a large block, and time of a step with error feedback.
 
 A block of 60000 x 16 normal numbers, as one vector, is encoded and decoded on one core. Then an
-epoch of MNIST, four quadrant parties 196-16, batch 128, in process, window 1 and 8: `ef-vfl` with
-top-k 10 % beside `split-nn`, one after the other in each repeat, each with one evaluation. Prints
-one JSON object as its last line.
+epoch of MNIST runs in process, with four quadrant parties 196-16, batch 128, windows 1 and 8. Each
+repeat runs `split-nn` and then `ef-vfl` with top-k 10 %, each with one evaluation. Prints one JSON
+object as its last line.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def block_figures(codec: Codec, repeats: int) -> dict[str, float]:
 
 
 def step_figures(mnist: str, window: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a step of each system, and their ratio to those of `split-nn`: medians."""
+    """Return medians of each system's milliseconds a step, and of their ratio to `split-nn`."""
     common = {**SIGMOID_MODEL, "dataset": f"npz:{mnist}", "batch-size": 128, "epochs": 1}
     milliseconds: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     for repeat in range(repeats + 1):  # the first warms up

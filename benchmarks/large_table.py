@@ -1,12 +1,12 @@
-"""A table larger than memory should be: what a party's process takes, and how fast it trains.
+"""A table larger than memory: memory of a party's process, and speed of training.
 
-Two parties have a parquet file each, of 2 million rows and 200 columns of random numbers unless
---rows and --columns say otherwise, with the same ids; they are processes of their own, as on real
-nodes, and the label holder is this one. Printed of one epoch, for each way of reading the tables:
-peak memory of a party's process (VmHWM, which counts pages of files too, and the most that was its
-own, RssAnon), seconds of an epoch, seconds of a party's processor in it, and seconds until training
-begins. Both ways are compared on --both rows, which fit into memory. Prints one JSON object as its
-last line.
+Each of two parties has a parquet file of random numbers with the same ids: 2 million rows and 200
+columns, unless --rows and --columns say otherwise. Parties run in separate processes, as on real
+nodes, and this process is the label holder. It prints figures of one epoch for each way of reading
+the tables: seconds of the epoch, a party's peak memory and processor seconds in it, and seconds
+until training begins. The peak is VmHWM, which includes pages of files, and
+RssAnon, which does not. Both ways are compared on --both rows, which fit into memory. Prints one
+JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Processes:
         return from_bytes(wire.recv_bytes())
 
     def end(self) -> list[dict[str, float]]:
-        """What the processes tell at their end."""
+        """Return the figures that the processes print at their end."""
         for wire in self._wires:
             wire.send_bytes(b"")
         return [wire.recv() for wire in self._wires]

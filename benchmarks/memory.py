@@ -1,12 +1,12 @@
-"""What training a large party takes: peak memory over the size of its model.
+"""Memory to train a large party: peak memory over the size of its model.
 
-One party answers training messages and learns from the feedback, which here is made up, in a
-process of its own for each system and optimizer: an mlp of 20 million parameters, unless --hidden
-says otherwise, or with --text DistilBERT as its configuration has it (66 million, 16 rows of 32
-tokens). Messages are served as in a session, by the ClientApp, which keeps the party's state after
-each. Memory is that of the process, less what it holds when another such party of a few parameters
-has been through the same: its peak during the steps, what is left between two messages, and the
-peak while the test rows are embedded. Prints one JSON object as its last line.
+For each system and optimizer, one party trains in a new process: it answers training messages, and
+learns from made-up feedback. The model is an mlp of 20 million parameters, unless --hidden says
+otherwise. With --text it is DistilBERT's configuration (66 million parameters, 16 rows of 32
+tokens). The ClientApp serves messages as in a session, and keeps the party's state after each. From
+each figure, the memory of a process with a tiny model is subtracted. Measured are the peak during
+the steps, the memory between two messages, and the peak while the test rows are embedded. Prints
+one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def measure(kind: str, hidden: int, text: str) -> dict[str, Any]:
     """Peaks over the size of the model, in this process."""
     torch.set_num_threads(1)
     begin_task()
-    session(party_of(kind, hidden, text, small=True))  # what libraries load at first use
+    session(party_of(kind, hidden, text, small=True))  # libraries load parts at first use
     gc.collect()
     before = resident("VmRSS")
     party = party_of(kind, hidden, text, small=False)

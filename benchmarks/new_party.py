@@ -1,12 +1,12 @@
 """A party that joins a trained model: credit defaults, a bank and two parties, and later a third.
 
-The files are those of `partial_bank`: the bank has the labels of all people and a quarter of the
-columns, each party knows three fifths of the people. The third is the one that is worth most (of
-the other two one is worth little, whenever it comes). `two` is trained by the bank and two parties.
-From it begin, for a few epochs more: `longer`, the same two; `frozen`, all three, where the third
-and the top model learn; `free`, all three, where all do. `three` is trained by all three from the
-beginning, for as long as `two`. All hold out the same people, a fifth; AUC is of all of them, with
-whoever knows them. Prints one JSON object as its last line.
+The files are made as in `partial_bank`: the bank has the labels of all people and a quarter of the
+columns, and each party knows three fifths of the people. The third party is worth the most (one of
+the other two is worth little, whenever it comes). The bank and two parties train `two`. Three runs
+begin from it, for a few more epochs. `longer` has the same two parties. `frozen` has all three, and
+only the third and the top model learn. In `free` all three learn. `three` trains all three from the
+beginning, for as long as `two`. All hold out the same fifth of the people. AUC is of all of these,
+with the parties that know them. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What federation costs in one process: an epoch of MNIST as a plain loop, and on a LocalGrid.
+"""Cost of federation in one process: an epoch of MNIST as a plain loop, and on a LocalGrid.
 
 Four quadrant parties 196-128, top model 512-128-10, batch 64, plain SGD. The plain loop is
 ordinary PyTorch on joined data. Each repeat times all three ways, one after the other; each

@@ -1,12 +1,13 @@
-"""Rows that some parties lack: MNIST's quadrants, of which each party has a row by some chance.
+"""Rows that some parties lack: MNIST's quadrants, where each party has a row by chance.
 
-Bottom models 196-64-32, a top model on the mean of the embeddings that are there, batch 64, Adam,
-the steps of four epochs for all. Test accuracy is with all parties, with those that have a row
-by the same chance as in training, and with a single party, on all test rows each: the mean over
-parties. `common` learns from the rows alone that all have, `off` from all rows as they are,
-`sampled` from a random subset of each row's parties too, and `laser` from one of each size. The
-plain loop is ordinary PyTorch that does what `sampled` does. A step's time is given for rows that
-all parties have, to compare with ordinary training. Prints one JSON object as its last line.
+Bottom models 196-64-32, a top model on the mean of the available embeddings, batch 64, Adam, the
+steps of four epochs for all. Test accuracy on all test rows is measured three ways: with all
+parties, with each party present by the chance of training, and with a single party (mean over
+parties). `common` learns only from the rows that all have. `off` learns from all rows as they are.
+`sampled` also learns from a random subset of each row's parties, and `laser` from one subset of
+each size. The plain loop is ordinary PyTorch that does what `sampled` does. A step's time is given
+for rows that all parties have, to compare with ordinary training. Prints one JSON object as its
+last line.
 """
 
 from __future__ import annotations

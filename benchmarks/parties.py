@@ -1,13 +1,12 @@
 """Milliseconds of a party's step, and memory, as parties grow from two to a thousand.
 
-Synthetic rows, four columns for each party, all defaults (`mlp` bottom models, embedding 32,
-mini-batches of 32) but that all rows are trained on. Times are taken from the end of the first
-epoch to that of the second, with its evaluation; memory is the peak of the process that holds all
-parties. "one by one" has the same parties serve their messages one after the other, as before they
-were computed together, and a number as a way is that of the Ray actors
-that parties share, over streams. The slope is that of the
-logarithms, from the number of parties before to this one: 1 is linear. Every run is a process of
-its own. Draws steps a second against parties, and prints one JSON object as its last line.
+Rows are synthetic, with four columns for each party. Options are the defaults (`mlp` bottom models,
+embedding 32, mini-batches of 32), except that all rows are for training. Times run from the end of
+the first epoch to the end of the second, with its evaluation. Memory is the peak of the process
+that holds all parties. "one by one" computes the same parties one after the other instead of
+together. A number as a way is a number of Ray actors that parties share, over streams. The slope is
+in logarithms, from one number of parties to the next: 1 is linear. Every run has a new process.
+Draws steps a second against parties, and prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Clock(Callback):
 
 
 def run(parties: int, steps: int, way: str, folder: str) -> dict[str, Any]:
-    """What one run took, in this process."""
+    """Return the time and memory of one run, in this process."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((math.ceil(steps * BATCH / 0.8), COLUMNS * parties), np.float32)
     y = (x @ generator.standard_normal(COLUMNS * parties, np.float32) > 0).astype(np.int64)
@@ -79,7 +78,7 @@ def run(parties: int, steps: int, way: str, folder: str) -> dict[str, Any]:
 
 
 def measure(parties: int, steps: int, way: str) -> dict[str, Any]:
-    """The same, in a process of its own."""
+    """Return the same, from a new process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.parties", "--one", way, "--in", folder]
         command += ["--parties", str(parties), "--steps", str(steps)]

@@ -1,14 +1,14 @@
 """Accuracy against epsilon of labels: all mechanisms under one relation and adversary, on MNIST.
 
-Four quadrant parties 196-16 with sigmoid, a linear top model on the mean. Protected are the labels;
-the relation is that one person's label is changed, and the adversary all parties, the network and
-whoever gets the model. Noise on labels is drawn for each system by the same words; `dpzv` has
-noise on its scalars and its top model, at delta 1e-5, by one direction of all parties (which DPZV,
-Figure 3, has for each). `frozen` and `split-nn` without noise are the lines. Beside them, of
-another kind: `vafl` with noise on embeddings, whose epsilon is of features, towards the label
-holder. Runs "by default" name only the strategy, the data, the mechanism and epsilon: validation
-rows choose their epoch. At last the credit table at two parties, without noise and with twelve
-draws of noise on labels. Prints one JSON object as its last line.
+Four quadrant parties 196-16 with sigmoid, a linear top model on the mean. Epsilon protects labels,
+where one person's label is changed. The adversary is all parties, the network, and anyone who gets
+the model. Noise on labels is drawn in the same way for each system. `dpzv` has noise on scalars and
+on its top model, at delta 1e-5, with one direction of all parties (DPZV's Figure 3 has one for each).
+`frozen` and `split-nn` without noise are the lines. A figure of another kind stands beside them:
+`vafl` with noise on embeddings, whose epsilon protects features from the label holder. Runs "by
+default" name only the strategy, the data, the mechanism and epsilon: validation rows choose their
+epoch. Then comes the credit table at two parties, without noise and with twelve draws of noise on
+labels. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def jobs(epsilons: Sequence[float], epochs: int | None) -> dict[str, dict[str, A
 
 
 def run(parties: int, keys: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a run, whose draw of labels is of its own and adds to no other."""
+    """Return the summary of a run with a fresh count of label draws."""
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"VFL_HOME": home, "XDG_STATE_HOME": home}
         return quiet_run(parties, keys)[0]

@@ -1,9 +1,9 @@
 """Private set intersection of two sets of ids: seconds of each step, bytes and peak memory.
 
-Whole numbers, of which both sides have nine in ten. Both sides are in this process, one step after
-the other, and each step has all cores; so the sum is also what both on this machine would take. On
-a machine for each, the two first blindings could happen at the same time. Processor seconds, of all
-cores together, depend less on what else the machine does. The peak is that of this process, with
+Ids are whole numbers, and nine in ten are on both sides. Both sides are in this process, one step
+after the other, and each step uses all cores. So the sum is also the time of both sides on this
+machine. With a machine each, the two first blindings could happen at the same time. Processor
+seconds, over all cores, depend less on other work of the machine. The peak is this process's, with
 the data of both sides. Prints one JSON object as its last line.
 """
 

@@ -1,14 +1,14 @@
 """Align once, train often: seconds from a run's start to its first training order, of six runs.
 
-A label holder and two parties have a file each (csv, parquet, csv), of which nine in ten ids are
-common to all. The first run aligns; the second is on the same files; before the third, one row of
-a party's file is removed; before the fourth the label holder's has 1,000 ids more, and before the
-fifth a party's. Then there are predictions for 100 new people, up to the order to predict. Beside
-the seconds stand those of all processors, which depend less on what else the machine does, and how
-many ids were blinded or had a blinding taken away, by whoever is in the process: in process all, on
-nodes the label holder. In process each run is a process of its own, whose imports are not counted;
-on nodes (--engines supernodes) the SuperNodes go on from run to run, and what counts is from the
-call of the ServerApp on. Prints one JSON object as its last line.
+A label holder and two parties have a file each (csv, parquet, csv). Nine in ten ids are common to
+all. The first run aligns, and the second uses the same files. Before the third, one row of a
+party's file is removed. Before the fourth, the label holder's file gets 1,000 more ids, and before
+the fifth a party's does. The sixth predicts 100 new people, and is timed up to the order to
+predict. Processor seconds stand beside the seconds, since they depend less on other work of the
+machine. Ids blinded or unblinded are counted for the process: all sides in process, only the label
+holder on nodes. In process each run has a new process, and imports are not counted. On nodes
+(--engines supernodes) the SuperNodes continue from run to run, and time starts at the call of the
+ServerApp. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """What `vfl_flower.server_app` does, timed."""
+    """Do the same as `vfl_flower.server_app`, timed."""
     note_first_training_order()
     server_app.app(grid, context)
 

@@ -1,11 +1,11 @@
 """Milliseconds of a step in each runtime: in process, Ray and SuperNodes, by streams and messages.
 
-MNIST, four quadrant parties 196-128, top model 512-128-10, batch 64, `split-nn`. Times are taken
-between the first evaluation and the last, so that starting up does not count and evaluating does.
-SuperNodes speak TLS and authenticate themselves, all on this machine. Over streams, as in process,
-an epoch has all 60,000 rows; over Flower's messages as many as take some two minutes. With
-``--delays`` SuperNodes reach the label holder through a relay that brings everything so much later,
-each way; window 0 is the one that is chosen by what is measured in the first epoch. Prints one JSON
+MNIST, four quadrant parties 196-128, top model 512-128-10, batch 64, `split-nn`. Times run from the
+first evaluation to the last, so they leave out the start and include evaluations. SuperNodes use
+TLS and authenticate themselves, all on this machine. Over streams, as in process, an epoch has all
+60,000 rows. Over Flower's messages it has as many as take some two minutes. With ``--delays``,
+SuperNodes reach the label holder through a relay that delays every byte by so much, each way.
+Window 0 is the one that the run chooses by its measurements in the first epoch. Prints one JSON
 object as its last line.
 """
 
@@ -36,7 +36,7 @@ def always(port: int) -> Callable[[int], int]:
 
 
 def per_step(history: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What a step took, from the first evaluation to the last."""
+    """Return the time of a step, from the first evaluation to the last."""
     first, last = history[0], history[-1]
     seconds = last["seconds"] - first["seconds"]
     steps = last["steps"] - first["steps"]

@@ -1,13 +1,13 @@
 """How time, memory and bytes grow with rows, parties, columns, the window and embeddings.
 
-One thing grows at a time, from 100,000 rows of 4 parties x 8 columns, batch 256, window 8,
-embedding 8; one epoch of `split-nn` in process, each run in a process of its own, beside a plain
-loop in PyTorch of the same model that has all columns. Rows come from parquet files with ids, as
-organisations have them; parties beyond four share 4 columns each and 10,000 rows in batches of
-1,000. Seconds are of training and the evaluation at its end, not of reading; memory is the peak of
-the process (VmHWM), both with Python, torch and Flower. A slope is that of the logarithms between
-the two largest: 1 where twice as much takes twice as long. Draws the growth, and prints one JSON
-object as its last line.
+One quantity grows at a time, from 100,000 rows of 4 parties x 8 columns, batch 256, window 8,
+embedding 8. Each run is one epoch of `split-nn` in a new process, beside a PyTorch loop of the same
+model that has all columns. Rows come from parquet files with ids, as organisations have them. With
+more than four parties, each has 4 columns and 10,000 rows, in batches of 1,000. Seconds are of
+training and the evaluation at its end, not of reading. Memory is the peak of the process (VmHWM).
+Both include Python, torch and Flower. A slope is in logarithms, between the two largest sizes: 1
+means that twice as much takes twice as long. Draws the growth, and prints one JSON object as its
+last line.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def plain(folder: Path, point: dict[str, int]) -> dict[str, Any]:
 
 
 def measure(point: dict[str, int], folder: Path) -> dict[str, Any]:
-    """Both, each in a process of its own, as writing is: a peak is passed on to who is started."""
+    """Measure both in new processes, since a child process inherits its parent's peak."""
     figures = {}
     for way in ("write", "ours", "plain"):
         command = [sys.executable, "-m", "benchmarks.scale", "--of", way, str(folder)]

@@ -1,9 +1,9 @@
-"""What masked sums cost: bytes, time of a step, and accuracy, beside the same run without masks.
+"""Cost of masked sums: bytes, time of a step, and accuracy, beside the same run without masks.
 
 MNIST, four quadrant parties 196-16 with sigmoid or 196-128 with ReLU, a linear top model on the
-mean, batch 64, in process: where a step takes longest beside what masks take, since there is no
-network. First order at window 1 and 8, joint zeroth order at its window of 16. An epoch of each,
-with and without masks, one after the other in each repeat; then a longer training of each for its
+mean, batch 64. Runs are in process, without a network, where masks weigh most against a step. First
+order runs at windows 1 and 8, joint zeroth order at its window of 16. Each repeat times an epoch of
+each, with and without masks, one after the other. A longer training of each then gives its
 accuracy. Prints one JSON object as its last line.
 """
 

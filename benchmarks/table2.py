@@ -1,10 +1,11 @@
 """EF-VFL's Table 2 on full MNIST: ours beside the paper's, five seeds.
 
-The paper's job by its code's settings: four quadrant parties 196-16 without bias, sigmoid, a linear
-top model on the mean of the embeddings, full batch, 100 rounds of SGD, shared labels (Algorithm 1).
-Learning rates are ours, one for each column. Test embeddings are exact. The two other data sets of
-the table, CIFAR-100 and ModelNet10, are not run here. With --private the compressed runs keep
-labels private (Algorithm 2). Prints one JSON object as its last line.
+The paper's job has its code's settings. Four quadrant parties 196-16 have no bias and a sigmoid.
+The top model is linear, on the mean of the embeddings. Training takes 100 full-batch rounds of SGD
+with shared labels (Algorithm 1). Learning rates are ours, one for each column. Test embeddings are
+exact. The two other data sets of the table, CIFAR-100 and ModelNet10, are not run here. With
+--private the compressed runs keep labels private (Algorithm 2). Prints one JSON object as its last
+line.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ NOT_RUN = ("CIFAR-100", "ModelNet10")
 
 
 def keys_of(system: str, column: str) -> dict[str, Any]:
-    """The keys of a cell, besides those of the whole table."""
+    """Return the options of a cell, besides the whole table's options."""
     rate = RATES[column] if system == "ef-vfl" else 4.0
     rates = {"party-lr": rate, "server-lr": rate}
     momentum = system == "ef-vfl" and column in WITH_MOMENTUM

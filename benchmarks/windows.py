@@ -1,4 +1,4 @@
-"""What windows cost in accuracy, on full MNIST: `split-nn` at 1, 8 and 16, `cascaded` to 64.
+"""Cost of windows in accuracy, on full MNIST: `split-nn` at 1, 8 and 16, `cascaded` to 64.
 
 Four quadrant parties 196-16 with sigmoid, a linear top model on the mean, batch 64. Prints one JSON
 object as its last line.

@@ -1,8 +1,9 @@
-"""What each party is worth: by one model of any subset, and by a model for each subset.
+"""Worth of each party: by one model of any subset, and by a model for each subset.
 
-Digits in four quadrants, a party each. Shapley values of test accuracy by `vfl contribution` of one
-run with random subsets, beside those of separate models, one trained for each of the 15 subsets of
-the parties; means and deviations over seeds. Prints one JSON object as its last line.
+Each of four parties has a quadrant of the digits. `vfl contribution` computes Shapley values of
+test accuracy from one run with random subsets. Separate models, one trained for each of the 15
+subsets of the parties, give the values beside them. Means and deviations are over seeds. Prints one
+JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run(
     labels: Any,
     some: tuple[int, ...] = (0, 1, 2, 3),
 ) -> float:
-    """Test accuracy of a run of these parties, of which each has the columns of its quarter."""
+    """Return the test accuracy of these parties, where each has the columns of its quarter."""
     of = "".join(map(str, some)) + ("-alone" if "subsets" not in keys else "")
     np.savez(folder / f"{of}.npz", X=np.hstack([quarters[party] for party in some]), y=labels)
     words = {**keys, "dataset": f"npz:{folder / of}.npz", "out": str(folder / f"run-{of}")}

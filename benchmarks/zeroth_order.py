@@ -1,9 +1,10 @@
-"""What batching a window is worth: an epoch of MNIST, in process and as a plain loop.
+"""Gain of batching a window: an epoch of MNIST, in process and as a plain loop.
 
 The plain loop is the same algorithm in ordinary PyTorch on joined data, without messages, one step
-after another: a party draws its direction, both embeddings are evaluated, top model and party step.
-Ours runs on a LocalGrid with its messages, at window 64. Each repeat times both ways, one after the
-other; each includes one evaluation on the test rows. Prints one JSON object as its last line.
+after another. In a step a party draws its direction, both embeddings are evaluated, and top model
+and party step. Ours runs on a LocalGrid with its messages, at window 64. Each repeat times both
+ways, one after the other; each includes one evaluation on the test rows. Prints one JSON object as
+its last line.
 """
 
 from __future__ import annotations

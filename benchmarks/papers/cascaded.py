@@ -66,7 +66,7 @@ def robustness(data: Data) -> dict[str, Job]:
 
 
 def theirs(panel: str, of: tuple[int, ...]) -> dict[str, str]:
-    """What Table II has for the jobs of a row."""
+    """Return Table II's figures for the jobs of a row."""
     return {
         f"{panel.format(each)} | {name}": figure
         for each in of

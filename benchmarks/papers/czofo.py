@@ -1,10 +1,11 @@
 """VFL-CZOFO (Wang et al., 2023, "A Unified Solution for Privacy and Communication Efficiency in
-Vertical Federated Learning"), a rival in DPZV's experiments, as an estimator of one's own.
+Vertical Federated Learning"), a rival in DPZV's experiments, as a user's estimator.
 
-The gradient with respect to the embeddings is estimated by differences, and what is behind them
-learns by its own gradient: Avg-RandGradEst, the mean over q directions u of d / mu (l(h + mu u) -
-l(h)) u, of one mini-batch's mean loss l and unit directions of all its embeddings' d numbers. The
-label holder answers the q differences, and the seed of the directions.
+Differences estimate the gradient with respect to the embeddings. Each bottom model then learns by
+its own gradient. The estimate is Avg-RandGradEst: the mean over q directions u of
+d / mu (l(h + mu u) - l(h)) u. Here l is one mini-batch's mean loss, and directions are unit vectors
+of the d numbers of all its embeddings. The label holder answers the q differences, and the seed of
+the directions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Czofo(FirstOrder):
 
     @property
     def word(self) -> str:
-        """What it is, in few words."""
+        """The system in a few words."""
         return "cascaded zeroth and first order"
 
     def downlinks(self, rows: int, size: int) -> Links:

@@ -87,7 +87,7 @@ def best(name: str, times: float = 1.0) -> Column:
 
 
 def until(name: str, target: float, spent: str, times: float = 1.0, falls: bool = False) -> Column:
-    """What was spent when a figure first was at its target; none if it never was."""
+    """Return the cost at which a figure first reached its target; none if it never did."""
 
     def column(history: History) -> float | None:
         sign = -1 if falls else 1

@@ -1,7 +1,7 @@
-"""What entries say of the training rows, exactly: in a simulation all models are in one process.
+"""Exact figures of the training rows: in a simulation all models are in one process.
 
-A label holder alone knows embeddings of training rows as they were when they were last sent, and no
-party's gradient. Here they are taken anew from the parties' models, without noise and codecs.
+A label holder alone knows old embeddings of training rows, as they were last sent, and no party's
+gradient. This callback takes both anew from the parties' models, without noise and codecs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Training(Callback):
     """
 
     def __init__(self, strategy: Vertical, gradient: bool) -> None:
-        self.strategy = strategy  # whose entries these are
+        self.strategy = strategy  # the strategy that makes the entries
         self.gradient = gradient
 
     def evaluated(self, entry: dict[str, Any]) -> None:

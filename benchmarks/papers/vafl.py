@@ -55,7 +55,7 @@ def table(data: Data) -> dict[str, Job]:
 
 
 def figures(target: float) -> dict[str, Column]:
-    """What is printed besides the accuracy: virtual seconds in all, and to a target."""
+    """Return columns beside the accuracy: virtual seconds in all, and to a target."""
     return {
         **ACCURACY,
         "virtual seconds": last("virtual_seconds"),
