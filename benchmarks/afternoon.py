@@ -1,8 +1,8 @@
 """How long ten organisations with a hundred million people would take: measured here, calculated.
 
-Measured on this machine, in one epoch in process, for each system, codec and window: bytes a row,
-and processor seconds of a row's step, at the party and at the label holder. Also measured: seconds
-to blind an id. Calculated: an epoch over real networks, where all parties share
+Measured on this machine, in one epoch in process: bytes a row, and processor seconds of a row's
+step, at the party and at the label holder. There is one measurement for each system, codec and
+window. Also measured: seconds to blind an id. Calculated: an epoch over real networks, where all parties share
 one line of the label holder, both ways at once. In a synchronous system the parts of a window
 follow one another: parties compute, embeddings travel, the label holder computes, gradients travel
 back, and the round trip. An asynchronous system is as fast as the slowest of these alone. The

@@ -3,8 +3,8 @@
 Each of two parties has a parquet file of random numbers with the same ids: 2 million rows and 200
 columns, unless --rows and --columns say otherwise. Parties run in separate processes, as on real
 nodes, and this process is the label holder. It prints figures of one epoch for each way of reading
-the tables: seconds of the epoch, a party's peak memory and processor seconds in it, and seconds
-until training begins. The peak is VmHWM, which includes pages of files, and
+the tables: seconds of the epoch, a party's peak memory and processor seconds, and seconds until
+training begins. The peak is VmHWM, which includes pages of files, and
 RssAnon, which does not. Both ways are compared on --both rows, which fit into memory. Prints one
 JSON object as its last line.
 """

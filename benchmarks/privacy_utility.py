@@ -3,7 +3,7 @@
 Four quadrant parties 196-16 with sigmoid, a linear top model on the mean. Epsilon protects labels,
 where one person's label is changed. The adversary is all parties, the network, and anyone who gets
 the model. Noise on labels is drawn in the same way for each system. `dpzv` has noise on scalars and
-on its top model, at delta 1e-5, with one direction of all parties (DPZV's Figure 3 has one for each).
+on its top model, at delta 1e-5, with one direction of all parties. (DPZV's Figure 3 has one each.)
 `frozen` and `split-nn` without noise are the lines. A figure of another kind stands beside them:
 `vafl` with noise on embeddings, whose epsilon protects features from the label holder. Runs "by
 default" name only the strategy, the data, the mechanism and epsilon: validation rows choose their

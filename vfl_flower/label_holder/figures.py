@@ -171,7 +171,7 @@ def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
     with console.capture() as captured:
         for number, block in enumerate(blocks):
             console.print(*[""] * bool(number), _drawn(block, console.width), sep="\n")
-    return captured.get().strip("\n") + "\n" * live  # what follows stands apart from the lines
+    return captured.get().strip("\n") + "\n" * live  # an empty line before the next output
 
 
 def wrapped(*lines: str) -> str:
