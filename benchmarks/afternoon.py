@@ -2,13 +2,13 @@
 
 Measured on this machine, in one epoch in process: bytes a row, and processor seconds of a row's
 step, at the party and at the label holder. There is one measurement for each system, codec and
-window. Also measured: seconds to blind an id. Calculated: an epoch over real networks, where all parties share
-one line of the label holder, both ways at once. In a synchronous system the parts of a window
-follow one another: parties compute, embeddings travel, the label holder computes, gradients travel
-back, and the round trip. An asynchronous system is as fast as the slowest of these alone. The
-alignment comes before: each party blinds its ids and the label holder's, and the label holder
-unblinds for each party. It is a calculation: nothing of that size has been run. Prints one JSON
-object as its last line.
+window. Also measured: seconds to blind an id. Calculated: an epoch over real networks, where all
+parties share one line of the label holder, both ways at once. In a synchronous system the parts of
+a window follow one another: parties compute, embeddings travel, the label holder computes,
+gradients travel back, and the round trip. An asynchronous system is as fast as the slowest of these
+alone. The alignment comes before: each party blinds its ids and the label holder's, and the label
+holder unblinds for each party. It is a calculation: nothing of that size has been run. Prints one
+JSON object as its last line.
 """
 
 from __future__ import annotations
