@@ -31,7 +31,7 @@ _BLOCK = re.compile(
     r"(?:\n\n(?P<said_so>[^\n]*prints[^\n]*:\n\n)?```\n(?P<shown>.*?)\n```)?",
     re.DOTALL,
 )
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 _RUN = re.compile(r"\bruns/[\w-]+")
 _MADE = re.compile(r"(?:--out |out='?\$?P?W?D?/?)(?P<folder>runs/[\w-]+)")
 
