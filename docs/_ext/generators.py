@@ -63,9 +63,11 @@ def about(page: Path) -> About:
     title = re.search(r"^# (.+)$", text, re.MULTILINE)
     after = text[title.end() :] if title else text
     paragraphs = [each.strip() for each in re.split(r"\n\s*\n", after)]
-    plain = [_plain(each) for each in paragraphs if re.match(r"[\w`*\[\"']", each)]
+    plain = [_plain(each) for each in paragraphs if re.match(r"(?!```)[\w`*\[\"']", each)]
     first = re.split(r"(?<=[.?!:])\s+(?=[A-Z`(])", plain[0], maxsplit=1)[0] if plain else ""
-    return About(_plain(title[1]) if title else page.stem, first.rstrip(":"))
+    first = first.rstrip(":")
+    said = first if first.endswith((".", "?", "!")) else f"{first}."
+    return About(_plain(title[1]) if title else page.stem, said)
 
 
 def _plain(text: str) -> str:

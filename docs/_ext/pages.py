@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import generators
-from pygments.lexers.special import TextLexer
 from sphinx.util import logging
 
 log = logging.getLogger(__name__)
@@ -156,7 +155,6 @@ def outdated(app: Any, env: Any, added: Any, changed: Any, removed: Any) -> list
 
 def setup(app: Any) -> dict[str, Any]:
     """Connect to Sphinx."""
-    app.add_lexer("mermaid", TextLexer)
     app.connect("builder-inited", copy_notebooks)
     app.connect("source-read", read)
     app.connect("env-get-outdated", outdated)
