@@ -34,11 +34,12 @@ test: install lint ## check types and style, and run the tests
 test-all: install lint ## and those that take longer, for every night
 	$(BIN)/python -m pytest -q -m "nightly or not nightly" --hypothesis-profile nightly
 
-lint: install ## ruff, mypy, and that imports run downwards
+lint: install ## ruff, mypy, the import contract, and the prose check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.prose
 
 docs: install ## build the site, offline, into docs/_build/html
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build/html

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent.parent
 
-NOT_YET = ("README.md", "docs/")
-"""Files and folders that are not rewritten yet. Take a page off once it is clean; add none."""
+NOT_YET = ("README.md", "docs/explanation/threat-model.md", "docs/reference/papers.md")
+"""Pages that are not rewritten yet. Take a page off once it is clean; add none."""
 
 READ = (".md", ".ipynb", ".py", ".sh", ".toml", ".yml", ".yaml", ".conf", "Makefile")
 """Endings of the files that are read."""
