@@ -219,7 +219,7 @@ def test_asking_whether_a_budget_would_be_exceeded_spends_nothing(kind: str) -> 
     assert not accountant.would_exceed(release, max_epsilon=1.01 * after, count=5)
     assert accountant.state_dict() == before
     assert accountant.get_privacy_spent() == spent
-    with pytest.raises(ValueError, match="no budget"):
+    with pytest.raises(ValueError, match="is not a budget"):
         fresh(kind).would_exceed(release)
 
 

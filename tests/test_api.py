@@ -461,8 +461,9 @@ def test_new_rows_must_have_the_columns_of_training() -> None:
 
 
 def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path))  # other tests draw noise for the same people
     said: list[str] = []
     monkeypatch.setattr(label_noise.notice, "warning", lambda text, *of: said.append(text % of))
     keys = {"privacy": "labels", "epsilon": 2.0, "epochs": 1}

@@ -122,7 +122,7 @@ def test_numbers_are_judged_by_r2(tmp_path: Path) -> None:
     organisations.run("run", {**KEYS, "target": "regression", "party-lr": 0.02, "server-lr": 0.02})
     figures = contribution(tmp_path / "run")
     assert figures["metric"] == "r2" and figures["all"] > 0.5 > figures["nobody"]
-    with pytest.raises(ConfigError, match="choose r2"):
+    with pytest.raises(ConfigError, match="Choose r2"):
         contribution(tmp_path / "run", "auc")
 
 

@@ -56,7 +56,7 @@ TABLE = """
                          split-nn  vafl  ef-vfl  shared  cvfl  cascaded  dpzv  asyrevel
 plain                       94      94     94      93     93      92       30      85
 label noise 1               N50     N50    N50     N65    N50     N05      N05     N05
-label noise 4               4       4      4       4      A72     5        4       6
+label noise 4               4       4      4       4      A72     5        4       8
 noise on embeddings         3       3      3       3      3       E65      3       E35
 secure                      3       a      c       s      c       d        d       d
 presence                    P82     P82    P82     k      P70     P72      D05     P45

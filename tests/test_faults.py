@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         array("embedding", lambda h: np.zeros((10**5, 32), np.float32)),
         r"a Upload of 12,80\d,\d+ bytes, where \d+,\d+ are the most that can be due",
     ),
-    "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "array 'more', for"),
+    "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "array 'more', which"),
     "no embedding": (changed(arrays=lambda arrays: {}), "'embedding' is missing|'ids' is missing"),
     "another party": (changed(party=0), "answered as party 0"),
     "unknown party": (changed(party=99), "answered as party 99"),
@@ -169,13 +169,13 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "exchange of a wrong type": (changed(exchange="5"), "exchange must be a whole number"),
 }
 FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
-    "id out of range": (array("ids", with_id(455)), "ids that are not those of its"),
-    "negative id": (array("ids", with_id(-1)), "ids that are not those of its"),
+    "id out of range": (array("ids", with_id(455)), "ids that differ from its mini-batches"),
+    "negative id": (array("ids", with_id(-1)), "ids that differ from its mini-batches"),
     "ids of other mini-batches": (
         array("ids", lambda ids: ids[::-1].copy()),
-        "ids that are not those of its",
+        "ids that differ from its mini-batches",
     ),
-    "repeated id": (array("ids", with_id(0)), "ids that are not those of its"),
+    "repeated id": (array("ids", with_id(0)), "ids that differ from its mini-batches"),
     "too few ids": (array("ids", lambda ids: ids[:-1]), r"'ids' .* shape \(454,\)"),
     "ids of a wrong dtype": (array("ids", lambda ids: ids.astype(np.int64)), "'ids' is int64"),
     "no ids": (changed(arrays=lambda a: {"embedding": a["embedding"]}), "'ids' is missing"),

@@ -248,7 +248,7 @@ def test_compare_and_alone_go_by_r2(diabetes: dict[str, Any], tmp_path: Path) ->
     folder = compare(2, keys, [{"strategy": "vafl"}], 0.2)
     figures = json.loads((folder / "compare.json").read_text())
     assert table(folder).splitlines()[0].split()[:3] == ["run", "test", "R²"]
-    alone = figures["alone"]
+    alone = figures["local-only"]
     assert alone["test_r2"] == max(alone["test_r2_of_party"].values())
     assert (folder / "curves.png").stat().st_size > 10_000
 

@@ -506,7 +506,7 @@ def test_a_top_model_of_ones_own_grows_if_its_parameters_stay_alike(tmp_path: Pa
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6)
     for name, top in (("two", "Flat"), ("average", "Average")):
         first(organisations, 2).run(name, {**KEYS, "epochs": 1, "top-model": f"{HERE}:{top}"})
-    with pytest.raises(ConfigError, match="has other parameters for 3 parties than for 2: leave"):
+    with pytest.raises(ConfigError, match="has other parameters for 3 parties than for 2. Leave"):
         grown(organisations, "three")
     organisations.run("three-average", {"grow": str(tmp_path / "average")})
 
@@ -545,7 +545,7 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
     "an older state": (
         has_an_older_state,
         {},
-        r"^Party 0 has the state of checkpoint 0, and not",
+        r"^Party 0 does not have checkpoint 1 of that run\. Start its SuperNode",
     ),
     "other columns": (
         *(has_other_columns, {}),
@@ -558,9 +558,13 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
         r"two holds a model with embedding-size = 4, not 8\. Leave the option out to start",
     ),
     "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
-    "all parties needed": (None, {"align": "psi"}, r"two holds a model of any subset of its part"),
+    "all parties needed": (
+        None,
+        {"align": "psi", "subsets": "off"},
+        r"two holds a model",
+    ),
     "another kind of data": (None, {"dataset": "digits", "align": "psi"}, r"holds a model with da"),
-    "noise": (None, {"privacy": "labels", "epsilon": 1.0}, r"^privacy = 'labels' counts what one"),
+    "noise": (None, {"privacy": "labels", "epsilon": 1.0}, r"^privacy = 'labels' counts the releases of one run"),
     "a baseline": (
         None,
         {"strategy": "centralised", "subsets": "sampled"},

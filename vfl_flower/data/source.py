@@ -104,7 +104,9 @@ class Source(ABC):
 
     @property
     def id_kind(self) -> str:
-        """Return the kind of ids: whole numbers, or texts."""
+        """Return the kind of ids: whole numbers, or texts. Raise `ConfigError` without rows."""
+        if len(self.id_column) == 0:
+            encode_ids(self.id_column, self.whose)  # raises
         return id_kind(self.id_column)
 
     def id_values(self, rows: Array) -> Array:
