@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         array("embedding", lambda h: np.zeros((10**5, 32), np.float32)),
         r"a Upload of 12,80\d,\d+ bytes, where \d+,\d+ are the most that can be due",
     ),
-    "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "array 'more', which"),
+    "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "'more', which"),
     "no embedding": (changed(arrays=lambda arrays: {}), "'embedding' is missing|'ids' is missing"),
     "another party": (changed(party=0), "answered as party 0"),
     "unknown party": (changed(party=99), "answered as party 99"),
