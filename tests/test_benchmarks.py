@@ -148,7 +148,7 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
 
 # --- the papers' rows -----------------------------------------------------------------------------
 
-PAGE = CHECKOUT / "docs" / "papers.md"
+PAGE = CHECKOUT / "docs" / "reference" / "papers.md"
 
 
 def test_every_run_of_a_papers_row_is_one_that_its_system_accepts() -> None:
@@ -163,8 +163,8 @@ def test_the_page_of_papers_names_all_rows_and_no_other_and_small_pictures() -> 
     page = PAGE.read_text()
     commands = set(re.findall(r"benchmarks\.papers ([\w-]+)", page))
     assert commands - {"ROW"} == set(ROWS)
-    pictures = set(re.findall(r"\]\((papers/[\w-]+\.png)\)", page))
-    there = {f"papers/{path.name}" for path in (PAGE.parent / "papers").iterdir()}
+    pictures = set(re.findall(r"\]\((\.\./papers/[\w-]+\.png)\)", page))
+    there = {f"../papers/{path.name}" for path in (CHECKOUT / "docs" / "papers").iterdir()}
     assert pictures == there
     assert all((PAGE.parent / each).stat().st_size < 200_000 for each in pictures)
 

@@ -544,7 +544,7 @@ def test_tables_fit_a_terminal_and_no_figure_is_cut(
     rows = [
         [
             f"run {n}",
-            "party 0: answers to queries of its own",
+            "party 0: answers to its own queries",
             *[f"0.{n}{m}66 ± 0.5" for m in range(9)],
         ]
         for n in range(3)
