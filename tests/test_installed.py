@@ -16,22 +16,22 @@ CHECKOUT = Path(__file__).parent.parent
 SOURCES = "vfl_flower", "strategies", "pyproject.toml", "README.md", "LICENSE"
 
 
+def copy_sources(folder: Path) -> None:
+    """Make a folder with the files of this checkout that a wheel and a bundle are built from."""
+    folder.mkdir()
+    for name in SOURCES:
+        if (CHECKOUT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(CHECKOUT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(CHECKOUT / name, folder)
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel, and the packages that it depends on."""
     folder = tmp_path_factory.mktemp("installed")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=CHECKOUT,
-        check=True,
-        capture_output=True,
-    )
-    for name in listed.stdout.decode().split("\0"):
-        ours = name.split("/")[0] in SOURCES
-        if ours and (CHECKOUT / name).exists():
-            copy = folder / "source" / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes((CHECKOUT / name).read_bytes())
+    copy_sources(folder / "source")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder)]
     subprocess.run([*wheel, str(folder / "source")], check=True)
