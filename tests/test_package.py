@@ -1,4 +1,4 @@
-"""What a release gives to a user: a wheel for a clean environment, and a bundle for Flower."""
+"""The wheel works in a clean environment, and the bundle works on a plain SuperLink."""
 
 from __future__ import annotations
 
