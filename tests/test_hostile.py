@@ -335,7 +335,7 @@ class Exchange:
             holder.table.peaks = dict(self.peaks)
         self.run.messenger.out = {"message-1": (seat.node_id, 0.0)}
         kind = type(self.order)
-        taken = self.run.messenger.take(kind, [reply], lambda _, __, sent: self.use(sent))
+        taken = list(self.run.messenger.take(kind, [reply], lambda _, __, sent: self.use(sent)))
         if not taken:  # the party said that it is out of step, and is asked to rejoin
             return ""
         ((_, used),) = taken
