@@ -10,6 +10,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path[:0] = [str(HERE / "_ext"), str(ROOT)]
 
+from generators import REPOSITORY  # noqa: E402
+
 _about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 project = "vfl-flower"
@@ -62,11 +64,12 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-html_theme_options = {
-    "source_repository": "https://github.com/vfl-flower/vfl-flower/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
+if REPOSITORY:
+    html_theme_options = {
+        "source_repository": f"{REPOSITORY}/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 highlight_language = "text"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -285,9 +285,10 @@ class Messenger(Outbox):
             self.fail(record, PartyError(f"Party {record.party}", str(error)))
             return
         notice.warning(
-            "Party %d %s It goes on from there; what it has learned since then is lost.",
+            "Party %d has an older state (%s). It goes on from that state, and loses what it has "
+            "learned since.",
             record.party,
-            str(error).removeprefix("failed: "),
+            str(error).removeprefix("failed: ").rstrip("."),
         )
         record.unserved = record.order
         self._ask_to_rejoin(record)

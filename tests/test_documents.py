@@ -223,7 +223,14 @@ def lost(text: str) -> list[str]:
 
 
 def test_paths_and_names_of_the_architecture_are_there() -> None:
-    assert not lost((HERE / "docs" / "explanation" / "one-mini-batch.md").read_text())
+    page = HERE / "docs" / "explanation" / "one-mini-batch.md"
+    assert not lost(page.read_text())
+    places = re.findall(
+        r'class="[^"]*place[^"]*"[^>]*>([^<]+)<', page.with_suffix(".svg").read_text()
+    )
+    assert places and not lost(
+        " ".join(f"`{each}`" for text in places for each in text.split(", "))
+    )
 
 
 def test_a_path_and_a_name_that_are_gone_are_found() -> None:

@@ -728,7 +728,7 @@ def test_a_message_that_comes_twice_is_served_once(
     assert client.later[:2] == ["query.rejoin", kind]
     assert client.later.count("query.rejoin") == 1
     (told,) = (each.getMessage() for each in caplog.records if "after" in each.getMessage())
-    assert re.match(r"Party 1 got message (\d+) after message \1\. It goes on from there", told)
+    assert re.match(r"Party 1 has an older state \(got message (\d+) after message \1\)\.", told)
 
 
 def test_a_message_that_comes_twice_changes_nothing_in_a_synchronous_run() -> None:
@@ -752,7 +752,7 @@ def test_a_party_that_has_lost_all_its_state_begins_anew(
     assert len(updates) == 3 * 8 - 1  # the feedback that was on its way is lost with the state
     assert client.later[:2] == ["query.rejoin", kind]
     (told,) = (each.getMessage() for each in caplog.records if "state" in each.getMessage())
-    assert told.startswith("Party 1 has no state of this run. It goes on from there")
+    assert told.startswith("Party 1 has an older state (has no state of this run).")
 
 
 @pytest.mark.nightly

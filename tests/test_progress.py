@@ -271,7 +271,7 @@ def test_a_notebook_has_one_display_that_is_empty_at_the_end(
         handles.append(Handle(shown))
         return handles[-1]
 
-    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
     monkeypatch.setattr(ipython, "display", display)
     with shown(None):
         shows = progress._shown.get()

@@ -538,9 +538,21 @@ def test_files_are_aligned_once_and_before_all_trials(
 # --- processes and actors -----------------------------------------------------------------------
 
 
+def anew(statement: str) -> subprocess.CompletedProcess[str]:
+    """Run a statement in a new process: Ray keeps the way it authenticates for a process's life."""
+    code = f"from pathlib import Path; from tests import test_sweep as tests; {statement}"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_trials_run_side_by_side_elsewhere(tmp_path: Path, engine: str) -> None:
+    done = anew(f"tests.trials_side_by_side(Path({str(tmp_path)!r}), {engine!r})")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def trials_side_by_side(tmp_path: Path, engine: str) -> None:
     def workers(folder: Path) -> Workers:
         return Actors(2) if engine == "ray" else Processes(2, folder / "workers.log")
 
@@ -559,6 +571,24 @@ def test_trials_run_side_by_side_elsewhere(tmp_path: Path, engine: str) -> None:
 
 @pytest.mark.nightly
 def test_others_do_not_use_the_ray_that_a_sweep_starts() -> None:
+    done = anew("tests.others_and_the_ray_of_a_sweep()")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.nightly
+def test_a_sweep_where_ray_was_loaded_without_a_token_is_refused_in_a_sentence() -> None:
+    done = anew("import ray; tests.Actors(1).__enter__()")
+    assert (
+        done.stderr.strip()
+        .splitlines()[-1]
+        .endswith(
+            "Ray was loaded in this process without a token, so other users could use the "
+            "sweep's Ray. Start the sweep in a new process, by `vfl sweep`."
+        )
+    )
+
+
+def others_and_the_ray_of_a_sweep() -> None:
     with Actors(1):
         import ray
 

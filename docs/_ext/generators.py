@@ -6,8 +6,8 @@ import ast
 import inspect
 import io
 import json
+import os
 import re
-import tomllib
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
@@ -18,10 +18,9 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
 
-_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-REPOSITORY = str(
-    _PROJECT.get("urls", {}).get("Repository", "https://github.com/vfl-flower/vfl-flower")
-).rstrip("/")
+_SERVER, _NAME = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+REPOSITORY = f"{_SERVER}/{_NAME}" if _SERVER and _NAME else ""
+"""Address of the repository on the web. GitHub's workflows set it; a local build has none."""
 
 GROUPS = (
     ("Tutorials", "tutorials"),

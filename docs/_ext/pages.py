@@ -5,8 +5,8 @@ A page holds a comment where a part belongs that comes from elsewhere:
 - ``<!-- generated: NAME ARGUMENTS -->`` stands for the Markdown of a function in `generators`.
 - ``<!-- include: FILE -->`` stands for a Markdown file of the repository, without its title.
 
-Links to files outside docs/ become links to the repository on the web. A link to a file that does
-not exist is a warning, which fails the build.
+Links to files outside docs/ lead to the repository on the web, or on the disk in a local build. A
+link to a file that does not exist is a warning, which fails the build.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def resolved(target: str, base: Path, page: Path, warn: Callable[[str], None]) -
         file = NOTEBOOKS / file.name
     if file.is_relative_to(DOCS) or file.suffix in _PICTURES:
         return Path(os.path.relpath(file, page.parent)).as_posix() + hash_sign + anchor
+    if not generators.REPOSITORY:
+        return file.as_uri() + hash_sign + anchor
     kind = "tree" if file.is_dir() else "blob"
     return f"{generators.REPOSITORY}/{kind}/main/{file.relative_to(ROOT)}{hash_sign}{anchor}"
 

@@ -225,8 +225,8 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
     parts.send(1, order)
     parts.take_failure(1, "got message 5 after message 2.", out_of_step=True)
     assert warned() == [
-        "Party 1 got message 5 after message 2. It goes on from there; what it has learned since "
-        "then is lost."
+        "Party 1 has an older state (got message 5 after message 2). It goes on from that state, "
+        "and loses what it has learned since."
     ]
     parts.waiting.arrivals += [arrival(0), arrival(1)]
     party, message = parts.last

@@ -109,8 +109,9 @@ def test_a_killed_party_with_an_older_state_or_none_is_brought_into_step(
     assert nodes.count(1, "query.rejoin") == 1
     broke, told = logged
     assert broke == "The stream of the party on node 3 broke."
-    assert told.startswith("Party 1 got message " if since else "Party 1 has no state of this run.")
-    assert "It goes on from there" in told
+    cause = "got message " if since else "has no state of this run)"
+    assert told.startswith(f"Party 1 has an older state ({cause}")
+    assert "It goes on from that state" in told
 
 
 def test_with_shared_labels_a_killed_party_ends_the_run_with_a_sentence(

@@ -157,8 +157,8 @@ def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
     On a terminal, texts wrap and figures stay whole. Columns that do not fit the width follow in
     another block, after the first column again. Elsewhere each row is one line.
     """
-    live = sys.stdout.isatty()
-    console = _console()
+    live = on_terminal()
+    console = console_of()
     columns = [
         _Column(title, [row[n] for row in rows], n < texts, not n) for n, title in enumerate(head)
     ]
@@ -176,19 +176,37 @@ def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
 
 def wrapped(*lines: str) -> str:
     """Return lines that wrap between words on a terminal, and are whole elsewhere."""
-    if not sys.stdout.isatty():
+    if not on_terminal():
         return "\n".join(lines)
-    width = _console().width
+    width = console_of().width
     return "\n".join(fill(each, width, break_on_hyphens=False) for each in lines)
 
 
-def _console() -> Console:
-    """Return a console as wide as the terminal; elsewhere it has no styles and wraps nothing."""
+def console_of(width: int = 10_000) -> Console:
+    """Return a console as wide as the terminal; elsewhere of this width, and without styles."""
     from rich.console import Console
 
-    live = sys.stdout.isatty()
-    width = None if live else 10_000
-    return Console(width=width, force_terminal=live, markup=False, emoji=False, highlight=False)
+    live = on_terminal()
+    return Console(
+        width=None if live else width,
+        force_terminal=live,
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def on_terminal() -> bool:
+    """Return whether a terminal shows the output. A notebook's output also claims to be one."""
+    return sys.stdout.isatty() and not in_notebook()
+
+
+def in_notebook() -> bool:
+    """Return whether a notebook shows the output."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class _Column:
@@ -216,7 +234,7 @@ def _drawn(columns: Sequence[_Column], width: int) -> Table:
     from rich import box
     from rich.table import Table
 
-    live = sys.stdout.isatty()
+    live = on_terminal()
     table = Table(
         box=box.SIMPLE_HEAD if live else None,
         show_edge=False,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import in_brief, reached, validated
+from vfl_flower.label_holder.figures import in_brief, in_notebook, reached, validated
 
 _APART = 0.1  # seconds between two drawings of a line
 
@@ -194,7 +194,7 @@ class Display:
         self._length = 0
 
     def _draw(self, text: str) -> None:
-        if _in_notebook():
+        if in_notebook():
             display: Any = sys.modules["IPython"].display.display
             of_notebook = {"text/plain": text}
             if self._handle:
@@ -222,7 +222,7 @@ def shown(progress: bool | None) -> Iterator[None]:
     ----------
     progress : whether to show it. None: only with a live line, on a terminal or in a notebook.
     """
-    live = _in_notebook() or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+    live = in_notebook() or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     display = Display(live) if progress or (progress is None and live) else None
     handlers = logging.getLogger("flwr").handlers if live and display else []
     for handler in handlers:
@@ -258,13 +258,6 @@ def say(words: Callable[[], Sequence[str]]) -> None:
             display.draw(lambda width: " | ".join(words())[:width])
         else:
             display.say(", ".join(words()))
-
-
-def _in_notebook() -> bool:
-    """Return whether a notebook shows the output."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 # --- progress of another process ----------------------------------------------------------------

@@ -6,14 +6,12 @@ Every entry is an `Entry`. Lists show an entry's summary; `vfl list NAME` shows 
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -25,6 +23,7 @@ from vfl_flower.config.node_rules import RULES, Rule
 from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, Key
+from vfl_flower.label_holder.figures import console_of, on_terminal
 from vfl_flower.protocol.systems import BY_ROWS, System, load_system
 
 WIDTH = 80
@@ -124,9 +123,7 @@ def _has(entry: Entry, word: str) -> bool:
 
 
 def _print(tables: Sequence[tuple[str, Table]], note: str = "") -> None:
-    live = sys.stdout.isatty()
-    width = None if live else WIDTH
-    console = Console(width=width, force_terminal=live, markup=False, emoji=False, highlight=False)
+    live, console = on_terminal(), console_of(WIDTH)
     with console.capture() as captured:
         for title, table in tables:
             if live:

@@ -159,6 +159,11 @@ class Actors:
         elsewhere = bool(os.environ.get("RAY_ADDRESS"))
         with ExitStack() as stack:
             if not elsewhere:
+                if "ray._raylet" in sys.modules and not _token.cache_info().currsize:
+                    raise ConfigError(
+                        "Ray was loaded in this process without a token, so other users could use "
+                        "the sweep's Ray. Start the sweep in a new process, by `vfl sweep`."
+                    )
                 stack.enter_context(_closed_to_others())
             import ray
 
