@@ -212,7 +212,7 @@ def known_and_test(data: DataConfig, parts: list[NDArray[Any]]) -> tuple[NDArray
 
 
 def reached(summary: dict[str, Any]) -> float:
-    """Return the figure by which a table is judged."""
+    """Return the figure that a table is compared by: AUC, R2 or accuracy."""
     keys = ("test_auc", "test_r2", "test_accuracy")
     return next(float(summary[key]) for key in keys if summary[key] is not None)
 
