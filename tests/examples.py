@@ -1,13 +1,18 @@
-"""The examples of CONTRIBUTING.md: the text of each file, by its name."""
+"""The examples of CONTRIBUTING.md and of two guides: the text of each file, by its name."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+_ROOT = Path(__file__).parents[1]
+_PAGES = (
+    "CONTRIBUTING.md",
+    "docs/how-to/write-a-codec.md",
+    "docs/how-to/write-an-estimator.md",
+)
 _BLOCK = re.compile(r'```python\n("""(\w+\.py): .*?)```', re.DOTALL)
 
 EXAMPLES: dict[str, str] = {
-    found[2]: found[1]
-    for found in _BLOCK.finditer((Path(__file__).parents[1] / "CONTRIBUTING.md").read_text())
+    found[2]: found[1] for page in _PAGES for found in _BLOCK.finditer((_ROOT / page).read_text())
 }

@@ -15,7 +15,7 @@ import pytest
 
 import vfl_flower
 from strategies.history import RESULTS
-from vfl_flower.config.node_rules import RULES
+from vfl_flower.config.node_rules import _OTHERS, OWN_TRAINING, RULES
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder.summary_fields import HISTORY, described, fields_of
 from vfl_flower.tools.seeds import repeated
@@ -56,6 +56,13 @@ def test_a_field_without_a_description_is_found() -> None:
     assert undescribed({"epsilon": 1, "by_party": [{"luck": 2}], "mood": 3}) == {
         *("by_party.luck", "mood"),
     }
+
+
+def test_every_option_of_a_node_configuration_is_described() -> None:
+    page = (ROOT / "docs" / "reference" / "party-rules.md").read_text()
+    set_by_the_software = {"simulated", "held"}
+    named = {*_OTHERS, *OWN_TRAINING} - set_by_the_software
+    assert [each for each in sorted(named) if f"`{each}`" not in page] == []
 
 
 def test_results_of_a_history_are_described() -> None:

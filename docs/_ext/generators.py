@@ -141,8 +141,7 @@ def _entry(entry: Any, kind: str) -> str:
     body = [f"({kind}-{entry.name})=", details["meaning"], "", *facts, ""]
     body += ["```bash", example, "```", ""] if example else []
     if entry.basic:
-        hashes = "###" if kind == "option" else "##"
-        return "\n".join([f"{hashes} `{entry.name}`", "", *body])
+        return "\n".join([f"### `{entry.name}`", "", *body])
     title = f"`{entry.name}` {entry.summary}"
     return "\n".join([f"::::{{dropdown}} {title}", *body, "::::", ""])
 
@@ -289,11 +288,15 @@ def public() -> list[str]:
     return [f"vfl_flower.{each}" for each in vfl_flower.__all__]
 
 
+_GUIDES = ("a-codec", "an-estimator")
+
+
 def extension() -> list[str]:
-    """Return the names that CONTRIBUTING.md imports in its examples, and the names in its table."""
+    """Return the names that CONTRIBUTING.md and two guides import, and the names in its table."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
+    guides = [(DOCS / "how-to" / f"write-{kind}.md").read_text() for kind in _GUIDES]
     found: dict[str, None] = {}
-    for block in re.findall(r"```python\n(.*?)\n```", text, re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)\n```", "\n".join([text, *guides]), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
                 ("vfl_flower.", "strategies.")
