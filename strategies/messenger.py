@@ -259,7 +259,7 @@ class Messenger(Outbox):
             raise error
         self._budget.without(record.steps)
         self._tell("failed", record.party, error)
-        log.warning("%s Going on without it, by its last embeddings.", error)
+        log.warning("%s The run continues without it, with its last embeddings.", error)
 
     def ask_back(self) -> None:
         """Ask failed parties to come back, once an evaluation."""
@@ -285,8 +285,8 @@ class Messenger(Outbox):
             self.fail(record, PartyError(f"Party {record.party}", str(error)))
             return
         notice.warning(
-            "Party %d has an older state (%s). It goes on from that state, and loses what it has "
-            "learned since.",
+            "Party %d has an older state (%s). It continues from that state, and loses what it "
+            "has learned since.",
             record.party,
             str(error).removeprefix("failed: ").rstrip("."),
         )

@@ -360,9 +360,9 @@ def test_an_error_before_anything_was_trained_leaves_nothing(
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda m: m.predict(PARTS[:2]), "is of 3 parties, and features of 2 are given"),
-        (lambda m: m.predict([*PARTS, X]), "is of 3 parties, and features of 4 are given"),
-        (lambda m: m.predict(), "is of 3 parties, and features of 0 are given"),
+        (lambda m: m.predict(PARTS[:2]), "has 3 parties, and features of 2 are given"),
+        (lambda m: m.predict([*PARTS, X]), "has 3 parties, and features of 4 are given"),
+        (lambda m: m.predict(), "has 3 parties, and features of 0 are given"),
         (lambda m: m.predict(PARTS, id="x"), "party 0 are not a frame with a column 'x' of ids"),
         (lambda m: m.predict([part[:0] for part in PARTS]), "features have no rows"),
         (lambda m: m.predict([PARTS[0], PARTS[1][:9], PARTS[2]]), "9 rows, and party 0 569. Give"),
@@ -382,7 +382,7 @@ def test_what_a_model_cannot_use_is_a_sentence(
 def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
     model = vfl_flower.train({"dataset": "breast-cancer", **ONCE}, parties=3)
     assert model.evaluate()["accuracy"] > 0.5
-    with pytest.raises(ConfigError, match="of breast-cancer, which was divided"):
+    with pytest.raises(ConfigError, match="from breast-cancer, which was divided"):
         model.predict(PARTS)
 
 
@@ -420,7 +420,7 @@ def test_baselines_say_that_they_keep_no_model(keys: dict[str, Any], tmp_path: P
         lambda: vfl_flower.load(model.folder),
     ]
     for use in uses:
-        with pytest.raises(ConfigError, match=f"is of {strategy}, a baseline that keeps no model"):
+        with pytest.raises(ConfigError, match=f"used {strategy}, a baseline that keeps no model"):
             use()
 
 

@@ -95,7 +95,7 @@ def test_one_upload_ends_no_run_and_names_its_party(
         logging.getLogger("flwr").disabled = True
     assert finished.summary["failure"] is None and finished.summary["failed_parties"] == []
     assert finished.summary["test_accuracy"] > 0.9
-    gone = [line for line in caplog.messages if line.endswith("by its last embeddings.")]
+    gone = [line for line in caplog.messages if line.endswith("with its last embeddings.")]
     assert len(gone) == 1 and gone[0].startswith("Party 1 sent ")
 
 
@@ -345,7 +345,7 @@ def answer_of(content: dict[str, Any]) -> Message:
     ("content", "said"),
     [
         ({"scalars": {"more": 1}}, "has an unknown field"),
-        ({"more": ConfigRecord({"a": 1})}, "records that none has"),
+        ({"more": ConfigRecord({"a": 1})}, "with unknown records"),
         ({"scalars": {"peak_memory_mb": math.inf}}, "peak_memory_mb must be a finite number"),
         ({"scalars": {"peak_memory_mb": math.nan}}, "peak_memory_mb must be a finite number"),
         ({"scalars": {"peak_memory_mb": -1.0}}, "peak_memory_mb must be at least 0"),

@@ -608,7 +608,7 @@ def test_a_party_without_its_state(folder: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("parties", [1, 3])
 def test_another_number_of_parties(folder: Path, parties: int) -> None:
-    fails(folder, rf"^The run in .* is of 2 parties, not {parties}\.", parties)
+    fails(folder, rf"^The run in .* has 2 parties, not {parties}\.", parties)
 
 
 def test_the_command_goes_on_with_the_parties_of_the_run(
@@ -616,7 +616,7 @@ def test_the_command_goes_on_with_the_parties_of_the_run(
 ) -> None:
     command = ["run", "-c", f"resume='{folder}'"]
     assert main([*command, "--parties", "3"]) == 1
-    assert "is of 2 parties, not 3." in capsys.readouterr().err
+    assert "has 2 parties, not 3." in capsys.readouterr().err
     assert main(command) == 0  # where the default is another number
     assert checkpoint.load(folder).finished
 

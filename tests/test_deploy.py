@@ -439,8 +439,8 @@ def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stay
     process = deployed.flwr_run("asynchronous.log", **keys, out=str(run.folder))
     until(lambda: evaluations(run) >= 5, STARTING)
     said = (
-        f"Party 1 did not answer within {deployed.patience:g} s. Going on without it, by its last "
-        "embeddings."
+        f"Party 1 did not answer within {deployed.patience:g} s. The run continues without it, "
+        "with its last embeddings."
     )
     with deployed.away(1):
         until(lambda: said in deployed.log("asynchronous.log"), STARTING)

@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     ),
     "more than is due": (
         array("embedding", lambda h: np.zeros((10**5, 32), np.float32)),
-        r"a Upload of 12,80\d,\d+ bytes, where \d+,\d+ are the most that can be due",
+        r"a Upload of 12,80\d,\d+ bytes, more than the \d+,\d+ that it may have",
     ),
     "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "'more', which"),
     "no embedding": (changed(arrays=lambda arrays: {}), "'embedding' is missing|'ids' is missing"),

@@ -140,7 +140,7 @@ def test_the_command_says_how_to_go_on(
     assert said.endswith(f"ended the run after 1 epochs. Set resume='{folder}' to continue.")
     assert main(["run", "-c", f"resume='{folder}'", "--out", str(tmp_path / "other")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith("goes on in its own folder: do not give --out or the option out.")
+    assert said.endswith("continues in its own folder: leave out --out and the option out.")
     assert main(["run", "-c", f"resume='{folder}'"]) == 0
 
 

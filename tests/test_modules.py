@@ -531,7 +531,7 @@ def test_a_top_model_and_loss_of_ones_own_are_ours_where_they_say_the_same(
         ),
         ({"loss": f"{TOWERS}:mean_loss"}, r"loss = .* returns \(\) for 8 rows"),
         ({"loss": f"{TOWERS}:wide_top"}, "loss = .* cannot read outputs"),
-        ({"metrics": f"{TOWERS}:no_figures"}, "metrics gives no numbers by names"),
+        ({"metrics": f"{TOWERS}:no_figures"}, "metrics must return a dictionary of numbers"),
         ({"metrics": f"{TOWERS}:wide_top"}, "metrics = .* cannot read"),
         ({"loss": f"{TOWERS}:loss", "privacy": "labels", "epsilon": 1.0}, "is not corrected for"),
         (
@@ -602,7 +602,7 @@ def test_noise_is_on_what_a_module_makes_which_is_clipped_before() -> None:
 
 
 def test_noise_asks_that_buffers_do_not_learn(run: Start) -> None:
-    with pytest.raises(PartyError, match=r"Party 0's model .* lets a row have a part in"):
+    with pytest.raises(PartyError, match=r"Party 0's model .* can mix a row into"):
         run(2, own("Normal", **NOISY))
 
 
@@ -624,7 +624,7 @@ def test_noise_takes_no_augmentation_that_could_mix_rows() -> None:
             Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
             continue
         Party(resolve(own("plain")), 0, 2, 1, block)
-        with pytest.raises(ConfigError, match="own augmentation lets a row have a part"):
+        with pytest.raises(ConfigError, match="own augmentation can mix a row into"):
             Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
 
 

@@ -51,7 +51,7 @@ def test_parties_that_are_killed_and_started_again_go_on(tmp_path: Path) -> None
         assert finished.summary["epochs"] == 150 and len(finished.history) == 150
         assert finished.summary["test_accuracy"] > 0.9
         log = (finished.folder / "flower.log").read_text()
-        assert log.count("It goes on from that state") == 2
+        assert log.count("It continues from that state") == 2
         for party in (0, 1):  # with the state that its file had
             (message,) = re.findall(rf"Party {party} has an older.*after message (\d+)", log)
             assert int(message) > 0

@@ -178,7 +178,7 @@ def test_a_call_is_checked_as_a_message_is() -> None:
         read_order(call(replace(order, arrays={"a": np.zeros(1)})), TrainOrder, 7)
     with pytest.raises(VflError, match="whose number is missing"):
         read_order(call(order), EvaluateOrder)
-    with pytest.raises(VflError, match="an array 'a', which none has"):
+    with pytest.raises(VflError, match="an unknown array 'a'"):
         told = replace(ANSWERS[0], arrays={"a": np.zeros(1)})
         read_reply(to_reply(told, call(order)), Description)
 

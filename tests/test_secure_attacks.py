@@ -467,7 +467,7 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
     ],
 )
 def test_a_single_row_or_an_order_to_one_party_is_refused(parties: Parties, order: Any) -> None:
-    with pytest.raises(VflError, match="does nothing that the other parties do not"):
+    with pytest.raises(VflError, match="does not act without the other parties"):
         asked(parties.nodes[0], order)
 
 
@@ -563,7 +563,7 @@ def out_of_step(upload: Upload, message: Message, context: Context) -> Message:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        (garbage, "make no sum"),
+        (garbage, "masked embeddings cannot be added"),
         nightly(floats, "'embedding' is float32 of shape .*, not int32"),
         nightly(nothing, "array 'embedding' is missing"),
         (out_of_step, "has no state of this run. Resume the run: all parties then go back"),

@@ -195,7 +195,8 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         keeper.rows, keeper.present = common.rows, common.present
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
-            f"{own.path} has lost rows since the run in {config.running.resume} began."
+            f"{own.path} has lost rows since the run in {config.running.resume} began. "
+            "Restore its rows."
         )
     else:
         name = keeper.found.about_labels["alignment"]

@@ -51,7 +51,7 @@ def test_a_run_goes_on_without_a_party_and_without_its_steps(warned: Warned) -> 
     assert record.state is State.FAILED and record.asked_back == 2  # at the evaluation that was due
     assert parts.budget.planned == 120 - 25
     assert parts.heard.said == [("failed", 1, "Party 1 is tired.")]
-    assert warned() == ["Party 1 is tired. Going on without it, by its last embeddings."]
+    assert warned() == ["Party 1 is tired. The run continues without it, with its last embeddings."]
     assert [node for node, _ in parts.messenger.out.values()] == [100]
     record.send(REJOIN)
     parts.messenger.fail(record, TIRED)  # it does not come back: nothing more is told
@@ -225,7 +225,7 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
     parts.send(1, order)
     parts.take_failure(1, "got message 5 after message 2.", out_of_step=True)
     assert warned() == [
-        "Party 1 has an older state (got message 5 after message 2). It goes on from that state, "
+        "Party 1 has an older state (got message 5 after message 2). It continues from that state, "
         "and loses what it has learned since."
     ]
     parts.waiting.arrivals += [arrival(0), arrival(1)]

@@ -111,7 +111,7 @@ def test_a_killed_party_with_an_older_state_or_none_is_brought_into_step(
     assert broke == "The stream of the party on node 3 broke."
     cause = "got message " if since else "has no state of this run)"
     assert told.startswith(f"Party 1 has an older state ({cause}")
-    assert "It goes on from that state" in told
+    assert "It continues from that state" in told
 
 
 def test_with_shared_labels_a_killed_party_ends_the_run_with_a_sentence(

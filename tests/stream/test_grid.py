@@ -138,7 +138,7 @@ def test_messages_travel_over_flower_where_parties_cannot_connect(
     assert_equals_in_process(strategy, nodes)
     (line,) = (line for line in logged if "travel over Flower" in line)
     assert line.startswith("A party could not reach 127.0.0.1:")
-    tried = [line for line in logged if line.endswith("it tries on for a while.")]
+    tried = [line for line in logged if line.endswith("It tries again for a while.")]
     assert len(tried) == 2 and len(logged) == 3  # one of each party
     assert all(nodes.sessions(party) == 1 for party in range(2))
 

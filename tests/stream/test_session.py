@@ -202,7 +202,7 @@ def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
     kept = state_file.read(state_file.place(context))
     assert state_to_bytes(kept) == state_to_bytes(context.state)
     assert 1 <= len(logged) <= 2 and all(
-        line.endswith("it tries on for a while.") for line in logged
+        line.endswith("It tries again for a while.") for line in logged
     )
 
 

@@ -180,12 +180,12 @@ class Model:
         data, parties = found.config.data, found.parties
         if features and not data.own_data:
             raise ConfigError(
-                f"The model is of {data.called}, which was divided, and predicts its test rows: "
-                "leave features out."
+                f"The model learned from {data.called}, which was divided. It predicts only the "
+                "test rows of that data set. Leave features out."
             )
         if data.own_data and len(features) != parties:
             raise ConfigError(
-                f"The model is of {parties} parties, and features of {len(features)} are given: "
+                f"The model has {parties} parties, and features of {len(features)} are given: "
                 "give features of each party, in the order of training."
             )
         missing = ConfigError("Labels are missing: give evaluate one for each row.")
@@ -241,8 +241,8 @@ def _checkpoint(folder: Path) -> Checkpoint:
         said = json.loads(summary.read_text())
         if said["failure"] is None:
             raise ConfigError(
-                f"The run in {folder} is of {said['strategy']}, a baseline that keeps no model: it "
-                "has history and summary only; train another strategy for a model."
+                f"The run in {folder} used {said['strategy']}, a baseline that keeps no model. It "
+                "has only a history and a summary. Train another strategy for a model."
             )
     return checkpoint.load(folder)
 

@@ -206,7 +206,7 @@ def _name_of_held(folder: str, dataset: str) -> str:
     kind, _, name = dataset.partition(":")
     if kind != "memory":
         raise ConfigError(
-            f"The run in {folder} is of dataset = {dataset!r}: leave features and labels out."
+            f"The run in {folder} used dataset = {dataset!r}. Leave features and labels out."
         )
     return name
 

@@ -133,7 +133,7 @@ class SumError(VflError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The parties' masked embeddings make no sum. Either a party's embeddings are too large "
+            "The parties' masked embeddings cannot be added. A party's embeddings may be too large "
             "(its own log says so then), or parties got different messages. Resume the run from "
             "its last checkpoint."
         )

@@ -51,7 +51,7 @@ class Rules:
     )
     min_rows: Count = rule(
         50,
-        "Refuses a run whose participants have fewer common rows. In a simulation, the rule "
+        "Refuses a run whose participants have fewer rows in common. In a simulation, the rule "
         "applies only if it is set.",
         "min-rows=100",
         basic=True,
@@ -146,7 +146,7 @@ class Rules:
         Raises
         ------
         ConfigError
-        If a value has another type than its rule, or an option is unknown.
+            If a value has another type than its rule, or an option is unknown.
         """
         return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
 

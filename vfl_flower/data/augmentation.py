@@ -34,6 +34,7 @@ def generator_of(secret: bytes, exchange: int) -> Generator:
 
 def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Samples:
     """Return augmented samples, the same each time. The input stays unchanged.
+
     Raises
     ------
     VflError

@@ -23,6 +23,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
     """Return a party's data, from its option ``source``, ``images`` or ``file``.
 
     They name code, a folder and a file.
+
     Raises
     ------
     ConfigError

@@ -94,7 +94,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     if not aggregation_of(found.config).any_subset:
         raise ConfigError(
             f"The model in {folder} needs all its parties. To see each party's contribution, "
-            "train a model that predicts by any subset, with subsets = 'sampled'."
+            "train a model that predicts with any subset: set subsets = 'sampled'."
         )
     if not found.strategy["history"]["recorded"]:
         raise ConfigError(f"The run in {folder} has no evaluation yet. Wait for the first one.")

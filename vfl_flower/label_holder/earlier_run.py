@@ -145,7 +145,7 @@ def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int
     if parties > then and not aggregation_of(config).any_subset:
         raise ConfigError(
             f"The model in {folder} needs all its parties, and cannot get new ones. Add "
-            "subsets = 'sampled' to this run: it then learns to predict by any subset."
+            "subsets = 'sampled' to this run: it then learns to predict with any subset."
         )
 
 

@@ -179,8 +179,8 @@ def _numbers(figures: Any) -> dict[str, float | None]:
         isinstance(name, str) and name.isidentifier() and name not in ours for name in figures
     ):
         raise ConfigError(
-            "metrics gives no numbers by names that differ from ours. Return a dictionary "
-            "whose names are words such as 'recall'."
+            "metrics must return a dictionary of numbers. Use names such as 'recall', which the "
+            "summary does not have yet."
         )
     numbers = {name: float(value) for name, value in figures.items()}
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

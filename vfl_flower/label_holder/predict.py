@@ -163,7 +163,7 @@ def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties 
         if asked:
             raise ConfigError(
                 f"The model in {config.model} needs all its parties. Leave {asked} out, or train "
-                "a model that predicts by any subset, with subsets = 'sampled'."
+                "a model that predicts with any subset: set subsets = 'sampled'."
             )
         return None
     if words and config.data.align == "ids":

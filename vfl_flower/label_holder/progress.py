@@ -95,6 +95,7 @@ def clock(seconds: float) -> str:
 
 class Progress(Callback):
     """Report progress at each evaluation, and every 0.1 seconds at most between them.
+
     Parameters
     ----------
     tell : function that receives the reports.

@@ -322,7 +322,8 @@ def prepare(
         then = checkpoint.load(config.running.resume).parties
         if parties != then:
             raise ConfigError(
-                f"The run in {config.running.resume} is of {then} parties, not {parties}."
+                f"The run in {config.running.resume} has {then} parties, not {parties}. Start all "
+                "of them, and no others."
             )
     if config.running.grow and not config.running.resume:
         earlier = checkpoint.load(config.running.grow)

@@ -222,7 +222,7 @@ class Party:
         if not self.inputs.check_ids(ids):
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):
-            raise VflError("was asked twice for a row in one message: each time needs own noise.")
+            raise VflError("was asked twice for a row in one message, which would reuse its noise.")
         block, places = self.inputs.block, self.inputs.places_of(ids)
         if self.limits:
             self.limits.count(block.train_rows, places)

@@ -80,7 +80,7 @@ def _run(
     config = earlier_run.configured(keys)
     if config.running.resume and keys.get("out"):
         raise ConfigError(
-            "A resumed run goes on in its own folder: do not give --out or the option out."
+            "A resumed run continues in its own folder: leave out --out and the option out."
         )
     earlier = config.running.resume or config.running.grow
     if earlier and parties is None and not node_configs:
@@ -140,7 +140,7 @@ def _compare(
     seeds: options.Seeds = 1,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare systems and the baselines on one data set, in a table and a picture.
+    """Compare systems and the baselines on one data set, in a table and two pictures.
 
     RUN is a system, or in quotes a system and its own options. A title may
     precede them: "small steps: cascaded party-lr=0.01".

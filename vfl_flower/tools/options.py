@@ -24,8 +24,8 @@ NodeConfig = Annotated[
     list[str] | None,
     typer.Option(
         metavar=_PAIRS,
-        help="Node configuration of one party; repeat it for each party. Names: file, id, columns, "
-        "missing, text, model, model-args, embedding-size, and the party's rules (`vfl list`).",
+        help="Node configuration of one party; repeat it for each party. It names the party's data "
+        "(file or images, id, columns), its model and its rules (`vfl list`).",
     ),
 ]
 Parties = Annotated[

@@ -175,7 +175,7 @@ def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
         scalars = record_of(record, _SCALARS, ConfigRecord)
         packed = record_of(record, _ARRAYS, ArrayRecord)
         if len(record) > 2:
-            raise VflError(f"sent a {kind.__name__} with records that none has.")
+            raise VflError(f"sent a {kind.__name__} with unknown records.")
         values = _checked(kind, dict(scalars))
         size = sum(len(array.data) for array in packed.values())
         _check_arrays(kind, packed, size, largest)
@@ -200,17 +200,17 @@ _checks: dict[type[Payload], Check] = {}
 
 
 def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, largest: float) -> None:
-    """Refuse, by `VflError`, arrays that are too large or too many, or that none has."""
+    """Refuse, by `VflError`, arrays that are too large, too many or unknown."""
     if size > largest:
         raise VflError(
-            f"sent a {kind.__name__} of {size:,} bytes, where {largest:,.0f} are the most that can "
-            "be due."
+            f"sent a {kind.__name__} of {size:,} bytes, more than the {largest:,.0f} that "
+            "it may have."
         )
     if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
-        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
+        raise VflError(f"sent a {kind.__name__} with too many arrays, or too long names.")
     unknown = set() if kind.names is None else set(arrays) - set(kind.names)
     if unknown:
-        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
+        raise VflError(f"sent a {kind.__name__} with an unknown array {min(unknown)!r}.")
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:

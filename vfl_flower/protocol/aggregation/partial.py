@@ -163,5 +163,5 @@ def check_rows(config: RunConfig) -> None:
         )
     if data.min_parties != 1 and data.align != "any":
         raise ConfigError(
-            "min-parties is only for align = 'any'. Set it, or leave min-parties out."
+            "min-parties is only for align = 'any'. Set that, or leave min-parties out."
         )

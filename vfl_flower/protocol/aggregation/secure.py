@@ -109,7 +109,7 @@ class MaskedSums(Seal):
     def refuse_alone(self) -> None:
         """Raise `VflError`: a step of one party alone would reveal its embeddings."""
         raise VflError(
-            "takes part in masked sums, and does nothing that the other parties do not. Resume the "
+            "takes part in masked sums, and does not act without the other parties. Resume the "
             "run from its last checkpoint."
         )
 

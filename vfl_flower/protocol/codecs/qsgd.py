@@ -88,7 +88,7 @@ class QSGD:
         dtype = str(np.min_scalar_type(total))
         counts = checked(arrays, f"{name}.counts", dtype, (length,)).astype(np.int64)
         if not 0 < length <= 17 or counts[-1] or (np.diff(counts, prepend=total) > 0).any():
-            raise VflError(f"{name!r} has counts that cannot be.")
+            raise VflError(f"{name!r} has impossible counts.")
         reader = BitReader(f"{name}.bits", arrays)
         lower, signed = reader.numbers(2, 5).tolist()
         if signed > 1:

@@ -55,12 +55,12 @@ class PerturbedEmbeddings(Mechanism):
         """Refuse a model or an augmentation that mixes several rows into one embedding."""
         if not model.apart():
             raise ConfigError(
-                f"Party {party}'s model {name!r} lets a row have a part in another row's "
+                f"Party {party}'s model {name!r} can mix a row into another row's "
                 "embedding, and noise would not hide it. Leave BatchNorm or `privacy` out."
             )
         if augment not in (augmentation.none, augmentation.crop_flip):
             raise ConfigError(
-                f"Party {party}'s own augmentation lets a row have a part in another row's "
+                f"Party {party}'s own augmentation can mix a row into another row's "
                 "embedding, and noise would not hide it. Leave the augmentation or `privacy` out."
             )
 

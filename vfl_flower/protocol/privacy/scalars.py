@@ -268,8 +268,8 @@ class ScalarAccountant(Accountant):
             return events
         if not self._refused:
             log.info(
-                "A label has had a part in as many releases as epsilon = %g allows. Answers that "
-                "would be one more carry no information.",
+                "A label has had a part in as many releases as epsilon = %g allows. Answers "
+                "beyond that carry no information.",
                 self.config.privacy.epsilon,
             )
         self._refused = True

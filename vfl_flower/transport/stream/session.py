@@ -115,7 +115,7 @@ class Session:
             if self.reached:
                 deadline, said = time.monotonic() + _PATIENCE, ""
             if cause != said:
-                log.warning("The party %s; it tries on for a while.", cause)
+                log.warning("The party %s. It tries again for a while.", cause)
             said = cause
             if time.monotonic() > deadline:
                 return cause
