@@ -126,7 +126,7 @@ class Vertical(Strategy):
         ConfigError
             If the parties do not agree with each other or with the label holder.
         PartyError
-            If a party fails, and the configuration does not say to go on without it.
+            If a party fails, and the configuration does not say to continue without it.
         """
         if timeout:
             self.given = self.given.with_values({"party-timeout": timeout})

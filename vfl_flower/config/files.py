@@ -80,6 +80,7 @@ def check_own(folder: Path) -> None:
 
 def _is_private(folder: Path, group: int) -> bool:
     """Return whether only this user and root are in the group that owns a folder.
+
     Many systems give each user a group of the same name. An access list may name others.
     """
     if "system.posix_acl_access" in _attributes(folder):

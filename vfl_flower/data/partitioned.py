@@ -35,6 +35,7 @@ _OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 @dataclass(frozen=True)
 class PartitionedData:
     """A data set before its split: one part (all rows) or two (training, test).
+
     made : function that makes samples of features as read; without it, features are scaled.
     """
 

@@ -107,6 +107,7 @@ def held_out_again(
     data: DataConfig, known: Places, used: tuple[Places, Places], rows: Places
 ) -> NDArray[np.int64]:
     """Return places [N] to take rows from, so that held-out rows stay held out.
+
     A model does better on rows that it was trained on. So hold out the earlier run's held-out rows
     first, then new rows, and others only if these are too few. Among held-out rows, prefer for
     validation the rows that already chose the earlier model.

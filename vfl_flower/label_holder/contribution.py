@@ -1,6 +1,6 @@
 """Contribution of each party: Shapley values of figures on held-out rows.
 
-The model must predict by any subset of the parties. No further training is needed. v(S) is the
+The model must predict with any subset of the parties. No further training is needed. v(S) is the
 model's figure with the parties S alone, on all test rows of the run. The checkpoint has the
 embeddings of the last evaluation, so nobody asks the parties. A party's value is the mean, over all
 orders of the parties, of what it adds to the parties before it (Shapley, 1953). The values add up
@@ -88,7 +88,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     Raises
     ------
     ConfigError
-        If the model does not predict by any subset, or if its data have changed.
+        If the model does not predict with any subset, or if its data have changed.
     """
     found = checkpoint.load(folder)
     if not aggregation_of(found.config).any_subset:

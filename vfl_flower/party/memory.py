@@ -69,6 +69,7 @@ class PartyLinks:
 @dataclass
 class InProcess:
     """Data of a party's last message in this process. Others work without them.
+
     model : record in ``Context.state`` that shares the model's memory.
     scalars : record of the last message's scalars; ``None`` after a failed message.
     node_config : node configuration when the state was loaded.
