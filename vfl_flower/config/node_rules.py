@@ -51,8 +51,8 @@ class Rules:
     )
     min_rows: Count = rule(
         50,
-        "Refuses a run whose participants have fewer rows in common. In a simulation, the rule "
-        "applies only if it is set.",
+        "Refuses a run whose participants have fewer common rows than this. In a simulation, the "
+        "rule applies only if it is set.",
         "min-rows=100",
         basic=True,
     )
