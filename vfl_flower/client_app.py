@@ -22,7 +22,7 @@ from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
-from vfl_flower.party import builder, stacked, state, state_file
+from vfl_flower.party import builder, scoring, stacked, state, state_file
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
@@ -54,6 +54,8 @@ from vfl_flower.transport.messages import (
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
+    ScoreOrder,
+    ServeOrder,
     TrainOrder,
     refuse_unused,
 )
@@ -340,6 +342,15 @@ def confirm(context: Context, order: ConfirmOrder) -> Payload:
 def embed_new_rows(context: Context, order: PredictOrder) -> Payload:
     """Upload embeddings of rows by a model that the party kept."""
     return predict(context, state_file.load(context, order.run, order.number), order)
+
+
+@serves(ServeOrder)
+def load_model(context: Context, order: ServeOrder) -> Payload:
+    """Load a model that the party kept, to answer requests for scores."""
+    return scoring.load(context, state_file.load(context, order.run, order.number), order)
+
+
+serves(ScoreOrder)(scoring.score)
 
 
 app = PartyApp()

@@ -33,6 +33,8 @@ from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.predict import predict
 from vfl_flower.label_holder.results import Results, in_use, results_folder
+from vfl_flower.label_holder.serving.serve import lasting
+from vfl_flower.label_holder.serving.serve import serve as serve_model
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.base import Transport, transport_of
@@ -77,6 +79,9 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
     if config.task == "predict":
         with _streams(transport, config) as transport:
             predict(transport, config, parse(context.run_config), run)
+    elif config.task == "serve":
+        with _streams(transport, lasting(config)) as transport:
+            serve_model(transport, config, parse(context.run_config), run)
     elif config.task == "align":
         with _streams(transport, config) as transport:
             _align(transport, config, run)

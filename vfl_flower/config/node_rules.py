@@ -104,6 +104,11 @@ class Rules:
         "the party keeps.",
         "max-predictions=1000",
     )
+    max_predictions_per_day: Count | None = rule(
+        None,
+        "Limits the rows that the party embeds for predictions in one day of UTC.",
+        "max-predictions-per-day=10000",
+    )
     aggregation: str = rule(
         "",
         "Sets the aggregation that the party insists on. With `secure`, it refuses a run in which "

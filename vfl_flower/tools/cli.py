@@ -15,7 +15,7 @@ import click
 import typer
 
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError, why
-from vfl_flower.tools import options
+from vfl_flower.tools import operate, options
 from vfl_flower.tools.command import Command
 
 app = typer.Typer(
@@ -318,6 +318,9 @@ def _list(
     from vfl_flower.tools import listing
 
     listing.show(words or (), every)
+
+
+app.add_typer(operate.app)
 
 
 @contextmanager

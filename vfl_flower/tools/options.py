@@ -56,6 +56,13 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show the result only, without progress.")
 ]
 
+ServeEngine = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="ENGINE", help="local: in this process; supernodes: real nodes here."
+    ),
+]
+
 # --- of one command -----------------------------------------------------------------------------
 
 Target = Annotated[float, typer.Option(metavar="X", help="Count bytes until this test accuracy.")]
@@ -199,6 +206,16 @@ vfl predict runs/a
 # new people, whose rows are in the files that parties name
 vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+SERVE_EXAMPLES = _examples("""
+# the test rows of a data set, to try it out; -c "serve-address='127.0.0.1:8001'" moves it
+vfl serve runs/a
+# people in files, with real nodes on this machine
+vfl serve runs/b --engine supernodes -c "dataset='files:today.csv'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# scores of two people
+curl -H "Authorization: Bearer TOKEN" -d '{"ids": [7, 12]}' http://127.0.0.1:8000/v1/predict
 """)
 
 REPORT_EXAMPLES = _examples("""

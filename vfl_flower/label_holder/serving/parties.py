@@ -1,0 +1,332 @@
+"""The parties of a service: who is ready, who is late, and who is down.
+
+At most one message is out to a party. A party that misses the deadline of an order is not waited
+for again until it answers. A party that has lost its model is asked to load it again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.alignment.reuse import proof_of
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.provenance import code_digest
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.earlier_run import check_states
+from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.label_holder.rows_to_predict import RowsToPredict
+from vfl_flower.label_holder.serving.metrics import Metrics
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import Reused, ReuseOrder
+from vfl_flower.transport.gather import AvailableParties, gather, gather_all
+from vfl_flower.transport.messages import (
+    SMALL,
+    Order,
+    Payload,
+    Scored,
+    ScoreOrder,
+    ServeOrder,
+    Serving,
+    bounded,
+    checked,
+)
+from vfl_flower.transport.wire import read_reply, to_message
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")
+
+READY, ASKED, LATE, LOADING, DOWN = "ready", "asked", "late", "loading", "down"
+MOST_ROWS = 10_000
+"""Most rows of a batch."""
+_OVERDUE = 5.0  # seconds after which a late party is asked to load its model again
+_AGAIN = 2.0  # seconds between two tries to load a model
+_LASTING = 86400.0 * 30  # seconds that a message may live
+
+UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
+"""Reasons, besides `LATE` and `DOWN`, why a party's embedding is missing from a score."""
+
+
+@dataclass
+class _Party:
+    """What the label holder knows of one party.
+
+    node : Flower's node; None if the party has not come yet.
+    key, order, sent : the message that is out to it, what it asks, and when it was sent.
+    rows : rows of that order.
+    why : the party's last refusal.
+    """
+
+    number: int
+    node: int | None
+    state: str = DOWN
+    key: str = ""
+    order: Order | None = None
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    sent: float = 0.0
+    why: str = ""
+
+
+class Parties:
+    """Ask parties for embeddings, each within a deadline.
+
+    Parameters
+    ----------
+    run : number of the service's Flower run.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RunConfig,
+        predictor: Predictor,
+        rows: RowsToPredict,
+        run: str,
+        metrics: Metrics,
+    ) -> None:
+        self._transport, self._config, self._predictor = transport, config, predictor
+        self._rows, self._run, self._metrics = rows, run, metrics
+        sizes = predictor.sizes
+        has = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
+        self.present = has
+        """Whether a party has a row, [N, M]."""
+        self._at = (np.cumsum(has, axis=0) - 1).astype(np.int32)  # among the party's own rows
+        self._all = [_Party(number, None) for number in range(len(sizes))]
+
+    # --- the beginning ----------------------------------------------------------------------------
+
+    def begin(self, there: AvailableParties | None) -> None:
+        """Have all parties load their models and rows.
+
+        Raises
+        ------
+        ConfigError, PartyError
+            If a party that the model needs is missing, refuses, or has another model or rows.
+        """
+        running, nodes = self._config.running, self._rows.nodes
+        per_row = 4 * max(self._predictor.sizes, default=0) + 4
+        self._transport.expect({ScoreOrder.kind: SMALL + per_row * MOST_ROWS})
+        if there and nodes is not None:
+            orders: dict[int, Order] = dict.fromkeys(nodes.values(), self._load_order)
+            timeout = running.party_timeout
+            answers = gather(self._transport, orders, Serving, timeout, lenient=True)
+        else:
+            answers = gather_all(self._transport, self._load_order, Serving, running, there)
+        check_states(self._predictor.found, answers.values(), whole=there is None)
+        for node, answer in answers.items():
+            party = self._all[answer.party]
+            party.node = node
+            try:
+                self._loaded(party, answer)
+            except VflError as error:
+                raise ConfigError(f"Party {party.number} {error}") from None
+
+    @property
+    def _load_order(self) -> ServeOrder:
+        found = self._predictor.found
+        return ServeOrder(run=found.run, number=found.number)
+
+    def _loaded(self, party: _Party, answer: Serving) -> None:
+        """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
+
+        The message continues a sentence that names the party.
+        """
+        check_states(self._predictor.found, [answer], whole=False)
+        mine = int(self.present[:, party.number].sum())
+        same = (answer.party, answer.alignment, answer.code_digest, answer.rows) == (
+            party.number,
+            self._rows.alignment,
+            code_digest(),
+            mine,
+        )
+        if not same:
+            raise VflError("serves other rows, or runs another version of the code.")
+        self._set(party, READY)
+
+    def _set(self, party: _Party, state: str) -> None:
+        connected = state in (READY, ASKED)
+        if connected != (party.state in (READY, ASKED)):
+            self._metrics.connected(party.number, connected)
+            if state in (DOWN, LATE):
+                notice.warning("Party %d is %s: scores leave it out.", party.number, state)
+            elif connected:
+                notice.info("Party %d answers again.", party.number) if party.why else None
+        party.state = state
+
+    @property
+    def ready(self) -> list[int]:
+        """Return the parties that would be asked now."""
+        return [each.number for each in self._all if each.state == READY]
+
+    # --- a batch ----------------------------------------------------------------------------------
+
+    def embed(
+        self, rows: NDArray[np.int64], timeout: float
+    ) -> tuple[Tensor, NDArray[np.bool_], dict[int, str]]:
+        """Return embeddings of rows, [n, width], who has given them, [n, M], and why others not.
+
+        It takes at most ``timeout`` seconds. The third value is party -> reason, for parties that
+        have given nothing. A party that has given something may still lack a row.
+        """
+        self.look(0)
+        began = time.monotonic()
+        blocks = torch.zeros(len(rows), self._predictor.width)
+        given = np.zeros((len(rows), len(self._all)), bool)
+        missing: dict[int, str] = {}
+        for party in self._all:
+            has = self.present[rows, party.number]
+            if not has.any():
+                missing[party.number] = UNKNOWN
+            elif party.state != READY:
+                missing[party.number] = LATE if party.state == LATE else DOWN
+            elif not self._reaches(party):
+                self._lose(party)
+                missing[party.number] = DOWN
+            else:
+                party.rows = np.flatnonzero(has)
+                at = self._at[rows[has], party.number]
+                self._send(party, ScoreOrder(arrays={"rows": at}), ASKED)
+        while waiting := [each for each in self._all if each.state == ASKED]:
+            left = began + timeout - time.monotonic()
+            lost = [each for each in waiting if not self._reaches(each)]
+            for party in waiting if left <= 0 else lost:
+                missing[party.number] = DOWN if party in lost else LATE
+                self._lose(party) if party in lost else self._set(party, LATE)
+            if left <= 0:
+                break
+            for message in self._receive([each.key for each in waiting], min(left, 0.05)):
+                party = self._party_of(message)
+                took = time.monotonic() - party.sent
+                reason = self._take(party, message, blocks, given)
+                if reason:
+                    missing[party.number] = reason
+                else:
+                    self._metrics.party(party.number, took)
+        return blocks, given, missing
+
+    def _take(
+        self, party: _Party, message: Message, blocks: Tensor, given: NDArray[np.bool_]
+    ) -> str:
+        """Take a party's embeddings; return why there are none, or an empty text."""
+        rows, size = party.rows, self._predictor.sizes[party.number]
+        self._set(party, READY)
+        try:
+            answer = self._read(message, Scored)
+            found = bounded(
+                "embedding", checked(answer.arrays, "embedding", "float32", (len(rows), size))
+            )
+            gone = answer.arrays.get("gone", np.zeros(0, np.int32))
+            if (
+                gone.dtype != np.int32
+                or gone.ndim != 1
+                or not np.isin(gone, range(len(rows))).all()
+            ):
+                raise VflError("'gone' names rows that were not asked for.")
+        except OutOfStepError:
+            self._lose(party)
+            return DOWN
+        except VflError as error:
+            return self._refused(party, str(error))
+        there = np.ones(len(rows), bool)
+        there[gone] = False
+        blocks[torch.from_numpy(rows), self._predictor.columns[party.number]] = torch.from_numpy(
+            found
+        )
+        given[rows[there], party.number] = True
+        return ""
+
+    def _refused(self, party: _Party, sentence: str) -> str:
+        refused = sentence.startswith("failed: ")
+        if sentence != party.why:
+            party.why = sentence
+            notice.warning("Party %d %s", party.number, sentence)
+        self._metrics.refused(party.number, sentence)
+        return REFUSED if refused else FAULTY
+
+    # --- parties that are not ready ---------------------------------------------------------------
+
+    def look(self, seconds: float) -> None:
+        """Look after parties that are late or down, for at most so long or until `wake`."""
+        out = [each.key for each in self._all if each.key]
+        for message in self._receive(out, seconds):
+            self._answered(self._party_of(message), message)
+        now = time.monotonic()
+        for party in self._all:
+            if party.state == LATE and now > party.sent + _OVERDUE:
+                self._lose(party)
+            if party.state == DOWN and party.node is not None and now > party.sent + _AGAIN:
+                self._ask_to_load(party)
+
+    def _answered(self, party: _Party, message: Message) -> None:
+        order = party.order
+        try:
+            if isinstance(order, ReuseOrder):
+                if self._read(message, Reused).became != "kept":
+                    raise VflError("has lost its rows. Start the service anew.")
+                self._send(party, self._load_order, LOADING)
+            elif isinstance(order, ServeOrder):
+                self._loaded(party, self._read(message, Serving))
+            else:  # an overdue answer
+                self._read(message, Scored)
+                self._set(party, READY)
+        except OutOfStepError:
+            self._lose(party)
+        except VflError as error:
+            self._refused(party, str(error))
+            self._set(party, DOWN)
+
+    def _lose(self, party: _Party) -> None:
+        """Note that a party has lost its model, or cannot be reached."""
+        party.key, party.sent = "", 0.0
+        self._set(party, DOWN)
+
+    def _ask_to_load(self, party: _Party) -> None:
+        """Have a party that has come back use the same rows, and load its model."""
+        if self._rows.shown is None:
+            self._send(party, self._load_order, LOADING)
+            return
+        parties = len(self._all)
+        who = sorted(self._rows.nodes) if self._rows.nodes else range(parties)
+        proofs = np.zeros((parties, 32), np.uint8)
+        for number, shown in zip(who, self._rows.shown, strict=True):
+            proof = proof_of(shown, self._rows.alignment, self._run)
+            proofs[number] = np.frombuffer(proof, np.uint8)
+        about = json.dumps(self._predictor.found.config.values())
+        order = ReuseOrder(alignment=self._rows.alignment, config=about, arrays={"proofs": proofs})
+        self._send(party, order, LOADING)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _send(self, party: _Party, order: Order, state: str) -> None:
+        assert party.node is not None
+        message = to_message(order, party.node, _LASTING, self._transport.calls)
+        (party.key,) = self._transport.send([message])
+        party.order, party.sent = order, time.monotonic()
+        self._set(party, state)
+
+    def _reaches(self, party: _Party) -> bool:
+        return party.node is not None and self._transport.reaches(party.node)
+
+    def _receive(self, keys: list[str], seconds: float) -> list[Message]:
+        return self._transport.wait(keys, seconds) if keys or seconds else []
+
+    def _party_of(self, message: Message) -> _Party:
+        key = message.metadata.reply_to_message_id
+        party = next(each for each in self._all if each.key == key)
+        party.key = ""
+        return party
+
+    def _read(self, message: Message, kind: type[Any]) -> Any:
+        largest: Mapping[str, int] = self._transport.largest
+        found: Payload = read_reply(message, kind, largest.get(ScoreOrder.kind, SMALL))
+        return found

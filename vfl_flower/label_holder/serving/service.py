@@ -1,0 +1,203 @@
+"""The service: it takes requests in batches, asks the parties, and scores.
+
+A batch takes all requests that wait, up to `_BATCH` ids. So requests that come together share one
+message to each party, and a single request waits for nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.predictions import predicted_columns
+from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
+from vfl_flower.label_holder.serving.metrics import Metrics
+from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
+from vfl_flower.label_holder.serving.requests import Queue, Request, Score
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.transport.base import Transport
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
+
+_BATCH = 2048  # most ids of a batch, unless one request has more
+_WAITING = 20_000  # most ids that wait
+_IDLE = 0.5  # seconds between two looks at parties while nobody asks
+
+
+class UnavailableError(VflError):
+    """Parties that the model needs do not answer."""
+
+
+class Service:
+    """One model in service.
+
+    Parameters
+    ----------
+    given : the options that were given. Training decides all others.
+    run : number of this Flower run.
+    """
+
+    def __init__(
+        self, transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str
+    ) -> None:
+        self.config = config
+        self.found = found = checkpoint.load(config.model)
+        there = available_parties(config, found)
+        self.rows = rows_to_predict(transport, config, given, found, run, there)
+        self.predictor = Predictor(found, self.rows.own.shape[1])
+        self.any_subset = aggregation_of(found.config).any_subset
+        self.metrics = Metrics(len(self.predictor.sizes))
+        self.parties = Parties(transport, config, self.predictor, self.rows, run, self.metrics)
+        self.parties.begin(there)
+        self.queue = Queue(_WAITING, transport.wake)
+        self.model = f"{found.run}/{found.number}"
+        ids = self.rows.ids.tolist()
+        self.id_type: type = type(ids[0]) if ids else str
+        self._row_of = {one: row for row, one in enumerate(ids)}
+        version = {"run": Path(config.model).name, "version": self.model}
+        self.metrics.model.labels(strategy=found.config.strategy, **version).set(1)
+
+    def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
+        """Return the position of each id, or -1 for an id that is not known."""
+        return np.fromiter((self._row_of.get(one, -1) for one in ids), np.int64, len(ids))
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a request would be answered now."""
+        ready = len(self.parties.ready)
+        return not self.queue.closed and (ready == len(self.predictor.sizes) or self.any_subset)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the model is, for ``GET /v1/model``."""
+        entries = self.found.strategy["history"]["entries"]
+        classes = self.found.about_labels["classes"]
+        return {
+            "model": self.model,
+            "run": Path(self.config.model).name,
+            "strategy": self.found.config.strategy,
+            "finished": self.found.finished,
+            "figures": entries[-1] if entries else {},
+            "classes": classes or None,
+            "ids": len(self.rows.ids),
+            "parties": len(self.predictor.sizes),
+            "parties_ready": self.parties.ready,
+            "any_subset": self.any_subset,
+        }
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Answer requests until the queue is closed and empty."""
+        while True:
+            batch = self.queue.take(_BATCH)
+            self.metrics.queue_rows.set(self.queue.ids)
+            if batch:
+                self._answer(batch)
+            elif self.queue.closed:
+                return
+            else:
+                self.parties.look(_IDLE)
+
+    def _answer(self, batch: list[Request]) -> None:
+        """Score a batch, and answer each of its requests."""
+        began = time.monotonic()
+        for request in batch:
+            self.metrics.stage_seconds.labels("queue").observe(began - request.came)
+        try:
+            self._score(batch)
+        except Exception as error:  # answer all: nobody may wait for ever
+            if not isinstance(error, VflError):
+                log.exception("The service failed to score.")
+            for request in batch:
+                request.answer(error)
+
+    def _score(self, batch: list[Request]) -> None:
+        asked = np.concatenate([request.rows for request in batch])
+        rows, place = np.unique(asked, return_inverse=True)
+        none = int(len(rows) > 0 and rows[0] < 0)  # the first place stands for unknown ids
+        rows = rows[none:]
+        parties = len(self.predictor.sizes)
+        began = time.monotonic()
+        blocks, given, missing = self.parties.embed(rows, self.config.serving.score_timeout)
+        if len(rows) and not self.any_subset:
+            self._refuse_without(missing)
+        asked_at = time.monotonic()
+        self.metrics.stage_seconds.labels("party").observe(asked_at - began)
+        scores = self._scores(rows, blocks, given, missing) if len(rows) else []
+        self.metrics.stage_seconds.labels("model").observe(time.monotonic() - asked_at)
+        nobody = self._without_score(dict.fromkeys(range(parties), UNKNOWN))
+        start = 0
+        for request in batch:
+            at = place[start : start + len(request.ids)] - none
+            start += len(request.ids)
+            request.answer([nobody if row < 0 else scores[row] for row in at.tolist()])
+
+    def _scores(
+        self,
+        rows: NDArray[np.int64],
+        blocks: Tensor,
+        given: NDArray[np.bool_],
+        missing: dict[int, str],
+    ) -> list[Score]:
+        """Return the answer for each row.
+
+        Parameters
+        ----------
+        blocks : embeddings of the rows, [R, width].
+        given : whether a party has given an embedding of a row, [R, M].
+        missing : party -> why it has given none.
+        """
+        own, has = self.rows.own[rows], self.parties.present[rows]
+        known = self.predictor.knows(own, given) if self.any_subset else given.all(1)
+        columns = predicted_columns(self.predictor.outputs(blocks, own, given), self.found)
+        predicted = columns.pop("prediction").tolist()
+        names = [name.removeprefix("probability_") for name in columns]
+        chances = np.stack(list(columns.values()), 1).tolist() if columns else None
+        whole, everyone = given.all(1).tolist(), list(range(given.shape[1]))
+        scores: list[Score] = []
+        for row, prediction in enumerate(predicted):
+            parties, absent = everyone, dict[str, str]()
+            if not whole[row]:
+                parties = np.flatnonzero(given[row]).tolist()
+                whys = {
+                    party: missing.get(party, UNKNOWN) if has[row, party] else UNKNOWN
+                    for party in np.flatnonzero(~given[row]).tolist()
+                }
+                for party, why in whys.items():
+                    self.metrics.missing.labels(str(party), why).inc()
+                absent = {str(party): why for party, why in whys.items()}
+                if not known[row]:
+                    scores.append(self._without_score(whys))
+                    continue
+            score: Score = {"prediction": prediction}
+            if chances is not None:
+                score["probabilities"] = dict(zip(names, chances[row], strict=True))
+            scores.append({**score, "parties": parties, "missing": absent})
+        return scores
+
+    def _without_score(self, whys: Mapping[int, str]) -> Score:
+        """Return the answer for an id that has no score."""
+        missing = {str(party): why for party, why in whys.items()}
+        return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
+
+    def _refuse_without(self, missing: dict[int, str]) -> None:
+        gone = {number: why for number, why in missing.items() if why != UNKNOWN}
+        if gone:
+            who = ", ".join(f"party {number} ({why})" for number, why in sorted(gone.items()))
+            for number, why in gone.items():
+                self.metrics.missing.labels(str(number), why).inc()
+            raise UnavailableError(
+                f"The model needs all its parties, and these do not answer: {who}."
+            )

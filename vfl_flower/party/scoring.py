@@ -1,0 +1,202 @@
+"""A party's half of the online service (the other: `vfl_flower.label_holder.serving`).
+
+The party loads its model and its rows once (`load`), and then embeds some rows for each request
+(`score`). It knows a row by its id. So its file may change while it serves: the party reads the
+file again, and says which rows have gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.alignment.party_rows import common_rows
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.provenance import code_digest
+from vfl_flower.data.at_party import FeatureBlock, prepared
+from vfl_flower.data.source import Compact, Preparation, Source
+from vfl_flower.party import builder, state
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.limits import PredictionBudget
+from vfl_flower.party.party import Party
+from vfl_flower.party.state_file import Saved
+from vfl_flower.transport.messages import Scored, ScoreOrder, ServeOrder, Serving
+from vfl_flower.transport.node import index_and_parties
+
+log = logging.getLogger("flwr")
+
+_LOOK = 1.0  # seconds between two looks at the party's file
+
+Places = NDArray[np.int64]
+
+
+@dataclass
+class _Rows:
+    """The rows that a party serves, in the order of the alignment or of the test rows.
+
+    features : samples of the rows that the party's data have now.
+    at : position of each row in ``features``, or -1 if the data have lost it.
+    ids : ids of all rows, if the party has own data.
+    file, version : the file that they come from, and when it was last written.
+    """
+
+    features: Any
+    at: Places
+    ids: list[bytes] = field(default_factory=list)
+    file: Path | None = None
+    version: int = 0
+    looked: float = 0.0
+
+
+@dataclass
+class _Served:
+    """A loaded model with its rows."""
+
+    party: Party
+    block: FeatureBlock
+    rows: _Rows
+    budget: PredictionBudget
+
+
+_served: dict[tuple[int, int], _Served] = {}
+"""(Flower run, party) -> what this process serves."""
+
+
+def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
+    """Load a saved model and its rows: the rows just aligned, or the test rows.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If the party's columns, rows or model differ from training, or if a rule forbids it. Also
+        if the model's embeddings are masked.
+    """
+    index, parties = index_and_parties(context)
+    ids: list[bytes] = []
+    party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context, ids))
+    if party.seal:
+        raise ConfigError(
+            f"Party {index} masks its embeddings, and a service cannot add up masked embeddings "
+            "yet. Use `vfl predict`."
+        )
+    block = party.inputs.block
+    at = block.tested.astype(np.int64)
+    file = _file_of(context)
+    rows = _Rows(block.test, at, ids, file, _version(file))
+    budget = PredictionBudget(context, Rules.of(context.node_config))
+    _served[context.run_id, index] = _Served(party, block, rows, budget)
+    return Serving(
+        party=index,
+        parties=parties,
+        rows=len(at),
+        exchange=state.load_scalars(saved.state)["exchange"],
+        checkpoint=saved.number,
+        alignment=block.alignment,
+        code_digest=code_digest(),
+    )
+
+
+def score(context: Context, order: ScoreOrder) -> Scored:
+    """Embed some of the loaded rows.
+
+    Raises
+    ------
+    OutOfStepError
+        If this process has loaded no model.
+    ConfigError, VflError
+        If the order names rows that do not exist, or if a rule forbids more predictions.
+    """
+    index, _ = index_and_parties(context)
+    served = _served.get((context.run_id, index))
+    if served is None:
+        raise OutOfStepError("has loaded no model to serve.")
+    asked = order.arrays.get("rows", np.zeros(0))
+    if asked.dtype != np.int32 or asked.ndim != 1 or not len(asked):
+        raise VflError("was asked to score without a list of rows.")
+    rows = _current(context, served)
+    if asked.min() < 0 or asked.max() >= len(rows.at):
+        raise VflError("was asked to score rows that it does not serve.")
+    at = rows.at[asked]
+    there = at >= 0
+    served.budget.take(int(there.sum()))
+    party = served.party
+    if party.limits:
+        names = served.block.test_rows
+        places = served.block.tested[asked[there]]
+        party.limits.count(names, places if len(names) else slice(None))
+    embedding = np.zeros((len(asked), party.learner.size), np.float32)
+    if there.any():
+        found = party.learner.embeddings(rows.features, at[there].astype(np.int32))
+        embedding[there] = found.cpu().numpy()
+    gone = np.flatnonzero(~there).astype(np.int32)
+    return Scored(arrays={"embedding": embedding} | ({"gone": gone} if len(gone) else {}))
+
+
+def forget(run: int) -> None:
+    """Drop what a Flower run has loaded; give back predictions that it has not used."""
+    for key in [key for key in list(_served) if key[0] == run]:
+        _served.pop(key).budget.close()
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _new_rows(context: Context, ids: list[bytes], preparation: Preparation) -> FeatureBlock:
+    """Return the party's own features of the rows just aligned, and add their ids to ``ids``."""
+    own = own_source(context)
+    common = common_rows(context, own)
+    mine = common.rows[common.rows >= 0]  # the party may lack some rows
+    ids += [own.ids[row] for row in mine.tolist()]
+    digest, names = own.digest(mine), own.names(mine)
+    features = prepared(own, mine, preparation)
+    none = Compact(np.zeros(0, np.int64), lambda at: features[:0])
+    return FeatureBlock(none, features, digest, preparation, common.name, names[:0], names)
+
+
+def _file_of(context: Context) -> Path | None:
+    named = context.node_config.get("file")
+    return Path(str(named)).expanduser() if named else None
+
+
+def _version(file: Path | None) -> int:
+    try:
+        return file.stat().st_mtime_ns if file else 0
+    except OSError:
+        return 0
+
+
+def _current(context: Context, served: _Served) -> _Rows:
+    """Return the rows, read again if the party's file has changed."""
+    rows, now = served.rows, time.monotonic()
+    if now < rows.looked + _LOOK:
+        return rows
+    rows.looked, version = now, _version(rows.file)
+    if version in (0, rows.version):
+        return rows
+    try:
+        rows.features, rows.at = _read_again(own_source(context), served)
+        log.info("The party has read its file again: %d rows have gone.", (rows.at < 0).sum())
+    except (VflError, OSError) as error:  # it may be half written
+        log.warning("The party serves the earlier rows, since its file has changed: %s", error)
+    rows.version = version
+    return rows
+
+
+def _read_again(own: Source, served: _Served) -> tuple[Any, Places]:
+    """Return samples of the served ids that the data have now, and the position of each id."""
+    assert served.block.preparation is not None
+    row_of = {one: row for row, one in enumerate(own.ids)}
+    found = np.array([row_of.get(one, -1) for one in served.rows.ids], np.int64)
+    there = found >= 0
+    at = np.where(there, np.cumsum(there) - 1, -1)
+    own.forget_ids()
+    return prepared(own, found[there], served.block.preparation), at
