@@ -24,6 +24,7 @@ from vfl_flower.party import scoring
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
+_PLACE = {"serve-address": "127.0.0.1:0", "score-timeout": 60.0}  # tests of deadlines set their own
 TOKEN = "a-token-of-enough-letters"
 
 
@@ -91,7 +92,7 @@ def served(
     client: ClientApp | Callable[[Message, Context], Message] = client_app.app,
 ) -> Iterator[Served]:
     """Serve the model of a run on a free port of this machine, within the block."""
-    given = {"model": str(run), "task": "serve", "serve-address": "127.0.0.1:0", **(keys or {})}
+    given = {"model": str(run), "task": "serve", **_PLACE, **(keys or {})}
     config = resolve(given)
     parties = checkpoint.load(run).parties
     own = [{"states": str(run), **each} for each in node_configs or [{}] * parties]

@@ -28,6 +28,7 @@ from vfl_flower.label_holder.serving import service as service_module
 from vfl_flower.label_holder.serving import web
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Scored
 from vfl_flower.transport.wire import to_reply
 
@@ -138,22 +139,128 @@ def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Se
         stranger.predict([1])
 
 
+# --- ids outside the alignment -------------------------------------------------------------------
+
+
+@pytest.fixture
+def newcomers(tmp_path: Path) -> tuple[Organisations, list[int]]:
+    """Organisations whose label holder does not know the last 40 people of its table."""
+    table = cancer(columns=6, rows=200)
+    organisations = cut(tmp_path / "new", table, known=1.0)
+    everyone = read(organisations.labels)
+    write(everyone, tmp_path / "everyone.csv")
+    write(everyone[:160], organisations.labels)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    return organisations, everyone[ID][160:].tolist()
+
+
+@pytest.mark.parametrize("run", ["run", "any"])
+def test_ids_outside_the_alignment_are_found_in_one_more_round_trip(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, run: str
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    with served(organisations.folder / run, tmp_path, keys, organisations.node_configs) as found:
+        old = int(found.service.rows.ids[0])
+        answers = found.ask(new[0], old, *new[1:], -5)
+        again = found.ask(*new)
+    assert answers[-1]["prediction"] is None
+    assert all(each["missing"] == {} for each in answers[:-1])
+    table = organisations.predict(run, tmp_path / "everyone.csv").set_index(ID)
+    for each in [*answers[:-1], *again]:
+        due = table.loc[each["id"], "probability_1"]
+        assert each["probabilities"]["1"] == pytest.approx(due, abs=1e-6)
+
+
+def test_an_id_that_one_party_lacks_is_scored_without_it(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    for run, scored in (("any", True), ("run", False)):
+        change(organisations.files[1], lambda frame: frame[frame[ID] != new[0]])
+        nodes = organisations.node_configs
+        with served(organisations.folder / run, tmp_path, keys, nodes) as found:
+            first, second = found.ask(*new[:2])
+        assert first["missing"] == {"1": "unknown"} and (first["prediction"] is not None) == scored
+        assert second["missing"] == {}
+
+
+def test_people_who_come_to_a_partys_file_are_found_while_it_serves(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    path = organisations.files[1]
+    whole = read(path)
+    write(whole[whole[ID] != new[0]], path)
+    with served(organisations.folder / "any", tmp_path, keys, organisations.node_configs) as found:
+        assert found.ask(new[0])[0]["missing"] == {"1": "unknown"}
+        write(whole, path)
+        _until(lambda: found.ask(new[0])[0]["missing"] == {})
+
+
+def test_made_up_ids_count_and_stop_at_the_partys_rule(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    nodes = [dict(each) for each in organisations.node_configs]
+    nodes[1] |= {"max-ids": 3}
+    keys = {"dataset": f"files:{organisations.labels}"}
+    for _ in range(2):  # the count outlives the service, and an id counts once
+        with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+            assert found.ask(new[0], new[1])[0]["missing"] == {}
+            assert found.ask(new[0])[0]["missing"] == {}
+            assert found.ask(*range(-9, 0))[0]["missing"]["1"] == "refused"
+            assert found.ask(new[2], *range(-9, 0))[0]["missing"] == {"1": "refused"}
+            assert found.ask(new[0])[0]["missing"] == {}
+    kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
+    assert kept["asked"] == 2 and kept["ahead"] == 0
+
+
+def test_a_place_without_a_right_proof_is_refused_and_counted(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organisations, new = newcomers
+    nodes = [{**each, "max-ids": 1000} for each in organisations.node_configs]
+    keys = {"dataset": f"files:{organisations.labels}"}
+    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+        assert found.ask(new[0])[0]["missing"] == {}  # control
+        seeker = found.service.parties._seeker
+        assert seeker is not None
+        right = seeker.proofs
+        monkeypatch.setattr(seeker, "proofs", lambda party, ids: right(party, ids) ^ (party == 1))
+        assert found.ask(new[1])[0]["missing"] == {"1": "refused"}
+        monkeypatch.setattr(seeker, "proofs", right)
+        assert found.ask(new[1])[0]["missing"] == {}
+    counts = list(tmp_path.rglob("party-1.ids"))
+    counts += list(lasting_home().rglob("party-1.ids"))
+    assert [json.loads(path.read_bytes().split(b"\n")[0])["wrong"] for path in counts] == [1]
+
+
 # --- parties that are missing -------------------------------------------------------------------
 
 
-def test_a_late_party_costs_one_deadline_and_is_flagged(some: Served) -> None:
-    both = some.service.parties.present.all(1)
-    ids = some.service.rows.ids[both][:3].tolist()
-    assert some.ask(*ids)[0]["missing"] == {}
-    some.grid.late[some.node(1)] = 1.0
-    began = time.monotonic()
-    assert some.ask(*ids)[0]["missing"] == {"1": "late"}
-    assert 0.2 <= time.monotonic() - began < 0.6
-    began = time.monotonic()
-    assert some.ask(*ids)[0] == {**some.ask(*ids)[0], "parties": [0], "missing": {"1": "late"}}
-    assert time.monotonic() - began < 0.2  # it is not waited for again
-    some.grid.late.clear()
-    _until(lambda: some.ask(*ids)[0]["missing"] == {})
+def test_a_late_party_costs_one_deadline_and_is_flagged(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 1.0}
+    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as some:
+        both = some.service.parties.present.all(1)
+        ids = some.service.rows.ids[both][:3].tolist()
+        _until(lambda: some.ask(*ids)[0]["missing"] == {})
+        some.grid.late[some.node(1)] = 3.0
+        began = time.monotonic()
+        assert some.ask(*ids)[0]["missing"] == {"1": "late"}
+        assert time.monotonic() - began >= 1.0
+        began = time.monotonic()
+        answer = some.ask(*ids)[0]
+        assert answer["parties"] == [0] and answer["missing"] == {"1": "late"}
+        assert time.monotonic() - began < 1.0  # it is not waited for again
+        some.grid.late.clear()
+        _until(lambda: some.ask(*ids)[0]["missing"] == {})
 
 
 def test_scores_without_a_party_are_those_that_predict_gives_without_it(

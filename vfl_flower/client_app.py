@@ -37,7 +37,9 @@ from vfl_flower.transport.early_messages import (
     CommonOrder,
     ConfirmOrder,
     KeyOrder,
+    OpenSetOrder,
     ReuseOrder,
+    SeekOrder,
     SetOrder,
 )
 from vfl_flower.transport.messages import (
@@ -351,6 +353,8 @@ def load_model(context: Context, order: ServeOrder) -> Payload:
 
 
 serves(ScoreOrder)(scoring.score)
+serves(OpenSetOrder)(scoring.open_set)
+serves(SeekOrder)(scoring.seek)
 
 
 app = PartyApp()

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.alignment.reuse import aligned
+from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.source import Preparation
+from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
@@ -64,7 +66,8 @@ class RowsToPredict:
     present : row mask [N, M], if parties may lack rows.
     nodes : party -> node, for the parties that know the rows.
     shown : the label holder's answers in the alignment of the rows, if they were aligned.
-    file : the label holder's file, if it has one.
+    table : the label holder's table, if it has one.
+    psi : whether ids were compared by "psi".
     """
 
     ids: Array
@@ -76,7 +79,19 @@ class RowsToPredict:
     nodes: Mapping[int, int] | None = None
     called: str = "id"
     shown: Array | None = None
-    file: str = ""
+    table: Table | None = None
+    psi: bool = False
+
+    def seeker(self, run: str) -> Seeker | None:
+        """Return what finds ids outside these rows at the parties.
+
+        Return None if the model reads columns of the label holder, or if ids were compared by
+        another method.
+        """
+        own = self.own.shape[1]
+        if self.table is None or own or not self.psi or self.table.path.startswith("memory:"):
+            return None
+        return Seeker(self.table, run)
 
 
 def rows_to_predict(
@@ -129,7 +144,8 @@ def rows_to_predict(
     of_rows = RowsToPredict(
         file.id_values(rows), common.name, own, by_file, said, common.present, nodes
     )
-    of_rows = replace(of_rows, shown=common.answers, file=file.path)
+    by_psi = words.data.align != "ids"
+    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi)
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 
 

@@ -219,11 +219,13 @@ class ServeOrder(PredictOrder):
 class ScoreOrder(Order):
     """Embed some rows with the model that `ServeOrder` loaded. The answer is `Scored`.
 
-    ``arrays["rows"]``, int32 [n], are positions among the rows that the party has.
+    ``arrays["rows"]``, int32 [n], are positions among the rows that the party has. Further rows can
+    follow: ``arrays["places"]``, int32 [k], are places in the set of blinded ids that `SeekOrder`
+    has opened, and ``arrays["proofs"]``, uint8 [k, 32], show that the label holder knows their ids.
     """
 
     kind: ClassVar[str] = "query.score"
-    names: ClassVar = ("rows",)
+    names: ClassVar = ("rows", "places", "proofs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +298,7 @@ class Serving(Introduction):
 
 @dataclass(frozen=True, kw_only=True)
 class Scored(Payload):
-    """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n, E].
+    """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n + k, E].
 
     ``arrays["gone"]``, int32 [m], are positions in the order whose rows the party's data have lost
     since it loaded them. Their embeddings are zero.

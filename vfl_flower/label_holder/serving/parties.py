@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,10 +28,18 @@ from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.early_messages import Reused, ReuseOrder
+from vfl_flower.transport.early_messages import (
+    OpenSetOrder,
+    Reused,
+    ReuseOrder,
+    SeekOrder,
+    SetKept,
+    Sought,
+)
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import (
     SMALL,
+    Arrays,
     Order,
     Payload,
     Scored,
@@ -46,7 +54,10 @@ from vfl_flower.transport.wire import read_reply, to_message
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")
 
+P = TypeVar("P", bound=Payload)
+
 READY, ASKED, LATE, LOADING, DOWN = "ready", "asked", "late", "loading", "down"
+_NEW = 100_000  # most places that a party's set gains between two questions
 MOST_ROWS = 10_000
 """Most rows of a batch."""
 _OVERDUE = 5.0  # seconds after which a late party is asked to load its model again
@@ -77,6 +88,36 @@ class _Party:
     why: str = ""
 
 
+@dataclass
+class Found:
+    """Ids outside the alignment, and where the parties have them.
+
+    places : place of each id in a party's set, or -1, [k, M].
+    missing : party -> why it has not answered.
+    """
+
+    encoded: list[bytes]
+    places: NDArray[np.int32]
+    missing: dict[int, str]
+
+
+@dataclass
+class Embedded:
+    """The parties' embeddings of rows.
+
+    blocks : embeddings, [R, width]; zeros where a party has given none.
+    given, has : whether a party has given a row, and whether it should have it, [R, M].
+    missing : party -> why it has given nothing.
+    found : number of the last rows that are ids outside the alignment.
+    """
+
+    blocks: Tensor
+    given: NDArray[np.bool_]
+    has: NDArray[np.bool_]
+    missing: dict[int, str]
+    found: int
+
+
 class Parties:
     """Ask parties for embeddings, each within a deadline.
 
@@ -102,6 +143,7 @@ class Parties:
         """Whether a party has a row, [N, M]."""
         self._at = (np.cumsum(has, axis=0) - 1).astype(np.int32)  # among the party's own rows
         self._all = [_Party(number, None) for number in range(len(sizes))]
+        self._seeker = rows.seeker(run)  # finds ids outside the alignment
 
     # --- the beginning ----------------------------------------------------------------------------
 
@@ -115,7 +157,8 @@ class Parties:
         """
         running, nodes = self._config.running, self._rows.nodes
         per_row = 4 * max(self._predictor.sizes, default=0) + 4
-        self._transport.expect({ScoreOrder.kind: SMALL + per_row * MOST_ROWS})
+        expected = {ScoreOrder.kind: SMALL + per_row * MOST_ROWS}
+        self._transport.expect(expected | {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW)})
         if there and nodes is not None:
             orders: dict[int, Order] = dict.fromkeys(nodes.values(), self._load_order)
             timeout = running.party_timeout
@@ -130,6 +173,17 @@ class Parties:
                 self._loaded(party, answer)
             except VflError as error:
                 raise ConfigError(f"Party {party.number} {error}") from None
+        if self._seeker:
+            orders = dict.fromkeys(answers, self._opening)
+            timeout, lenient = running.party_timeout, there is not None
+            for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
+                self._seeker.opened(said.party, said)
+
+    @property
+    def _opening(self) -> OpenSetOrder:
+        assert self._seeker is not None
+        about = json.dumps(self._predictor.found.config.values())
+        return OpenSetOrder(config=about, arrays=self._seeker.opening.arrays)
 
     @property
     def _load_order(self) -> ServeOrder:
@@ -170,34 +224,85 @@ class Parties:
 
     # --- a batch ----------------------------------------------------------------------------------
 
-    def embed(
-        self, rows: NDArray[np.int64], timeout: float
-    ) -> tuple[Tensor, NDArray[np.bool_], dict[int, str]]:
-        """Return embeddings of rows, [n, width], who has given them, [n, M], and why others not.
+    def embed(self, rows: NDArray[np.int64], found: Found, until: float) -> Embedded:
+        """Return embeddings of aligned rows [n], and then of ids that were found, [k].
 
-        It takes at most ``timeout`` seconds. The third value is party -> reason, for parties that
-        have given nothing. A party that has given something may still lack a row.
+        Parameters
+        ----------
+        until : monotonic time after which no party is waited for.
         """
-        self.look(0)
-        began = time.monotonic()
-        blocks = torch.zeros(len(rows), self._predictor.width)
-        given = np.zeros((len(rows), len(self._all)), bool)
-        missing: dict[int, str] = {}
+        size = len(rows) + len(found.encoded)
+        said = Embedded(
+            torch.zeros(size, self._predictor.width),
+            np.zeros((size, len(self._all)), bool),
+            np.concatenate([self.present[rows], found.places >= 0]),
+            dict(found.missing),
+            len(found.encoded),
+        )
+        orders: dict[int, Order] = {}
         for party in self._all:
-            has = self.present[rows, party.number]
+            number, has = party.number, said.has[:, party.number]
             if not has.any():
-                missing[party.number] = UNKNOWN
-            elif party.state != READY:
-                missing[party.number] = LATE if party.state == LATE else DOWN
+                said.missing.setdefault(number, UNKNOWN)
+                continue
+            party.rows = np.flatnonzero(has)
+            at = self._at[rows[has[: len(rows)]], number]
+            orders[number] = ScoreOrder(arrays={"rows": at, **self._of_found(found, number)})
+        answers, silent = self._ask(orders, Scored, until)
+        said.missing.update(silent)
+        for number, answer in answers.items():
+            reason = self._take(self._all[number], answer, said)
+            if reason:
+                said.missing[number] = reason
+        return said
+
+    def find(self, ids: Sequence[int | str], until: float) -> Found:
+        """Find ids outside the alignment at the parties, in one round trip."""
+        nowhere = np.full((len(ids), len(self._all)), -1, np.int32)
+        if self._seeker is None or not ids:
+            return Found([], nowhere[:0], {})
+        encoded = self._seeker.encoded(ids)
+        found, points = Found(encoded, nowhere, {}), self._seeker.blinded(encoded)
+        known = {each.number: self._seeker.knows(each.number) for each in self._all}
+        orders: dict[int, Order] = {
+            number: SeekOrder(known=places, arrays={"ids": points})
+            for number, places in known.items()
+            if places
+        }
+        answers, found.missing = self._ask(orders, Sought, until)
+        for number, answer in answers.items():
+            try:
+                found.places[:, number] = self._seeker.places(number, encoded, answer.arrays)
+            except VflError as error:
+                found.missing[number] = self._refused(self._all[number], f"sent {error}")
+        return found
+
+    def _of_found(self, found: Found, number: int) -> Arrays:
+        """Return the arrays of an order about found ids that a party has."""
+        has = np.flatnonzero(found.places[:, number] >= 0)
+        if self._seeker is None or not len(has):
+            return {}
+        proofs = self._seeker.proofs(number, [found.encoded[at] for at in has.tolist()])
+        return {"places": found.places[has, number], "proofs": proofs}
+
+    def _ask(
+        self, orders: Mapping[int, Order], kind: type[P], until: float
+    ) -> tuple[dict[int, P], dict[int, str]]:
+        """Send orders to parties; return their answers, and why others have given none."""
+        self.look(0)
+        answers: dict[int, P] = {}
+        missing: dict[int, str] = {}
+        for number, order in orders.items():
+            party = self._all[number]
+            if party.state != READY:
+                missing[number] = LATE if party.state == LATE else DOWN
             elif not self._reaches(party):
                 self._lose(party)
-                missing[party.number] = DOWN
+                missing[number] = DOWN
             else:
-                party.rows = np.flatnonzero(has)
-                at = self._at[rows[has], party.number]
-                self._send(party, ScoreOrder(arrays={"rows": at}), ASKED)
+                self._send(party, order, ASKED)
         while waiting := [each for each in self._all if each.state == ASKED]:
-            left = began + timeout - time.monotonic()
+            left = until - time.monotonic()
             lost = [each for each in waiting if not self._reaches(each)]
             for party in waiting if left <= 0 else lost:
                 missing[party.number] = DOWN if party in lost else LATE
@@ -206,25 +311,23 @@ class Parties:
                 break
             for message in self._receive([each.key for each in waiting], min(left, 0.05)):
                 party = self._party_of(message)
-                took = time.monotonic() - party.sent
-                reason = self._take(party, message, blocks, given)
-                if reason:
-                    missing[party.number] = reason
-                else:
-                    self._metrics.party(party.number, took)
-        return blocks, given, missing
+                self._metrics.party(party.number, time.monotonic() - party.sent)
+                self._set(party, READY)
+                try:
+                    answers[party.number] = self._read(message, kind)
+                except OutOfStepError:
+                    self._lose(party)
+                    missing[party.number] = DOWN
+                except VflError as error:
+                    missing[party.number] = self._refused(party, str(error))
+        return answers, missing
 
-    def _take(
-        self, party: _Party, message: Message, blocks: Tensor, given: NDArray[np.bool_]
-    ) -> str:
-        """Take a party's embeddings; return why there are none, or an empty text."""
+    def _take(self, party: _Party, answer: Scored, said: Embedded) -> str:
+        """Take a party's embeddings; return why they cannot be used, or an empty text."""
         rows, size = party.rows, self._predictor.sizes[party.number]
-        self._set(party, READY)
         try:
-            answer = self._read(message, Scored)
-            found = bounded(
-                "embedding", checked(answer.arrays, "embedding", "float32", (len(rows), size))
-            )
+            block = checked(answer.arrays, "embedding", "float32", (len(rows), size))
+            bounded("embedding", block)
             gone = answer.arrays.get("gone", np.zeros(0, np.int32))
             if (
                 gone.dtype != np.int32
@@ -232,17 +335,13 @@ class Parties:
                 or not np.isin(gone, range(len(rows))).all()
             ):
                 raise VflError("'gone' names rows that were not asked for.")
-        except OutOfStepError:
-            self._lose(party)
-            return DOWN
         except VflError as error:
             return self._refused(party, str(error))
         there = np.ones(len(rows), bool)
         there[gone] = False
-        blocks[torch.from_numpy(rows), self._predictor.columns[party.number]] = torch.from_numpy(
-            found
-        )
-        given[rows[there], party.number] = True
+        columns = self._predictor.columns[party.number]
+        said.blocks[torch.from_numpy(rows), columns] = torch.from_numpy(block)
+        said.given[rows[there], party.number] = True
         return ""
 
     def _refused(self, party: _Party, sentence: str) -> str:
@@ -276,8 +375,14 @@ class Parties:
                 self._send(party, self._load_order, LOADING)
             elif isinstance(order, ServeOrder):
                 self._loaded(party, self._read(message, Serving))
-            else:  # an overdue answer
-                self._read(message, Scored)
+                if self._seeker:
+                    self._send(party, self._opening, LOADING)
+            elif isinstance(order, OpenSetOrder):
+                if self._seeker:
+                    self._seeker.opened(party.number, self._read(message, SetKept))
+                self._set(party, READY)
+            else:  # an overdue answer: whatever it says, the party answers again
+                self._read(message, Sought if isinstance(order, SeekOrder) else Scored)
                 self._set(party, READY)
         except OutOfStepError:
             self._lose(party)
@@ -326,7 +431,7 @@ class Parties:
         party.key = ""
         return party
 
-    def _read(self, message: Message, kind: type[Any]) -> Any:
-        largest: Mapping[str, int] = self._transport.largest
-        found: Payload = read_reply(message, kind, largest.get(ScoreOrder.kind, SMALL))
-        return found
+    def _read(self, message: Message, kind: type[P]) -> P:
+        sizes = self._transport.largest
+        largest = max(sizes.get(each, SMALL) for each in (ScoreOrder.kind, SeekOrder.kind))
+        return read_reply(message, kind, largest)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
@@ -23,7 +22,7 @@ from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
 from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
+from vfl_flower.label_holder.serving.parties import UNKNOWN, Embedded, Parties
 from vfl_flower.label_holder.serving.requests import Queue, Request, Score
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
@@ -33,6 +32,7 @@ notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 _BATCH = 2048  # most ids of a batch, unless one request has more
 _WAITING = 20_000  # most ids that wait
+_NEW = 1000  # most ids outside the alignment in a batch
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
@@ -124,68 +124,74 @@ class Service:
                 request.answer(error)
 
     def _score(self, batch: list[Request]) -> None:
-        asked = np.concatenate([request.rows for request in batch])
-        rows, place = np.unique(asked, return_inverse=True)
-        none = int(len(rows) > 0 and rows[0] < 0)  # the first place stands for unknown ids
-        rows = rows[none:]
-        parties = len(self.predictor.sizes)
         began = time.monotonic()
-        blocks, given, missing = self.parties.embed(rows, self.config.serving.score_timeout)
-        if len(rows) and not self.any_subset:
-            self._refuse_without(missing)
-        asked_at = time.monotonic()
-        self.metrics.stage_seconds.labels("party").observe(asked_at - began)
-        scores = self._scores(rows, blocks, given, missing) if len(rows) else []
-        self.metrics.stage_seconds.labels("model").observe(time.monotonic() - asked_at)
-        nobody = self._without_score(dict.fromkeys(range(parties), UNKNOWN))
-        start = 0
+        until = began + self.config.serving.score_timeout
+        asked = np.concatenate([request.rows for request in batch])
+        ids = [one for request in batch for one in request.ids]
+        new = list(dict.fromkeys(ids[at] for at in np.flatnonzero(asked < 0).tolist()))
+        found = self.parties.find(new[:_NEW], until)
+        matched = time.monotonic()
+        self.metrics.stage_seconds.labels("match").observe(matched - began)
+        rows, place = np.unique(asked, return_inverse=True)
+        none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
+        rows = rows[none:]
+        embedded = self.parties.embed(rows, found, until)
+        if not self.any_subset:
+            self._refuse_without(embedded.missing)
+        given = time.monotonic()
+        self.metrics.stage_seconds.labels("party").observe(given - matched)
+        scores = self._scores(rows, embedded)
+        self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
+        nobody = self._without_score(dict.fromkeys(range(len(self.predictor.sizes)), UNKNOWN))
+        of_new = dict(zip(new[:_NEW], scores[len(rows) :], strict=False))
+        at = iter((place - none).tolist())
         for request in batch:
-            at = place[start : start + len(request.ids)] - none
-            start += len(request.ids)
-            request.answer([nobody if row < 0 else scores[row] for row in at.tolist()])
+            pairs = zip(request.ids, at, strict=False)
+            request.answer(
+                [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
+            )
 
-    def _scores(
-        self,
-        rows: NDArray[np.int64],
-        blocks: Tensor,
-        given: NDArray[np.bool_],
-        missing: dict[int, str],
-    ) -> list[Score]:
-        """Return the answer for each row.
-
-        Parameters
-        ----------
-        blocks : embeddings of the rows, [R, width].
-        given : whether a party has given an embedding of a row, [R, M].
-        missing : party -> why it has given none.
-        """
-        own, has = self.rows.own[rows], self.parties.present[rows]
-        known = self.predictor.knows(own, given) if self.any_subset else given.all(1)
-        columns = predicted_columns(self.predictor.outputs(blocks, own, given), self.found)
+    def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
+        """Return the answer for each aligned row, and for each id outside the alignment."""
+        given, size = embedded.given, len(embedded.given)
+        if not size:
+            return []
+        own = np.zeros((size, self.rows.own.shape[1]), np.float32)
+        own[: len(rows)] = self.rows.own[rows]
+        complete: NDArray[np.bool_] = np.all(given, axis=1)
+        known = self.predictor.knows(own, given) if self.any_subset else complete
+        outputs = self.predictor.outputs(embedded.blocks, own, given)
+        columns = predicted_columns(outputs, self.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
         chances = np.stack(list(columns.values()), 1).tolist() if columns else None
-        whole, everyone = given.all(1).tolist(), list(range(given.shape[1]))
+        whole: list[bool] = complete.tolist()
+        everyone = list(range(given.shape[1]))
         scores: list[Score] = []
         for row, prediction in enumerate(predicted):
             parties, absent = everyone, dict[str, str]()
             if not whole[row]:
                 parties = np.flatnonzero(given[row]).tolist()
-                whys = {
-                    party: missing.get(party, UNKNOWN) if has[row, party] else UNKNOWN
-                    for party in np.flatnonzero(~given[row]).tolist()
-                }
-                for party, why in whys.items():
-                    self.metrics.missing.labels(str(party), why).inc()
-                absent = {str(party): why for party, why in whys.items()}
+                whys = self._whys(embedded, row)
                 if not known[row]:
                     scores.append(self._without_score(whys))
                     continue
+                absent = {str(party): why for party, why in whys.items()}
             score: Score = {"prediction": prediction}
             if chances is not None:
                 score["probabilities"] = dict(zip(names, chances[row], strict=True))
             scores.append({**score, "parties": parties, "missing": absent})
         return scores
+
+    def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
+        """Return the parties that are not in the score of a row, with the reason."""
+        whys: dict[int, str] = {}
+        for party in np.flatnonzero(~embedded.given[row]).tolist():
+            whole = embedded.missing.get(party, UNKNOWN)
+            outside = row >= len(embedded.has) - embedded.found
+            whys[party] = whole if embedded.has[row, party] or outside else UNKNOWN
+            self.metrics.missing.labels(str(party), whys[party]).inc()
+        return whys
 
     def _without_score(self, whys: Mapping[int, str]) -> Score:
         """Return the answer for an id that has no score."""

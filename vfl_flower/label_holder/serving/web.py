@@ -228,7 +228,8 @@ async def _refuse(scope: Scope, send: Send, status: int, sentence: str) -> None:
     async def nothing() -> Message:
         return {"type": "http.disconnect"}
 
-    headers = {"Connection": "close", **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
+    # The rest of a long body is read and dropped for some seconds, so that the caller sees this.
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(status)
     response = Response(
         orjson.dumps({"error": sentence}), status, headers, media_type="application/json"
     )
