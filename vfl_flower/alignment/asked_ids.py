@@ -65,6 +65,7 @@ class _Count:
     key: bytes
     points: NDArray[np.uint64]
     ahead: int = 0
+    changed: bool = False  # whether to write it, even if no id was added
 
     def add(self, more: int) -> None:
         """Count ``more`` further ids."""
@@ -130,8 +131,7 @@ class Session:
         if not _counts(self._context):
             return
         if not self._key:
-            with _opened(self._context, self._rules) as kept:
-                self._known, self._key = set(kept.points.tolist()), kept.key
+            self._reserve(0, 0)
         new = set(_hashed(points, self._key).tolist()) - self._known
         if not new:
             return
@@ -150,7 +150,11 @@ class Session:
             more = lacks if few > most else max(lacks, few)
             kept.add(more)
             kept.ahead += more
-            _check(self._context, self._rules, kept, f"to be asked about {new} more ids")
+            kept.changed = True
+            if new:
+                _check(self._context, self._rules, kept, f"to be asked about {new} more ids")
+            if not self._key:
+                self._known, self._key = set(kept.points.tolist()), kept.key
         self._reserved += more
 
     def close(self) -> None:
@@ -159,6 +163,7 @@ class Session:
             return
         with _opened(self._context, self._rules) as kept:
             kept.ahead -= self._reserved
+            kept.changed = True
             kept.add(-self._reserved)
             kept.that_day = max(0, kept.that_day)
             new = np.setdiff1d(np.array(self._new, np.uint64), kept.points)
@@ -212,9 +217,9 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
         make_folder(path.parent)
         with alone_in(path.parent):
             kept = _read(path)
-            before = kept.asked, kept.ahead
+            before = kept.asked
             yield kept
-            if before != (kept.asked, kept.ahead):
+            if kept.asked > before or kept.changed:
                 write_sealed(path, _written(kept, rules))
                 log.info("Party %s has been asked about %d ids: %s", party, kept.asked, path)
     except ConfigError:
@@ -250,10 +255,10 @@ def _written(kept: _Count, rules: Rules) -> bytes:
     said = {
         "asked": kept.asked,
         "wrong": kept.wrong,
-        "ahead": kept.ahead,
         "left": max(0, rules.max_ids - kept.asked),
         "day": (_FIRST + timedelta(kept.day)).isoformat(),
         "that day": kept.that_day,
         "left that day": None if per_day is None else max(0, per_day - kept.that_day),
     }
+    said |= {"ahead": kept.ahead} if kept.ahead else {}
     return json.dumps(said).encode() + b"\n" + kept.key + kept.points.astype("<u8").tobytes()
