@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,7 +18,7 @@ from flwr.clientapp import ClientApp
 from vfl_flower import client_app
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.serving.listening import listening
-from vfl_flower.label_holder.serving.service import Service
+from vfl_flower.label_holder.serving.service import Loaded, Service
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.label_holder.serving.web import app_of
 from vfl_flower.party import scoring
@@ -78,6 +79,11 @@ class Served:
         found: list[dict[str, Any]] = reply.json()["predictions"]
         return found
 
+    @property
+    def loaded(self) -> Loaded:
+        """Return the version in service."""
+        return self.service.loaded
+
     def node(self, party: int) -> int:
         """Return the node of a party."""
         return list(self.grid.contexts)[party]
@@ -100,7 +106,8 @@ def served(
     tokens = tmp_path / "tokens"
     tokens.write_text(f"bank {TOKEN}\n")
     tokens.chmod(0o600)
-    service = Service(grid, config, given, str(grid.run_id))
+    load = partial(Loaded, grid, config, given, str(grid.run_id))
+    service = Service(load, grid.wake)
     try:
         with listening(app_of(service, Tokens(tokens, made=False)), config.serving) as url:
             worker = Thread(target=service.work)

@@ -107,7 +107,7 @@ def test_numbers_are_served_in_units_of_the_labels(tmp_path: Path) -> None:
 
 
 def test_repeated_and_unknown_ids_have_their_own_answers(some: Served) -> None:
-    first, second = some.service.rows.ids[:2].tolist()
+    first, second = some.loaded.rows.ids[:2].tolist()
     answers = some.ask(second, first, second, -1)
     assert [each["id"] for each in answers] == [second, first, second, -1]
     assert answers[0] == answers[2] != answers[1]
@@ -115,7 +115,7 @@ def test_repeated_and_unknown_ids_have_their_own_answers(some: Served) -> None:
 
 
 def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
-    ids = some.service.rows.ids.tolist()
+    ids = some.loaded.rows.ids.tolist()
     alone = {one: some.ask(one)[0] for one in ids[:40]}
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda n: some.ask(*ids[n : n + 3]), range(37)))
@@ -128,7 +128,7 @@ def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
 
 
 def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Served) -> None:
-    ids = np.resize(some.service.rows.ids, 10_001)
+    ids = np.resize(some.loaded.rows.ids, 10_001)
     with Scores(some.url, TOKEN) as scores:
         answers = scores.predict(ids)
         assert [each["id"] for each in answers] == ids.tolist()
@@ -164,7 +164,7 @@ def test_ids_outside_the_alignment_are_found_in_one_more_round_trip(
     organisations, new = newcomers
     keys = {"dataset": f"files:{organisations.labels}"}
     with served(organisations.folder / run, tmp_path, keys, organisations.node_configs) as found:
-        old = int(found.service.rows.ids[0])
+        old = int(found.loaded.rows.ids[0])
         answers = found.ask(new[0], old, *new[1:], -5)
         again = found.ask(*new)
     assert answers[-1]["prediction"] is None
@@ -229,7 +229,7 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
     keys = {"dataset": f"files:{organisations.labels}"}
     with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
         assert found.ask(new[0])[0]["missing"] == {}  # control
-        seeker = found.service.parties._seeker
+        seeker = found.loaded.parties._seeker
         assert seeker is not None
         right = seeker.proofs
         monkeypatch.setattr(seeker, "proofs", lambda party, ids: right(party, ids) ^ (party == 1))
@@ -248,8 +248,8 @@ def test_a_late_party_costs_one_deadline_and_is_flagged(
 ) -> None:
     keys = {"dataset": f"files:{trained.labels}", "score-timeout": 1.0}
     with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as some:
-        both = some.service.parties.present.all(1)
-        ids = some.service.rows.ids[both][:3].tolist()
+        both = some.loaded.parties.present.all(1)
+        ids = some.loaded.rows.ids[both][:3].tolist()
         _until(lambda: some.ask(*ids)[0]["missing"] == {})
         some.grid.late[some.node(1)] = 3.0
         began = time.monotonic()
@@ -277,8 +277,8 @@ def test_scores_without_a_party_are_those_that_predict_gives_without_it(
 
 
 def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
-    both = some.service.parties.present.all(1)
-    one = int(some.service.rows.ids[both][0])
+    both = some.loaded.parties.present.all(1)
+    one = int(some.loaded.rows.ids[both][0])
     from vfl_flower.party import scoring
 
     kept = scoring._served.pop((some.grid.run_id, 1))
@@ -288,7 +288,7 @@ def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
 
 
 def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> None:
-    one = int(whole.service.rows.ids[0])
+    one = int(whole.loaded.rows.ids[0])
     assert whole.ask(one)[0]["parties"] == [0, 1]
     assert whole.http.get("/readyz").status_code == 200
     whole.grid.away.add(whole.node(1))
@@ -308,8 +308,8 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
     own = Organisations(folder, folder / trained.labels.name, files)
     keys = {"dataset": f"files:{own.labels}"}
     with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        both = found.service.parties.present.all(1)
-        gone, kept = found.service.rows.ids[both][:2].tolist()
+        both = found.loaded.parties.present.all(1)
+        gone, kept = found.loaded.rows.ids[both][:2].tolist()
         before = found.ask(gone, kept)
         change(files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
         _until(lambda: found.ask(gone)[0]["missing"] == {"1": "unknown"})
@@ -317,6 +317,58 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
         assert after[1]["missing"] == {}
         got, due = after[1]["probabilities"]["1"], before[1]["probabilities"]["1"]
         assert got == pytest.approx(due, abs=1e-6)  # the file's rows have another order now
+
+
+# --- new versions -------------------------------------------------------------------------------
+
+
+def test_a_new_version_of_the_model_is_served_without_a_restart(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
+        one = int(found.loaded.rows.ids[found.loaded.parties.present.all(1)][0])
+        first, name = found.ask(one)[0], found.loaded.name
+        own.run("grown", {**SHORT, "grow": str(folder / "any")})
+        for path in (folder / "grown").glob("run-*.state"):
+            shutil.copy2(path, folder / "any")
+        shutil.copy2(folder / "grown" / "checkpoint.npz", folder / "any")
+        _until(lambda: found.loaded.name != name)
+        second = found.ask(one)[0]
+        assert second["missing"] == {} and second["probabilities"] != first["probabilities"]
+        assert found.http.get("/v1/model").json()["model"] == found.loaded.name
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_last_in_service(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
+        one = int(found.loaded.rows.ids[found.loaded.parties.present.all(1)][0])
+        before, files = found.ask(one), found.loaded.files
+        (folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
+        _until(lambda: found.loaded.files != files)
+        _until(lambda: found.ask(one) == before)
+
+
+def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    noise = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "subsets": "sampled"}
+    organisations.run("run", {**SHORT, **noise, "bottom-model": "linear"})
+    keys = {"dataset": f"files:{organisations.labels}"}
+    spent = []
+    for _ in range(2):
+        with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+            ids = found.loaded.rows.ids[:3].tolist()
+            for asked in (ids[:1], ids[1:2], ids[:1]):
+                found.ask(*asked)
+                spent.append(found.http.get("/v1/model").json()["epsilon"])
+    first, other, again, restarted, _, last = spent
+    assert first == other < again < restarted < last  # a restart forgets which row it was
 
 
 # --- rules --------------------------------------------------------------------------------------
@@ -333,8 +385,8 @@ def test_a_party_refuses_more_predictions_than_its_rule_allows(
 
     def asked() -> list[dict[str, Any]]:
         with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-            both = found.service.parties.present.all(1)
-            one = int(found.service.rows.ids[both][0])
+            both = found.loaded.parties.present.all(1)
+            one = int(found.loaded.rows.ids[both][0])
             answers = [found.ask(one)[0]["missing"] for _ in range(4)]
             text = found.http.get("/metrics").text
         assert (f'vfl_refusals_total{{rule="{rule}"}}' in text) == ({"1": "refused"} in answers)
@@ -403,7 +455,7 @@ def test_slow_callers_are_cut_off_and_others_are_served(
     slow = socket.create_connection((host, int(port)))
     head = f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
     slow.sendall(f"{head}Content-Length: 20\r\n\r\n{{".encode())
-    one = int(some.service.rows.ids[0])
+    one = int(some.loaded.rows.ids[0])
     assert some.ask(one)
     for each in (silent, half, slow):
         each.settimeout(10)
@@ -416,14 +468,14 @@ def test_slow_callers_are_cut_off_and_others_are_served(
 def test_five_hundred_connections_keep_nobody_out(some: Served) -> None:
     host, port = some.url.removeprefix("http://").split(":")
     crowd = [socket.create_connection((host, int(port))) for _ in range(500)]
-    one = int(some.service.rows.ids[0])
+    one = int(some.loaded.rows.ids[0])
     assert some.ask(one)
     for each in crowd:
         each.close()
 
 
 def test_a_full_queue_answers_429(some: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = int(some.service.rows.ids[0])
+    one = int(some.loaded.rows.ids[0])
     some.grid.late[some.node(0)] = 0.15
     monkeypatch.setattr(some.service.queue, "_most", 2)
     with ThreadPoolExecutor(12) as pool:
@@ -462,8 +514,8 @@ def test_embeddings_that_do_not_fit_are_left_out(
 
     keys = {"dataset": f"files:{trained.labels}"}
     with served(trained.folder / "any", tmp_path, keys, trained.node_configs, lying) as found:
-        both = found.service.parties.present.all(1)
-        ids = found.service.rows.ids[both][:2].tolist()
+        both = found.loaded.parties.present.all(1)
+        ids = found.loaded.rows.ids[both][:2].tolist()
         honest = found.ask(*ids)
         assert honest[0]["missing"] == {}
         lies = True
@@ -479,7 +531,7 @@ def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_pat
     keys = {"dataset": f"files:{trained.labels}"}
     with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
         node = found.node(0)
-        most = int(found.service.parties.present[:, 0].sum())
+        most = int(found.loaded.parties.present[:, 0].sum())
         found.service.queue.close()  # so that only this test uses the grid
         for rows in (np.array([most]), np.array([-1]), np.zeros(0), np.zeros((1, 1))):
             order = ScoreOrder(arrays={"rows": rows.astype(np.int32)})

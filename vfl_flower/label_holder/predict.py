@@ -75,7 +75,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     there = available_parties(config, found)
     rows = rows_to_predict(transport, config, given, found, run, there)
     predictor = Predictor(found, rows.own.shape[1])
-    epsilon = _count_uploads(config, found)
+    epsilon = count_uploads(config, found)
     blocks, present = _embeddings(transport, config, predictor, rows, there)
     outputs, known = (
         predictor.outputs(blocks, rows.own, present),
@@ -147,15 +147,21 @@ def _tell_of_unknown_rows(count: int, found: Checkpoint) -> None:
     notice.info("No party has %d of the rows: they get %s, and no figure counts them.", count, what)
 
 
-def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
+def counts_uploads(found: Checkpoint) -> bool:
+    """Return whether each prediction with this model is a release that costs epsilon."""
+    mechanism = mechanism_of(found.config)
+    return mechanism.perturbs_uploads and mechanism.claims
+
+
+def count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     """Count this prediction's uploads, and return the epsilon of perturbed embeddings.
 
     Count the uploads before they happen, in a file beside the run. Assume that they are uploads of
     the rows that were uploaded most.
     """
-    mechanism = mechanism_of(found.config)
-    if not (mechanism.perturbs_uploads and mechanism.claims):
+    if not counts_uploads(found):
         return None
+    mechanism = mechanism_of(found.config)
     path = Path(config.model).expanduser() / "predictions.journal"
     with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
         journal = Journal(path, found.run.partition("-")[0])

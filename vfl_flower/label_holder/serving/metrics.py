@@ -14,7 +14,7 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, parties: int) -> None:
+    def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -39,9 +39,7 @@ class Metrics:
         )
         self._refusals = counter("vfl_refusals", "Refusals of parties.", "rule")
         self.queue_rows = gauge("vfl_queue_rows", "Ids that wait for their batch.")
-        self.model = gauge("vfl_model_info", "The served model.", "run", "strategy", "version")
-        for party in range(parties):
-            self._connected.labels(str(party)).set(0)
+        self._model = gauge("vfl_model_info", "The served model.", "run", "strategy", "version")
 
     def party(self, number: int, seconds: float) -> None:
         """Observe how long a party took."""
@@ -55,6 +53,11 @@ class Metrics:
         """Count a party's refusal by the rule in its sentence."""
         rule = next((each for each in _RULES if each in sentence), "other")
         self._refusals.labels(rule).inc()
+
+    def serves(self, run: str, strategy: str, version: str) -> None:
+        """Name the model that is served now."""
+        self._model.clear()
+        self._model.labels(run, strategy, version).set(1)
 
     def exposition(self) -> bytes:
         """Return all figures in Prometheus' text format."""

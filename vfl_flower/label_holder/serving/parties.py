@@ -169,6 +169,7 @@ class Parties:
         for node, answer in answers.items():
             party = self._all[answer.party]
             party.node = node
+            self._metrics.connected(party.number, False)
             try:
                 self._loaded(party, answer)
             except VflError as error:
@@ -178,6 +179,11 @@ class Parties:
             timeout, lenient = running.party_timeout, there is not None
             for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
                 self._seeker.opened(said.party, said)
+
+    def begin_again(self) -> None:
+        """Have the parties load this version again, since they may have loaded another."""
+        for party in self._all:
+            self._lose(party)
 
     @property
     def _opening(self) -> OpenSetOrder:
@@ -214,7 +220,7 @@ class Parties:
             if state in (DOWN, LATE):
                 notice.warning("Party %d is %s: scores leave it out.", party.number, state)
             elif connected:
-                notice.info("Party %d answers again.", party.number) if party.why else None
+                log.info("Party %d answers.", party.number)
         party.state = state
 
     @property

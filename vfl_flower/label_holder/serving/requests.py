@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 Ids = Sequence[int | str]
 
 
@@ -22,15 +19,14 @@ Score = dict[str, Any]
 class Request:
     """The ids of one call, and where its answer goes.
 
-    rows : position of each id in the service's table, or -1.
-    answer : is called once, from the service's thread, with scores or the reason why not.
+    answer : is called once, from the service's thread, with the model's version and a score for
+        each id, or with the reason why there are none.
     """
 
     name: str
     caller: str
     ids: Ids
-    rows: NDArray[np.int64]
-    answer: Callable[[list[Score] | Exception], None]
+    answer: Callable[[tuple[str, list[Score]] | Exception], None]
     came: float = field(default_factory=time.monotonic)
 
 

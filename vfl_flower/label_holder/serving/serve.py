@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
-from vfl_flower.label_holder.serving.service import Service
+from vfl_flower.label_holder.serving.service import Loaded, Service
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.transport.base import Transport
 
@@ -58,7 +59,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
     named = config.serving.serve_token
     tokens = Tokens(Path(named).expanduser() if named else folder / _TOKENS, made=not named)
     with in_use(folder, _LOCK):
-        service = Service(transport, config, given, run)
+        service = Service(partial(Loaded, transport, config, given, run), transport.wake)
         torch.set_num_threads(1)  # a batch is too small for more
         with (
             _process_file(folder / PROCESS),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.parties import UNKNOWN, Embedded, Parties
+from vfl_flower.label_holder.serving.releases import Releases
 from vfl_flower.label_holder.serving.requests import Queue, Request, Score
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
@@ -33,6 +34,7 @@ notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 _BATCH = 2048  # most ids of a batch, unless one request has more
 _WAITING = 20_000  # most ids that wait
 _NEW = 1000  # most ids outside the alignment in a batch
+_LOOK = 1.0  # seconds between two looks for a new version
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
@@ -40,8 +42,8 @@ class UnavailableError(VflError):
     """Parties that the model needs do not answer."""
 
 
-class Service:
-    """One model in service.
+class Loaded:
+    """One version of the model: its rows, its top model, and the parties that have loaded it.
 
     Parameters
     ----------
@@ -50,57 +52,131 @@ class Service:
     """
 
     def __init__(
-        self, transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str
+        self,
+        transport: Transport,
+        config: RunConfig,
+        given: Mapping[str, Any],
+        run: str,
+        metrics: Metrics,
     ) -> None:
         self.config = config
+        self.files = _versions(config)
         self.found = found = checkpoint.load(config.model)
         there = available_parties(config, found)
         self.rows = rows_to_predict(transport, config, given, found, run, there)
         self.predictor = Predictor(found, self.rows.own.shape[1])
         self.any_subset = aggregation_of(found.config).any_subset
-        self.metrics = Metrics(len(self.predictor.sizes))
-        self.parties = Parties(transport, config, self.predictor, self.rows, run, self.metrics)
+        self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)
-        self.queue = Queue(_WAITING, transport.wake)
-        self.model = f"{found.run}/{found.number}"
+        self.releases = Releases(config, found, len(self.rows.ids))
+        self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()
         self.id_type: type = type(ids[0]) if ids else str
         self._row_of = {one: row for row, one in enumerate(ids)}
-        version = {"run": Path(config.model).name, "version": self.model}
-        self.metrics.model.labels(strategy=found.config.strategy, **version).set(1)
 
     def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
         """Return the position of each id, or -1 for an id that is not known."""
         return np.fromiter((self._row_of.get(one, -1) for one in ids), np.int64, len(ids))
 
     @property
+    def is_outdated(self) -> bool:
+        """Return whether the checkpoint or the label holder's file has changed since."""
+        now = _versions(self.config)
+        return now != self.files and 0 not in now
+
+
+def _versions(config: RunConfig) -> tuple[int, ...]:
+    """Return when the files of a service were last written; 0 for a file that is not there."""
+    named = [Path(config.model) / checkpoint.FILE]
+    kind, _, path = config.data.dataset.partition(":")
+    named += [Path(path)] if kind == "files" else []
+    found = []
+    for each in named:
+        try:
+            found.append(each.expanduser().stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return tuple(found)
+
+
+class Service:
+    """Answers requests by the current version of a model.
+
+    Parameters
+    ----------
+    load : loads the current version, given where to put figures.
+    wake : ends a wait for parties.
+    """
+
+    def __init__(self, load: Callable[[Metrics], Loaded], wake: Callable[[], None]) -> None:
+        self.metrics = Metrics()
+        self._load = load
+        self.loaded = load(self.metrics)
+        self.queue = Queue(_WAITING, wake)
+        self._looked = time.monotonic()
+        self._tell()
+
+    @property
     def is_ready(self) -> bool:
         """Return whether a request would be answered now."""
-        ready = len(self.parties.ready)
-        return not self.queue.closed and (ready == len(self.predictor.sizes) or self.any_subset)
+        ready, loaded = len(self.loaded.parties.ready), self.loaded
+        whole = ready == len(loaded.predictor.sizes)
+        return not self.queue.closed and (whole or loaded.any_subset)
 
     def about(self) -> dict[str, Any]:
         """Return what the model is, for ``GET /v1/model``."""
-        entries = self.found.strategy["history"]["entries"]
-        classes = self.found.about_labels["classes"]
-        return {
-            "model": self.model,
-            "run": Path(self.config.model).name,
-            "strategy": self.found.config.strategy,
-            "finished": self.found.finished,
+        loaded, found = self.loaded, self.loaded.found
+        entries = found.strategy["history"]["entries"]
+        said = {
+            "model": loaded.name,
+            "run": Path(loaded.config.model).name,
+            "strategy": found.config.strategy,
+            "finished": found.finished,
             "figures": entries[-1] if entries else {},
-            "classes": classes or None,
-            "ids": len(self.rows.ids),
-            "parties": len(self.predictor.sizes),
-            "parties_ready": self.parties.ready,
-            "any_subset": self.any_subset,
+            "classes": found.about_labels["classes"] or None,
+            "ids": len(loaded.rows.ids),
+            "parties": len(loaded.predictor.sizes),
+            "parties_ready": loaded.parties.ready,
+            "any_subset": loaded.any_subset,
         }
+        epsilon = loaded.releases.epsilon
+        return said | ({} if epsilon is None else {"epsilon": epsilon})
+
+    # --- the current version ----------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Load the current version. If it cannot be loaded, go on with the last one."""
+        last = self.loaded
+        try:
+            self.loaded = self._load(self.metrics)
+        except VflError as error:
+            last.files = _versions(last.config)  # do not try this version again
+            last.parties.begin_again()
+            notice.warning("The service goes on with model %s: %s", last.name, error)
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        loaded = self.loaded
+        self.metrics.serves(
+            Path(loaded.config.model).name, loaded.found.config.strategy, loaded.name
+        )
+        notice.info("Serving model %s, for %d ids.", loaded.name, len(loaded.rows.ids))
+
+    def _look(self) -> None:
+        """Load a new version, if there is one."""
+        now = time.monotonic()
+        if now > self._looked + _LOOK:
+            self._looked = now
+            if self.loaded.is_outdated:
+                self.reload()
 
     # --- batches ----------------------------------------------------------------------------------
 
     def work(self) -> None:
         """Answer requests until the queue is closed and empty."""
         while True:
+            self._look()
             batch = self.queue.take(_BATCH)
             self.metrics.queue_rows.set(self.queue.ids)
             if batch:
@@ -108,7 +184,7 @@ class Service:
             elif self.queue.closed:
                 return
             else:
-                self.parties.look(_IDLE)
+                self.loaded.parties.look(_IDLE)
 
     def _answer(self, batch: list[Request]) -> None:
         """Score a batch, and answer each of its requests."""
@@ -124,44 +200,44 @@ class Service:
                 request.answer(error)
 
     def _score(self, batch: list[Request]) -> None:
-        began = time.monotonic()
-        until = began + self.config.serving.score_timeout
-        asked = np.concatenate([request.rows for request in batch])
+        began, loaded = time.monotonic(), self.loaded
+        until = began + loaded.config.serving.score_timeout
         ids = [one for request in batch for one in request.ids]
+        asked = loaded.rows_of(ids)
         new = list(dict.fromkeys(ids[at] for at in np.flatnonzero(asked < 0).tolist()))
-        found = self.parties.find(new[:_NEW], until)
+        found = loaded.parties.find(new[:_NEW], until)
         matched = time.monotonic()
         self.metrics.stage_seconds.labels("match").observe(matched - began)
         rows, place = np.unique(asked, return_inverse=True)
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
-        embedded = self.parties.embed(rows, found, until)
-        if not self.any_subset:
+        loaded.releases.count(rows)
+        embedded = loaded.parties.embed(rows, found, until)
+        if not loaded.any_subset:
             self._refuse_without(embedded.missing)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
         scores = self._scores(rows, embedded)
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
-        nobody = self._without_score(dict.fromkeys(range(len(self.predictor.sizes)), UNKNOWN))
+        nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
         of_new = dict(zip(new[:_NEW], scores[len(rows) :], strict=False))
         at = iter((place - none).tolist())
         for request in batch:
             pairs = zip(request.ids, at, strict=False)
-            request.answer(
-                [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
-            )
+            answers = [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
+            request.answer((loaded.name, answers))
 
     def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
-        given, size = embedded.given, len(embedded.given)
+        loaded, given, size = self.loaded, embedded.given, len(embedded.given)
         if not size:
             return []
-        own = np.zeros((size, self.rows.own.shape[1]), np.float32)
-        own[: len(rows)] = self.rows.own[rows]
+        own = np.zeros((size, loaded.rows.own.shape[1]), np.float32)
+        own[: len(rows)] = loaded.rows.own[rows]
         complete: NDArray[np.bool_] = np.all(given, axis=1)
-        known = self.predictor.knows(own, given) if self.any_subset else complete
-        outputs = self.predictor.outputs(embedded.blocks, own, given)
-        columns = predicted_columns(outputs, self.found)
+        known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
+        outputs = loaded.predictor.outputs(embedded.blocks, own, given)
+        columns = predicted_columns(outputs, loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
         chances = np.stack(list(columns.values()), 1).tolist() if columns else None

@@ -83,37 +83,36 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
             query = Query.model_validate_json(await call.body())
         except ValidationError as error:
             return _refusal(422, _sentence(error), name)
-        wrong = next((one for one in query.ids if type(one) is not service.id_type), None)
-        if wrong is not None:
-            kind = "whole numbers" if service.id_type is int else "texts"
+        id_type = service.loaded.id_type
+        if any(type(one) is not id_type for one in query.ids):
+            kind = "whole numbers" if id_type is int else "texts"
             return _refusal(422, f"The ids of this model are {kind}. Send them as such.", name)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Score]] = loop.create_future()
+        future: asyncio.Future[tuple[str, list[Score]]] = loop.create_future()
 
-        def answer(found: list[Score] | Exception) -> None:
+        def answer(found: tuple[str, list[Score]] | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
-        rows = service.rows_of(query.ids)
-        caller = call.scope["vfl_caller"]
-        if not service.queue.put(requests.Request(name, caller, query.ids, rows, answer)):
-            _count(service, "full", len(rows), began)
+        caller, size = call.scope["vfl_caller"], len(query.ids)
+        if not service.queue.put(requests.Request(name, caller, query.ids, answer)):
+            _count(service, "full", size, began)
             sentence = "Too many ids wait for their scores. Try again in a second."
             return _refusal(429, sentence, name, {"Retry-After": "1"})
         try:
-            scores = await future
+            model, scores = await future
         except UnavailableError as error:
-            _count(service, "unavailable", len(rows), began)
+            _count(service, "unavailable", size, began)
             return _refusal(503, str(error), name, {"Retry-After": "1"})
         except VflError as error:
-            _count(service, "failed", len(rows), began)
+            _count(service, "failed", size, began)
             return _refusal(500, str(error), name)
         predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
-        _count(service, "answered", len(rows), began)
-        said = {"request": name, "model": service.model, "predictions": predictions}
+        _count(service, "answered", size, began)
+        said = {"request": name, "model": model, "predictions": predictions}
         return Response(orjson.dumps(said), media_type="application/json")
 
     @app.get("/v1/model", summary="The model in service")
-    async def model() -> dict[str, Any]:
+    async def about() -> dict[str, Any]:
         """Return strategy, training figures, classes, and the parties that answer now."""
         return service.about()
 
@@ -137,7 +136,9 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
     return _Guard(app, tokens)
 
 
-def _settle(future: asyncio.Future[list[Score]], found: list[Score] | Exception) -> None:
+def _settle(
+    future: asyncio.Future[tuple[str, list[Score]]], found: tuple[str, list[Score]] | Exception
+) -> None:
     if future.done():  # the caller has gone
         return
     if isinstance(found, VflError):
