@@ -603,12 +603,22 @@ def test_addresses_that_cannot_serve_are_refused(
         pass
 
 
-def test_a_model_of_masked_sums_is_refused(tmp_path: Path) -> None:
-    run = run_local(
-        2, {"epochs": 1, "aggregation": "secure", "top-model": "sum", "out": str(tmp_path / "run")}
-    )
-    with pytest.raises(VflError, match="masks its embeddings"), served(run.folder, tmp_path):
-        pass
+def test_masked_sums_are_served_and_a_missed_order_needs_new_keys(tmp_path: Path) -> None:
+    keys = {"epochs": 1, "aggregation": "secure", "top-model": "sum", "dataset": "breast-cancer"}
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    table = read(predict_local({"model": str(run.folder)}))
+
+    def are_right(answers: list[dict[str, Any]]) -> bool:
+        chances = [each["probabilities"]["1"] for each in answers]
+        return bool(np.allclose(chances, table["probability_1"][: len(chances)], atol=1e-4))
+
+    with served(run.folder, tmp_path) as found:
+        assert are_right(found.ask(*range(20))) and are_right(found.ask(0))
+        found.grid.away.add(found.node(1))
+        assert found.http.post("/v1/predict", json={"ids": [0]}).status_code == 503
+        found.grid.away.clear()
+        _until(lambda: found.http.post("/v1/predict", json={"ids": [0]}).status_code == 200)
+        assert are_right(found.ask(*range(20)))
 
 
 def _until(fact: Any, seconds: float = 20.0) -> None:

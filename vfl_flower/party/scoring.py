@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.seeking import OpenSet
-from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
@@ -30,8 +30,9 @@ from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import PredictionBudget
 from vfl_flower.party.party import Party
 from vfl_flower.party.state_file import Saved
+from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
-from vfl_flower.transport.messages import Scored, ScoreOrder, ServeOrder, Serving
+from vfl_flower.transport.messages import Arrays, Scored, ScoreOrder, ServeOrder, Serving
 from vfl_flower.transport.node import index_and_parties
 
 log = logging.getLogger("flwr")
@@ -85,20 +86,18 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
     Raises
     ------
     ConfigError, VflError
-        If the party's columns, rows or model differ from training, or if a rule forbids it. Also
-        if the model's embeddings are masked.
+        If the party's columns, rows or model differ from training, or if a rule forbids it.
     """
     index, parties = index_and_parties(context)
     ids: list[bytes] = []
     own = own_source(context) if about.read(state.load_about(saved.state)).preparation else None
     read = partial(_new_rows, context, own, ids)
     party = builder.for_prediction(context, saved, order.run, read)
+    block, scalars = party.inputs.block, state.load_scalars(saved.state)
+    tags: Arrays = {}
     if party.seal:
-        raise ConfigError(
-            f"Party {index} masks its embeddings, and a service cannot add up masked embeddings "
-            "yet. Use `vfl predict`."
-        )
-    block = party.inputs.block
+        of_rows = alike(party.alike, block.ids_digest)
+        tags = party.seal.serve(context, order, of_rows, scalars.get("lineage", b""))
     at = block.tested.astype(np.int64)
     file = _file_of(context)
     rows = _Rows(block.test, at, ids, own, file, _version(file))
@@ -110,10 +109,11 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
         party=index,
         parties=parties,
         rows=len(at),
-        exchange=state.load_scalars(saved.state)["exchange"],
+        exchange=scalars["exchange"],
         checkpoint=saved.number,
         alignment=block.alignment,
         code_digest=code_digest(),
+        arrays=tags,
     )
 
 
@@ -154,6 +154,11 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     if (singles >= 0).any():
         found = learner.embeddings(_singles(served, singles[singles >= 0]))
         embedding[len(at) :][singles >= 0] = found.cpu().numpy()
+    if party.seal:
+        if not there.all():
+            raise VflError("has lost rows of masked sums. Start the service anew.")
+        party.seal.bind(order)
+        return Scored(arrays=party.seal.hide({"embedding": embedding}))
     gone = np.flatnonzero(~there).astype(np.int32)
     return Scored(arrays={"embedding": embedding} | ({"gone": gone} if len(gone) else {}))
 
@@ -168,7 +173,7 @@ def open_set(context: Context, order: OpenSetOrder) -> SetKept:
     """
     served, (index, parties) = _of(context), index_and_parties(context)
     if served.rows.own is None:
-        raise VflError("has no ids of its own.")
+        raise VflError("has no ids.")
     if served.opened:
         served.opened.close()
     served.opened = OpenSet(context, served.rows.own, order)
@@ -240,7 +245,7 @@ def _rows_of_places(served: _Served, places: NDArray[np.int32], order: ScoreOrde
 
 
 def _singles(served: _Served, wanted: Places) -> Any:
-    """Return samples of rows outside the alignment; keep those of a table in memory."""
+    """Return samples of rows outside the alignment; keep samples of a table in memory."""
     rows, preparation = served.rows, served.block.preparation
     assert rows.own is not None and preparation is not None
     new = np.array([row for row in wanted.tolist() if row not in rows.single], np.int64)

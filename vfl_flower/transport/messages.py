@@ -220,8 +220,9 @@ class ScoreOrder(Order):
     """Embed some rows with the model that `ServeOrder` loaded. The answer is `Scored`.
 
     ``arrays["rows"]``, int32 [n], are positions among the rows that the party has. Further rows can
-    follow: ``arrays["places"]``, int32 [k], are places in the set of blinded ids that `SeekOrder`
-    has opened, and ``arrays["proofs"]``, uint8 [k, 32], show that the label holder knows their ids.
+    follow: ``arrays["places"]``, int32 [k], are places in the set of blinded ids that
+    `OpenSetOrder` has opened. ``arrays["proofs"]``, uint8 [k, 32], show that the label holder knows
+    their ids.
     """
 
     kind: ClassVar[str] = "query.score"
@@ -285,10 +286,10 @@ class Predicted(Introduction):
 class Serving(Introduction):
     """Answer to `ServeOrder`: the party has loaded its model and ``rows`` rows.
 
-    The other fields are as in `Predicted`.
+    The other fields, and the tags, are as in `Predicted`.
     """
 
-    names: ClassVar = ()
+    names: ClassVar = ("tags",)
     rows: Number
     exchange: Number
     checkpoint: Number = 0
@@ -301,7 +302,8 @@ class Scored(Payload):
     """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n + k, E].
 
     ``arrays["gone"]``, int32 [m], are positions in the order whose rows the party's data have lost
-    since it loaded them. Their embeddings are zero.
+    since it loaded them. Their embeddings are zero. If sums are masked, embeddings are masked too,
+    int32, and no row may be gone.
     """
 
     names: ClassVar = ("embedding", "gone")

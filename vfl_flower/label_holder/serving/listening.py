@@ -1,4 +1,4 @@
-"""Listen for HTTP until the service ends, by uvicorn in a thread of its own."""
+"""Listen for HTTP until the service ends, by uvicorn in a separate thread."""
 
 from __future__ import annotations
 

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.alignment.reuse import proof_of
-from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.errors import ConfigError, OutOfStepError, SumError, VflError
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.label_holder.serving.metrics import Metrics
+from vfl_flower.protocol.aggregation.base import Collection
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,
@@ -46,8 +47,6 @@ from vfl_flower.transport.messages import (
     ScoreOrder,
     ServeOrder,
     Serving,
-    bounded,
-    checked,
 )
 from vfl_flower.transport.wire import read_reply, to_message
 
@@ -70,7 +69,7 @@ UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
 
 @dataclass
 class _Party:
-    """What the label holder knows of one party.
+    """The label holder's knowledge of one party.
 
     node : Flower's node; None if the party has not come yet.
     key, order, sent : the message that is out to it, what it asks, and when it was sent.
@@ -143,6 +142,8 @@ class Parties:
         """Whether a party has a row, [N, M]."""
         self._at = (np.cumsum(has, axis=0) - 1).astype(np.int32)  # among the party's own rows
         self._all = [_Party(number, None) for number in range(len(sizes))]
+        self._apart = False  # whether parties of masked sums have served other orders
+        self._tried = 0.0
         self._seeker = rows.seeker(run)  # finds ids outside the alignment
 
     # --- the beginning ----------------------------------------------------------------------------
@@ -157,6 +158,9 @@ class Parties:
         """
         running, nodes = self._config.running, self._rows.nodes
         per_row = 4 * max(self._predictor.sizes, default=0) + 4
+        arrays = self._predictor.aggregation.question(self._transport, running)
+        found = self._predictor.found
+        self._load_order = ServeOrder(run=found.run, number=found.number, arrays=arrays)
         expected = {ScoreOrder.kind: SMALL + per_row * MOST_ROWS}
         self._transport.expect(expected | {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW)})
         if there and nodes is not None:
@@ -165,7 +169,8 @@ class Parties:
             answers = gather(self._transport, orders, Serving, timeout, lenient=True)
         else:
             answers = gather_all(self._transport, self._load_order, Serving, running, there)
-        check_states(self._predictor.found, answers.values(), whole=there is None)
+        check_states(found, answers.values(), whole=there is None)
+        self._predictor.aggregation.check_agreed(answers.values())
         for node, answer in answers.items():
             party = self._all[answer.party]
             party.node = node
@@ -190,11 +195,6 @@ class Parties:
         assert self._seeker is not None
         about = json.dumps(self._predictor.found.config.values())
         return OpenSetOrder(config=about, arrays=self._seeker.opening.arrays)
-
-    @property
-    def _load_order(self) -> ServeOrder:
-        found = self._predictor.found
-        return ServeOrder(run=found.run, number=found.number)
 
     def _loaded(self, party: _Party, answer: Serving) -> None:
         """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
@@ -256,10 +256,13 @@ class Parties:
             orders[number] = ScoreOrder(arrays={"rows": at, **self._of_found(found, number)})
         answers, silent = self._ask(orders, Scored, until)
         said.missing.update(silent)
+        collection = self._predictor.aggregation.collection(len(self._all))
         for number, answer in answers.items():
-            reason = self._take(self._all[number], answer, said)
+            reason = self._take(self._all[number], answer, said, collection)
             if reason:
                 said.missing[number] = reason
+        if said.missing and self._predictor.aggregation.abreast and orders:
+            self._apart = True
         return said
 
     def find(self, ids: Sequence[int | str], until: float) -> Found:
@@ -328,12 +331,11 @@ class Parties:
                     missing[party.number] = self._refused(party, str(error))
         return answers, missing
 
-    def _take(self, party: _Party, answer: Scored, said: Embedded) -> str:
+    def _take(self, party: _Party, answer: Scored, said: Embedded, collection: Collection) -> str:
         """Take a party's embeddings; return why they cannot be used, or an empty text."""
         rows, size = party.rows, self._predictor.sizes[party.number]
         try:
-            block = checked(answer.arrays, "embedding", "float32", (len(rows), size))
-            bounded("embedding", block)
+            block = collection.add(party.number, answer.arrays, (len(rows), size))
             gone = answer.arrays.get("gone", np.zeros(0, np.int32))
             if (
                 gone.dtype != np.int32
@@ -341,12 +343,15 @@ class Parties:
                 or not np.isin(gone, range(len(rows))).all()
             ):
                 raise VflError("'gone' names rows that were not asked for.")
+        except SumError as error:
+            self._apart = True
+            return self._refused(party, str(error))
         except VflError as error:
             return self._refused(party, str(error))
         there = np.ones(len(rows), bool)
         there[gone] = False
-        columns = self._predictor.columns[party.number]
-        said.blocks[torch.from_numpy(rows), columns] = torch.from_numpy(block)
+        if block is not None:
+            said.blocks[torch.from_numpy(rows), self._predictor.columns[party.number]] = block
         said.given[rows[there], party.number] = True
         return ""
 
@@ -366,11 +371,27 @@ class Parties:
         for message in self._receive(out, seconds):
             self._answered(self._party_of(message), message)
         now = time.monotonic()
+        if self._apart:
+            self._bring_together()
+            return
         for party in self._all:
             if party.state == LATE and now > party.sent + _OVERDUE:
                 self._lose(party)
             if party.state == DOWN and party.node is not None and now > party.sent + _AGAIN:
                 self._ask_to_load(party)
+
+    def _bring_together(self) -> None:
+        """Have parties of masked sums agree anew, after one of them has missed an order."""
+        if (
+            all(self._reaches(each) for each in self._all)
+            and time.monotonic() > self._tried + _AGAIN
+        ):
+            self._tried = time.monotonic()
+            try:
+                self.begin(None)
+                self._apart = False
+            except VflError as error:
+                notice.warning("The parties have not agreed on keys: %s", error)
 
     def _answered(self, party: _Party, message: Message) -> None:
         order = party.order

@@ -42,7 +42,7 @@ class Prediction(BaseModel):
 
     ``prediction`` is null if the model has no score for the id. ``parties`` are those whose data
     are in the score. ``missing`` names every other party, and why: "unknown" (it has no such id),
-    "down", "late", "refused" by a rule of its own, or "faulty".
+    "down", "late", "refused" by one of its rules, or "faulty".
     """
 
     id: int | str
