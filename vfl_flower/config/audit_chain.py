@@ -35,7 +35,7 @@ class End(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What `verify` has found in a sound log.
+    """Findings of `verify` about a sound log.
 
     lines : number of lines, of all files together.
     first, last : times of the first and the last line.

@@ -1,6 +1,6 @@
 """The audit log of a service: lines that nobody can cut, change or move without a trace.
 
-A log is a file of JSON lines. Each line has five fields besides its content:
+A log is a file of JSON lines. Each line has four fields besides its content:
 
 line : number of the line in its file, from 1.
 time : time in UTC, in milliseconds.
@@ -13,7 +13,7 @@ A first line also has `format`, `earlier-lines` (lines of the earlier file), and
 the key). Three files lie beside a log, and only their owner can read them:
 
 - `FILE.seal` counts the lines and bytes, and has the last digest. The process refreshes it within
-  a second of a line, and when it closes the log. So lines that are cut off at the end are missed.
+  a second of a line, and when it closes the log. So `verify` finds a cut at the end.
 - `audit-log.key` is the key of the hashes of ids. All logs of a folder use it.
 - `FILE.lock` exists while a process writes the log.
 
@@ -139,8 +139,9 @@ class AuditLog:
 
         Parameters
         ----------
-        fields : values that JSON has. Field ``ids`` has what `hashes` returns. No field may hold
-            an id, a feature or a score.
+        fields : values that JSON has. A service writes ``request``, ``caller``, ``number`` (of
+            ids), ``ids`` (their `hashes`), ``parties`` and ``outcome``. No field may hold an id, a
+            feature or a score.
 
         Raises
         ------
@@ -219,8 +220,8 @@ class AuditLog:
                     if self._is_renamed():
                         self._rename()
                 self._failure = ""
-            except VflError as error:
-                self._failure = str(error)
+            except Exception as error:  # else the thread would end, and nobody would know
+                self._failure = str(error) or type(error).__name__
 
     def _seal(self) -> None:
         """Sync the lines to the disk, and then write the seal, unless nothing is new."""
