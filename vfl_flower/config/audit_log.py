@@ -43,12 +43,14 @@ from vfl_flower.config.audit_chain import (
     KEY,
     TORN,
     End,
+    Verified,
     beside,
     fields_of,
     fingerprint,
     hashes_of,
     read_seal,
     sound_end,
+    verify,
 )
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import (
@@ -61,6 +63,8 @@ from vfl_flower.config.files import (
     write_sealed,
     write_whole,
 )
+
+__all__ = ["AuditLog", "Verified", "verify"]
 
 _FORMAT = "vfl-flower audit log 1"
 _OWN = {"line", "time", "event", "before"}  # fields of every line
