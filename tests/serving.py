@@ -16,6 +16,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from vfl_flower import client_app
+from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.serving.listening import listening
 from vfl_flower.label_holder.serving.service import Loaded, Service
@@ -107,7 +108,8 @@ def served(
     tokens.write_text(f"bank {TOKEN}\n")
     tokens.chmod(0o600)
     load = partial(Loaded, grid, config, given, str(grid.run_id))
-    service = Service(load, grid.wake)
+    audit = AuditLog(tmp_path / "audit" / "audit.jsonl")
+    service = Service(load, grid.wake, audit)
     try:
         with listening(app_of(service, Tokens(tokens, made=False)), config.serving) as url:
             worker = Thread(target=service.work)
@@ -120,4 +122,5 @@ def served(
                 service.queue.close()
                 worker.join()
     finally:
+        audit.close()
         scoring.forget(grid.run_id)

@@ -61,7 +61,7 @@ from vfl_flower.transport.messages import (
     TrainOrder,
     refuse_unused,
 )
-from vfl_flower.transport.node import index_and_parties, simulated
+from vfl_flower.transport.node import describe_records, index_and_parties, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream import session as stream
 from vfl_flower.transport.stream.messages import SessionOrder
@@ -104,9 +104,10 @@ class PartyApp(ClientApp):
         turns: list[StackedTurn | Exception] = []
         for message, context in zip(messages, contexts, strict=True):
             try:
-                order = read_order(message, TrainOrder, between.largest_order(context))
-                check_order(context, order)
-                turns.append(StackedTurn(between.resume(context), order))
+                with describe_records(context):
+                    order = read_order(message, TrainOrder, between.largest_order(context))
+                    check_order(context, order)
+                    turns.append(StackedTurn(between.resume(context), order))
             except Exception as error:
                 turns.append(error)
         stacked.train([turn for turn in turns if isinstance(turn, StackedTurn)])
@@ -147,12 +148,13 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 
 def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) -> Message:
     """Answer a message: read its order, check it, and serve it."""
-    try:
-        order = read_order(message, kind, between.largest_order(context))
-        check_order(context, order)
-        return to_reply(serve(context, order), message)
-    except Exception as error:
-        return _failure(error, message, context)
+    with describe_records(context):
+        try:
+            order = read_order(message, kind, between.largest_order(context))
+            check_order(context, order)
+            return to_reply(serve(context, order), message)
+        except Exception as error:
+            return _failure(error, message, context)
 
 
 def _by_party(
@@ -179,13 +181,14 @@ def _by_party(
 
 def _answer_turn(message: Message, context: Context, turn: StackedTurn | Exception) -> Message:
     """Answer a turn that was computed together with others."""
-    try:
-        if isinstance(turn, Exception):
-            raise turn
-        upload = _by_party(lambda party, order: turn.upload(), context, turn.order, turn.party)
-        return to_reply(upload, message)
-    except Exception as error:
-        return _failure(error, message, context)
+    with describe_records(context):
+        try:
+            if isinstance(turn, Exception):
+                raise turn
+            upload = _by_party(lambda party, order: turn.upload(), context, turn.order, turn.party)
+            return to_reply(upload, message)
+        except Exception as error:
+            return _failure(error, message, context)
 
 
 def _failure(error: Exception, message: Message, context: Context) -> Message:

@@ -32,7 +32,6 @@ from vfl_flower.alignment.party_rows import check_method, rules_of
 from vfl_flower.alignment.psi import Blinding, Places, Points
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.ids import encode_ids
 from vfl_flower.data.source import Source
 from vfl_flower.transport.early_messages import SetKept, SetOrder
 from vfl_flower.transport.messages import Arrays
@@ -79,16 +78,6 @@ class Seeker:
     def knows(self, party: int) -> int:
         """Return how many points of a party the label holder has; 0 without an open set."""
         return len(self._points.get(party, ()))
-
-    def encoded(self, ids: Sequence[int | str]) -> list[bytes]:
-        """Return the ids as bytes.
-
-        Raises
-        ------
-        ConfigError
-            If they cannot be encoded.
-        """
-        return encode_ids(np.array(ids), "The request")
 
     def blinded(self, encoded: Sequence[bytes]) -> Points:
         """Return the ids blinded, [n, 32]."""
@@ -200,6 +189,10 @@ class OpenSet:
                 asked_ids.judge(self._context, self._rules, lambda: False)
                 raise VflError("was asked to score a row whose id was not proved.")
         return rows
+
+    def ids(self, rows: Places) -> list[bytes]:
+        """Return the encoded ids of rows that `rows` has returned; empty for a row that has gone."""
+        return [self._ids[row] if row >= 0 else b"" for row in rows.tolist()]
 
     def close(self) -> None:
         """Write the count of ids that were asked about."""

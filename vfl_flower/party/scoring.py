@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.seeking import OpenSet
-from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source
-from vfl_flower.party import about, builder, state
+from vfl_flower.party import about, builder, state, state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import PredictionBudget
 from vfl_flower.party.party import Party
@@ -73,6 +74,7 @@ class _Served:
     block: FeatureBlock
     rows: _Rows
     budget: PredictionBudget
+    audit: AuditLog
     opened: OpenSet | None = None  # to find ids outside the alignment
 
 
@@ -104,7 +106,7 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
     budget = PredictionBudget(context, Rules.of(context.node_config))
     if (earlier := _served.pop((context.run_id, index), None)) is not None:
         _close(earlier)
-    _served[context.run_id, index] = _Served(party, block, rows, budget)
+    _served[context.run_id, index] = _Served(party, block, rows, budget, _audit_log(context))
     return Serving(
         party=index,
         parties=parties,
@@ -140,7 +142,14 @@ def score(context: Context, order: ScoreOrder) -> Scored:
         raise VflError("was asked to score rows that it does not serve.")
     at, singles = rows.at[asked], _rows_of_places(served, places, order)
     there = np.concatenate([at, singles]) >= 0
-    served.budget.take(int(there.sum()))
+    ids = [rows.ids[row] if rows.ids else b"i:%d" % row for row in asked.tolist()]
+    ids += served.opened.ids(singles) if served.opened and len(singles) else []
+    try:
+        served.budget.take(int(there.sum()))
+    except ConfigError:
+        _record(served, ids, "refused")
+        raise
+    _record(served, ids, "answered")
     party, learner = served.party, served.party.learner
     if party.limits:
         if len(places):
@@ -213,8 +222,39 @@ def forget(run: int) -> None:
 
 def _close(served: _Served) -> None:
     served.budget.close()
+    served.audit.close()
     if served.opened:
         served.opened.close()
+
+
+# --- the audit log ------------------------------------------------------------------------------
+
+
+def _audit_log(context: Context) -> AuditLog:
+    """Open the party's audit log, which lies beside its states.
+
+    Raises
+    ------
+    VflError
+        If it cannot be written. The party's own log says why.
+    """
+    party = context.node_config.get("partition-id")
+    path = state_file.place(context).with_name(f"party-{party}-audit.jsonl")
+    try:
+        return AuditLog(path)
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot write its audit log: its own log says why.") from None
+
+
+def _record(served: _Served, ids: list[bytes], outcome: str) -> None:
+    """Write an order to the audit log, before the party embeds any row."""
+    run, hashes = served.party.origin.counted_since, served.audit.hashes(ids)
+    try:
+        served.audit.write("score", run=run, number=len(ids), ids=hashes, outcome=outcome)
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot write its audit log: its own log says why.") from None
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ NodeConfig = Annotated[
     typer.Option(
         metavar=_PAIRS,
         help="Node configuration of one party; repeat it for each party. Names: file, id, columns, "
-        "missing, text, model, model-args, embedding-size, and the party's rules (`vfl list`).",
+        "missing, text, model, model-args, embedding-size, log-format, and the party's rules "
+        "(`vfl list`).",
     ),
 ]
 Parties = Annotated[
@@ -115,6 +116,13 @@ Metric = Annotated[
         metavar="METRIC", help="accuracy, auc, log-loss (its fall) or r2. Default: by the labels."
     ),
 ]
+Noted = Annotated[
+    str,
+    typer.Option(
+        metavar="DIGEST",
+        help="A digest that `verify` printed earlier. A line must still have it.",
+    ),
+]
 Every = Annotated[
     bool, typer.Option("--all", help="List every option and party rule, not only basic ones.")
 ]
@@ -198,6 +206,29 @@ AUDIT_EXAMPLES = _examples("""
 vfl audit --strategy vafl
 # the same attacks on noisy scalars, in a configuration of your own
 vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
+""")
+
+AUDIT_LOG_EXAMPLES = _examples("""
+# is the log complete? It prints the last digest, to be noted elsewhere
+vfl audit-log verify serve/audit.jsonl
+# which requests asked for these customers?
+vfl audit-log find serve/audit.jsonl C-1042 C-1043
+""")
+
+VERIFY_EXAMPLES = _examples("""
+# the log of a service
+vfl audit-log verify serve/audit.jsonl
+# files that continue each other, the oldest first
+vfl audit-log verify serve/audit-2026-10.jsonl serve/audit.jsonl
+# is the line still there that had this digest last month?
+vfl audit-log verify serve/audit.jsonl --noted DIGEST
+""")
+
+FIND_EXAMPLES = _examples("""
+# the requests that asked for two customers
+vfl audit-log find serve/audit.jsonl C-1042 C-1043
+# one customer, in all files of the log
+for file in serve/audit*.jsonl; do vfl audit-log find $file C-1042; done
 """)
 
 PREDICT_EXAMPLES = _examples("""

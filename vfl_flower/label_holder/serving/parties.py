@@ -23,6 +23,7 @@ from vfl_flower.alignment.reuse import proof_of
 from vfl_flower.config.errors import ConfigError, OutOfStepError, SumError, VflError
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import encoded as encoded_id
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
@@ -270,7 +271,7 @@ class Parties:
         nowhere = np.full((len(ids), len(self._all)), -1, np.int32)
         if self._seeker is None or not ids:
             return Found([], nowhere[:0], {})
-        encoded = self._seeker.encoded(ids)
+        encoded = [encoded_id(one) for one in ids]
         found, points = Found(encoded, nowhere, {}), self._seeker.blinded(encoded)
         known = {each.number: self._seeker.knows(each.number) for each in self._all}
         orders: dict[int, Order] = {

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
@@ -28,6 +29,8 @@ notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 PROCESS = "serve.pid"
 """File in the run's results folder, with the number of the service's process."""
+AUDIT_LOG = "audit.jsonl"
+"""File in the run's results folder, with a line for each request."""
 _LOCK = "serve.lock"
 _TOKENS = "serve.token"
 _SESSION = 86400.0 * 365
@@ -58,8 +61,11 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
     folder = Path(config.model).expanduser().absolute()
     named = config.serving.serve_token
     tokens = Tokens(Path(named).expanduser() if named else folder / _TOKENS, made=not named)
-    with in_use(folder, _LOCK):
-        service = Service(partial(Loaded, transport, config, given, run), transport.wake)
+    with ExitStack() as exits:
+        exits.enter_context(in_use(folder, _LOCK))
+        load = partial(Loaded, transport, config, given, run)
+        audit = exits.enter_context(AuditLog(folder / AUDIT_LOG))
+        service = Service(load, transport.wake, audit)
         torch.set_num_threads(1)  # a batch is too small for more
         with (
             _process_file(folder / PROCESS),

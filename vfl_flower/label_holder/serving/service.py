@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
@@ -106,10 +109,13 @@ class Service:
     ----------
     load : loads the current version, given where to put figures.
     wake : ends a wait for parties.
+    audit : gets a line for each request.
     """
 
-    def __init__(self, load: Callable[[Metrics], Loaded], wake: Callable[[], None]) -> None:
-        self.metrics = Metrics()
+    def __init__(
+        self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
+    ) -> None:
+        self.metrics, self._audit = Metrics(), audit
         self._load = load
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
@@ -141,6 +147,34 @@ class Service:
         }
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
+
+    def record(
+        self,
+        request: str,
+        caller: str,
+        ids: Sequence[int | str],
+        scores: list[Score] | None,
+        outcome: str,
+    ) -> None:
+        """Write a request to the audit log, before it is answered.
+
+        Raises
+        ------
+        VflError
+            If the log cannot be written.
+        """
+        hashes = self._audit.hashes([encoded(one) for one in ids])
+        used = Counter(party for score in scores or () for party in score["parties"])
+        self._audit.write(
+            "score",
+            request=request,
+            caller=caller,
+            number=len(ids),
+            ids=hashes,
+            parties={str(party): used[party] for party in sorted(used)},
+            model=self.loaded.name,
+            outcome=outcome,
+        )
 
     # --- the current version ----------------------------------------------------------------------
 

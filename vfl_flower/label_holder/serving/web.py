@@ -94,20 +94,28 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
             loop.call_soon_threadsafe(_settle, future, found)
 
         caller, size = call.scope["vfl_caller"], len(query.ids)
-        if not service.queue.put(requests.Request(name, caller, query.ids, answer)):
-            _count(service, "full", size, began)
-            sentence = "Too many ids wait for their scores. Try again in a second."
-            return _refusal(429, sentence, name, {"Retry-After": "1"})
+        outcome, reply, scores = "answered", None, None
+        retry = {"Retry-After": "1"}
         try:
-            model, scores = await future
+            if service.queue.put(requests.Request(name, caller, query.ids, answer)):
+                model, scores = await future
+            else:
+                sentence = "Too many ids wait for their scores. Try again in a second."
+                outcome, reply = "full", _refusal(429, sentence, name, retry)
         except UnavailableError as error:
-            _count(service, "unavailable", size, began)
-            return _refusal(503, str(error), name, {"Retry-After": "1"})
+            outcome, reply = "unavailable", _refusal(503, str(error), name, retry)
         except VflError as error:
-            _count(service, "failed", size, began)
-            return _refusal(500, str(error), name)
+            outcome, reply = "failed", _refusal(500, str(error), name)
+        try:
+            service.record(name, caller, query.ids, scores, outcome)
+        except VflError as error:
+            log.error("%s", error)
+            sentence = "The audit log cannot be written, so nothing is answered."
+            outcome, reply = "failed", _refusal(503, sentence, name, retry)
+        _count(service, outcome, size, began)
+        if reply is not None or scores is None:
+            return reply or _refusal(500, "The service failed.", name)
         predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
-        _count(service, "answered", size, began)
         said = {"request": name, "model": model, "predictions": predictions}
         return Response(orjson.dumps(said), media_type="application/json")
 
