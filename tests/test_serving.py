@@ -21,7 +21,9 @@ from tests.organisations import ID, Organisations, cancer, change, cut, read, wr
 from tests.serving import TOKEN, Served, served
 from vfl_flower import client_app
 from vfl_flower.client import Scores
+from vfl_flower.config.audit_chain import find, verify
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import listening as listening_module
 from vfl_flower.label_holder.serving import service as service_module
@@ -282,6 +284,7 @@ def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
     from vfl_flower.party import scoring
 
     kept = scoring._served.pop((some.grid.run_id, 1))
+    kept.audit.close()  # as the end of a process does
     assert some.ask(one)[0]["missing"] == {"1": "down"}
     _until(lambda: some.ask(one)[0]["missing"] == {})
     assert scoring._served[some.grid.run_id, 1] is not kept
@@ -317,6 +320,44 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
         assert after[1]["missing"] == {}
         got, due = after[1]["probabilities"]["1"], before[1]["probabilities"]["1"]
         assert got == pytest.approx(due, abs=1e-6)  # the file's rows have another order now
+
+
+# --- the audit log ------------------------------------------------------------------------------
+
+
+def test_each_request_is_in_the_audit_logs_of_both_ends(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    keys, states = {"dataset": f"files:{trained.labels}"}, tmp_path / "states"
+    shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
+    nodes = [{**each, "states": str(states)} for each in trained.node_configs]
+    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+        both = found.loaded.parties.present.all(1)
+        one, other = found.loaded.rows.ids[both][:2].tolist()
+        name = found.http.post("/v1/predict", json={"ids": [one]}).json()["request"]
+        found.ask(other)
+    log = tmp_path / "audit" / "audit.jsonl"
+    said = [fields for _, fields in find(log, [encoded(one)])]
+    assert [each["request"] for each in said] == [name]
+    assert said[0]["caller"] == "bank" and said[0]["parties"] == {"0": 1, "1": 1}
+    assert verify(log).lines == 3
+    for party in (0, 1):
+        log = states / f"party-{party}-audit.jsonl"
+        assert len(list(find(log, [encoded(one)]))) == 1
+        assert verify(log).lines == 3
+        assert f"{one}" not in [str(each) for each in said[0].values()]
+
+
+def test_nothing_is_answered_that_the_audit_log_cannot_hold(
+    some: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = int(some.loaded.rows.ids[0])
+    audit = some.service._audit
+    monkeypatch.setattr(audit, "_failure", "The disk is full.")
+    reply = some.http.post("/v1/predict", json={"ids": [one]})
+    assert reply.status_code == 503 and "predictions" not in reply.json()
+    monkeypatch.setattr(audit, "_failure", "")
+    assert some.ask(one)
 
 
 # --- new versions -------------------------------------------------------------------------------

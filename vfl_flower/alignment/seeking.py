@@ -191,7 +191,7 @@ class OpenSet:
         return rows
 
     def ids(self, rows: Places) -> list[bytes]:
-        """Return the encoded ids of rows that `rows` has returned; empty for a row that has gone."""
+        """Return the encoded ids of rows from `rows`; empty for a row that has gone."""
         return [self._ids[row] if row >= 0 else b"" for row in rows.tolist()]
 
     def close(self) -> None:
