@@ -53,10 +53,10 @@ def test_a_run_is_the_same_as_in_process(
 def test_nodes_go_from_session_to_session_predict_and_after_a_kill_are_resumed(
     run: Start, tmp_path: Path
 ) -> None:
-    long = {**KEYS, "transport": "stream", "window": 1, "epochs": 40, "checkpoint-every": 60}
+    long = {**KEYS, "transport": "stream", "window": 1, "epochs": 150, "checkpoint-every": 60}
     expected = run(3, {**long, "patience": 0.0})
     with fleet(3, tmp_path) as nodes:
-        keys = {**long, "patience": 0.0, "session-seconds": 3.0}  # far less than the run takes
+        keys = {**long, "patience": 0.0, "session-seconds": 6.0}  # a small part of the run
         process, unfinished = nodes.submit(keys)
         until(lambda: len(nodes.ends_of_sessions()) == 3)
         since = evaluations(unfinished)

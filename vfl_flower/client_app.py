@@ -22,7 +22,7 @@ from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
-from vfl_flower.party import builder, stacked, state, state_file
+from vfl_flower.party import builder, scoring, stacked, state, state_file
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
@@ -37,7 +37,9 @@ from vfl_flower.transport.early_messages import (
     CommonOrder,
     ConfirmOrder,
     KeyOrder,
+    OpenSetOrder,
     ReuseOrder,
+    SeekOrder,
     SetOrder,
 )
 from vfl_flower.transport.messages import (
@@ -54,10 +56,12 @@ from vfl_flower.transport.messages import (
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
+    ScoreOrder,
+    ServeOrder,
     TrainOrder,
     refuse_unused,
 )
-from vfl_flower.transport.node import index_and_parties, simulated
+from vfl_flower.transport.node import describe_records, index_and_parties, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream import session as stream
 from vfl_flower.transport.stream.messages import SessionOrder
@@ -100,9 +104,10 @@ class PartyApp(ClientApp):
         turns: list[StackedTurn | Exception] = []
         for message, context in zip(messages, contexts, strict=True):
             try:
-                order = read_order(message, TrainOrder, between.largest_order(context))
-                check_order(context, order)
-                turns.append(StackedTurn(between.resume(context), order))
+                with describe_records(context):
+                    order = read_order(message, TrainOrder, between.largest_order(context))
+                    check_order(context, order)
+                    turns.append(StackedTurn(between.resume(context), order))
             except Exception as error:
                 turns.append(error)
         stacked.train([turn for turn in turns if isinstance(turn, StackedTurn)])
@@ -143,12 +148,13 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 
 def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) -> Message:
     """Answer a message: read its order, check it, and serve it."""
-    try:
-        order = read_order(message, kind, between.largest_order(context))
-        check_order(context, order)
-        return to_reply(serve(context, order), message)
-    except Exception as error:
-        return _failure(error, message, context)
+    with describe_records(context):
+        try:
+            order = read_order(message, kind, between.largest_order(context))
+            check_order(context, order)
+            return to_reply(serve(context, order), message)
+        except Exception as error:
+            return _failure(error, message, context)
 
 
 def _by_party(
@@ -175,13 +181,14 @@ def _by_party(
 
 def _answer_turn(message: Message, context: Context, turn: StackedTurn | Exception) -> Message:
     """Answer a turn that was computed together with others."""
-    try:
-        if isinstance(turn, Exception):
-            raise turn
-        upload = _by_party(lambda party, order: turn.upload(), context, turn.order, turn.party)
-        return to_reply(upload, message)
-    except Exception as error:
-        return _failure(error, message, context)
+    with describe_records(context):
+        try:
+            if isinstance(turn, Exception):
+                raise turn
+            upload = _by_party(lambda party, order: turn.upload(), context, turn.order, turn.party)
+            return to_reply(upload, message)
+        except Exception as error:
+            return _failure(error, message, context)
 
 
 def _failure(error: Exception, message: Message, context: Context) -> Message:
@@ -340,6 +347,17 @@ def confirm(context: Context, order: ConfirmOrder) -> Payload:
 def embed_new_rows(context: Context, order: PredictOrder) -> Payload:
     """Upload embeddings of rows by a model that the party kept."""
     return predict(context, state_file.load(context, order.run, order.number), order)
+
+
+@serves(ServeOrder)
+def load_model(context: Context, order: ServeOrder) -> Payload:
+    """Load a model that the party kept, to answer requests for scores."""
+    return scoring.load(context, state_file.load(context, order.run, order.number), order)
+
+
+serves(ScoreOrder)(scoring.score)
+serves(OpenSetOrder)(scoring.open_set)
+serves(SeekOrder)(scoring.seek)
 
 
 app = PartyApp()

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, VflError, why
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
@@ -33,6 +34,8 @@ from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.predict import predict
 from vfl_flower.label_holder.results import Results, in_use, results_folder
+from vfl_flower.label_holder.serving.serve import lasting
+from vfl_flower.label_holder.serving.serve import serve as serve_model
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.base import Transport, transport_of
@@ -72,11 +75,25 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
     ----------
     callbacks : callbacks of a training run, besides the one of option ``observer``.
     """
-    config, run = earlier_run.configured(context.run_config), str(context.run_id)
-    transport = transport_of(grid)
+    transport, run = transport_of(grid), str(context.run_id)
+    of_flower = transport is not grid  # else this process may have other runs too
+    about = partial(logs.described, lasting=of_flower, run=run, role="label holder")
+    with about(context.run_config.get("log-format")):
+        config = earlier_run.configured(context.run_config)
+        with about(config.running.log_format):  # perhaps the format of the run to resume
+            _serve(transport, config, context, callbacks)
+
+
+def _serve(
+    transport: Transport, config: RunConfig, context: Context, callbacks: Sequence[Callback]
+) -> None:
+    run = str(context.run_id)
     if config.task == "predict":
         with _streams(transport, config) as transport:
             predict(transport, config, parse(context.run_config), run)
+    elif config.task == "serve":
+        with _streams(transport, lasting(config)) as transport:
+            serve_model(transport, config, parse(context.run_config), run)
     elif config.task == "align":
         with _streams(transport, config) as transport:
             _align(transport, config, run)

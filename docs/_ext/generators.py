@@ -9,7 +9,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -159,9 +159,8 @@ def _commands(page: Path) -> str:
 
     from vfl_flower.tools.cli import app
 
-    group = typer.main.get_command(app)
     parts = []
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, command in _subcommands(typer.main.get_command(app)):
         head, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
         parts += [f"## `vfl {name}`", "", head, "", rest, ""]
         arguments = [each for each in command.params if each.param_type_name == "argument"]
@@ -177,10 +176,19 @@ def _commands(page: Path) -> str:
             for option in options
             if option.name != "help"
         ]
-        parts += [_table(["Option", "Value", "Meaning"], rows), ""]
+        parts += [_table(["Option", "Value", "Meaning"], rows), ""] if rows else []
         if examples := _of_epilog(command.epilog or ""):
             parts += ["```bash", examples, "```", ""]
     return "\n".join(parts)
+
+
+def _subcommands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command with its name, also the commands of a group within the group."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _subcommands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _described(option: Any) -> str:

@@ -310,7 +310,7 @@ def test_an_honest_label_holder_aligns_the_same_ids_again_and_again(
 
     assert rows(0) == 48
     if not lasting:
-        monkeypatch.setattr(at_label_holder, "_lasting_blinding", Blinding)
+        monkeypatch.setattr(at_label_holder, "lasting_blinding", Blinding)
         with pytest.raises(VflError, match="60 more ids: its rule is max-ids = 61"):
             rows(1)
         return

@@ -8,9 +8,10 @@ each.
 A label holder can also guess ids by its proof that it knows the ids of rows (`ConfirmOrder`). A
 failed proof counts as one id.
 
-The party forces the count to the disk before it blinds the ids. The count never goes down. Only the
-owner can reset it, by deleting the file. The first line of the file is JSON, and shows how many ids
-are left (``head -1 party-0.ids``).
+The party forces the count to the disk before it blinds the ids. The count is never below the
+number of ids asked about. A service counts some ids ahead, and gives back the rest at its end. Only
+the owner can reset the count, by deleting the file. The first line of the file is JSON, and shows
+how many ids are left (``head -1 party-0.ids``).
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ _KEY = 32  # bytes
 class _Count:
     """The count of ids that a party has been asked about.
 
-    asked : number of distinct points and of failed proofs.
+    asked : number of distinct points and of failed proofs, and what is counted ahead.
+    ahead : the part of ``asked`` that services have counted ahead (`Session`).
     wrong : number of failed proofs.
     day : days from 1970 to the day of the count, in UTC.
     that_day : the part of ``asked`` that was counted on that day.
     key : key of the hash.
-    points : hashes of the points, in ascending order, uint64 [asked - wrong].
+    points : hashes of the points, in ascending order, uint64 [asked - wrong - ahead].
     """
 
     asked: int
@@ -62,6 +64,8 @@ class _Count:
     that_day: int
     key: bytes
     points: NDArray[np.uint64]
+    ahead: int = 0
+    changed: bool = False  # whether to write it, even if no id was added
 
     def add(self, more: int) -> None:
         """Count ``more`` further ids."""
@@ -108,6 +112,69 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
     return proved
 
 
+class Session:
+    """Counts the ids that a service asks about, a few at a time.
+
+    It writes `_AHEAD` ids ahead to the disk, so that most orders write nothing. `close` replaces
+    them by what was asked. After a crash, the count may be too high by that many.
+    """
+
+    def __init__(self, context: Context, rules: Rules) -> None:
+        self._context, self._rules = context, rules
+        self._known: set[int] = set()
+        self._key = b""
+        self._new: list[int] = []
+        self._reserved = 0
+
+    def count(self, points: Points) -> None:
+        """Count the ids of the points, as `count` does."""
+        if not _counts(self._context):
+            return
+        if not self._key:
+            self._reserve(0, 0)
+        new = set(_hashed(points, self._key).tolist()) - self._known
+        if not new:
+            return
+        lacks = len(self._new) + len(new) - self._reserved
+        if lacks > 0:
+            self._reserve(lacks, len(new))
+        self._new += new
+        self._known |= new
+
+    def _reserve(self, lacks: int, new: int) -> None:
+        with _opened(self._context, self._rules) as kept:
+            few = min(_AHEAD, self._rules.max_ids // 100)
+            most = self._rules.max_ids - kept.asked
+            if self._rules.max_ids_per_day is not None:
+                most = min(most, self._rules.max_ids_per_day - kept.that_day)
+            more = lacks if few > most else max(lacks, few)
+            kept.add(more)
+            kept.ahead += more
+            kept.changed = True
+            if new:
+                _check(self._context, self._rules, kept, f"to be asked about {new} more ids")
+            if not self._key:
+                self._known, self._key = set(kept.points.tolist()), kept.key
+        self._reserved += more
+
+    def close(self) -> None:
+        """Write what was asked, and give back the rest."""
+        if not self._reserved:
+            return
+        with _opened(self._context, self._rules) as kept:
+            kept.ahead -= self._reserved
+            kept.changed = True
+            kept.add(-self._reserved)
+            kept.that_day = max(0, kept.that_day)
+            new = np.setdiff1d(np.array(self._new, np.uint64), kept.points)
+            kept.points = np.union1d(kept.points, new)
+            kept.add(len(new))
+        self._reserved, self._new = 0, []
+
+
+_AHEAD = 1000
+
+
 def _counts(context: Context) -> bool:
     """Return whether the party counts ids.
 
@@ -152,7 +219,7 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
             kept = _read(path)
             before = kept.asked
             yield kept
-            if kept.asked > before:
+            if kept.asked > before or kept.changed:
                 write_sealed(path, _written(kept, rules))
                 log.info("Party %s has been asked about %d ids: %s", party, kept.asked, path)
     except ConfigError:
@@ -173,8 +240,9 @@ def _read(path: Path) -> _Count:
     said = json.loads(head)
     day = (date.fromisoformat(said["day"]) - _FIRST).days
     points = np.frombuffer(rest[_KEY:], "<u8").astype(np.uint64)
-    kept = _Count(said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points)
-    if len(points) != kept.asked - kept.wrong:
+    ahead = said.get("ahead", 0)  # files of older versions have none
+    kept = _Count(said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points, ahead)
+    if len(points) != kept.asked - kept.wrong - ahead:
         raise ValueError("the count does not fit its points")
     if today > day:  # a clock that is set back must not start a new day
         kept.day, kept.that_day = today, 0
@@ -192,4 +260,5 @@ def _written(kept: _Count, rules: Rules) -> bytes:
         "that day": kept.that_day,
         "left that day": None if per_day is None else max(0, per_day - kept.that_day),
     }
+    said |= {"ahead": kept.ahead} if kept.ahead else {}
     return json.dumps(said).encode() + b"\n" + kept.key + kept.points.astype("<u8").tobytes()

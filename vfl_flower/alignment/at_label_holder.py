@@ -75,7 +75,7 @@ def align(
         questions = steps.ask_about_all()
     else:
         if lasting:
-            steps.blinding = _lasting_blinding()
+            steps.blinding = lasting_blinding()
         steps.find_sets(run, lasting)
         places = steps.match()
         steps.choose_rows(places, order)
@@ -286,7 +286,7 @@ class _Steps:
         return psi.answer([self.own.ids[row] for row in self.rows[asked].tolist()], point)
 
 
-def _lasting_blinding() -> Blinding:
+def lasting_blinding() -> Blinding:
     """Return the blinding that all alignments by "psi" share.
 
     So an id is the same point each time, and a party counts the id once (`alignment.asked_ids`).

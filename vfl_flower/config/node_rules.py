@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, get_type_hints
 
 from vfl_flower.config.checks import Amount, Count, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import FORMATS
 
 _OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
-    *("model", "model-args", "embedding-size"),
+    *("model", "model-args", "embedding-size", "log-format"),
     *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )
 
@@ -104,6 +105,11 @@ class Rules:
         "the party keeps.",
         "max-predictions=1000",
     )
+    max_predictions_per_day: Count | None = rule(
+        None,
+        "Limits the rows that the party embeds for predictions in one day of UTC.",
+        "max-predictions-per-day=10000",
+    )
     aggregation: str = rule(
         "",
         "Sets the aggregation that the party insists on. With `secure`, it refuses a run in which "
@@ -164,6 +170,8 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
                 raise ConfigError(f"{whose} gives {key} = {value!r}, which {error}.") from None
         elif key not in (*_OTHERS, *OWN_TRAINING):
             _check_own_key(key, whose, "source" in values)
+        elif key == "log-format" and value not in FORMATS:
+            raise ConfigError(f"{whose} gives {key} = {value!r}. Use one of {', '.join(FORMATS)}.")
     return Rules(**given)
 
 

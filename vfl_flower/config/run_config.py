@@ -28,6 +28,7 @@ from vfl_flower.config.options import (
     PrivacyConfig,
     RunningConfig,
     ScheduleConfig,
+    ServingConfig,
     TrainingConfig,
     key,
 )
@@ -47,15 +48,16 @@ class RunConfig:
     task: str = key(
         "train",
         "Chooses what the run does. `predict` applies the model of an earlier run, `model`, to new "
-        "rows. `align` only finds the common rows and keeps the alignment for later runs.",
+        "rows. `serve` answers requests for scores by that model, until it is stopped. `align` "
+        "only finds the common rows and keeps the alignment for later runs.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
-        choices=("train", "predict", "align"),
+        choices=("train", "predict", "serve", "align"),
         related=("model", "without", "dataset"),
     )
     model: str = key(
         "",
-        "Names the results folder of the run whose model predicts.",
+        "Names the results folder of the run whose model predicts or serves.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
         related=("task", "without"),
@@ -85,6 +87,7 @@ class RunConfig:
     downlink: CodecConfig = field(default_factory=CodecConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     running: RunningConfig = field(default_factory=RunningConfig)
+    serving: ServingConfig = field(default_factory=ServingConfig)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -135,6 +138,7 @@ GROUPS = {
     "downlink": "compression of answers",
     "privacy": "privacy",
     "running": "runtime and results",
+    "serving": "online scores",
 }
 """Section of a `RunConfig` -> title of its options."""
 

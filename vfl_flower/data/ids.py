@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -59,4 +60,17 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
             f"{whose} has {repeated} rows that repeat the id of an earlier row. "
             "Keep one row of each id."
         )
+    return encoded
+
+
+def encoded(one: int | str) -> bytes:
+    """Encode one id, as `encode_ids` does."""
+    return b"i:%d" % one if isinstance(one, int) else b"t:" + one.encode("utf-8", "surrogatepass")
+
+
+def encodings(text: str) -> list[bytes]:
+    """Return each encoded id that a text on a command line may mean: a text or a whole number."""
+    encoded = [b"t:" + text.encode("utf-8", "surrogateescape")]
+    if re.fullmatch(r"0|-?[1-9][0-9]*", text):
+        encoded.append(b"i:" + text.encode())
     return encoded

@@ -52,12 +52,12 @@ def frame_of(ids: Array, called: str, outputs: Tensor, found: Checkpoint) -> Any
     """
     import pandas as pd
 
-    predicted = _predicted(outputs, found)
+    predicted = predicted_columns(outputs, found)
     called = "id" if called in (*predicted, "parties") else called
     return pd.DataFrame({called: ids, **predicted})
 
 
-def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
+def predicted_columns(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
     """Return columns by name: the prediction, and the probability of each class."""
     about, classes = found.about_labels, found.about_labels["classes"]
     if not classes:

@@ -20,8 +20,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.config import logs
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import in_brief, in_notebook, reached, validated
+
+notice = logging.getLogger("flwr.notice")
 
 _APART = 0.1  # seconds between two drawings of a line
 
@@ -178,9 +181,12 @@ class Display:
             self._draw(line(shutil.get_terminal_size().columns - 1))
 
     def say(self, text: str) -> None:
-        """Write a permanent line."""
+        """Write a permanent line, which is a log record if records are JSON lines."""
         title = f"{self.title}: " if self.titles else ""
-        print(f"{title}{text}", file=sys.stderr, flush=True)
+        if logs.as_json():
+            notice.info("%s", title + text)
+        else:
+            print(f"{title}{text}", file=sys.stderr, flush=True)
 
     def begin(self) -> None:
         """Reset the display for another run."""

@@ -25,9 +25,9 @@ from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.earlier_run import PartyState
-from vfl_flower.label_holder.predict import available_parties
 from vfl_flower.label_holder.predictions import predictions_file
 from vfl_flower.label_holder.results import in_use, results_folder
+from vfl_flower.label_holder.rows_to_predict import available_parties
 from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
 from vfl_flower.party import context as between
@@ -102,7 +102,7 @@ def run_local(
     config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
     bring_states(config, finished.folder)
-    grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
+    grid = in_process(parties, run_config, config, client, node_configs, finished.folder)
     if config.running.resume:
         _load_states(grid, checkpoint.load(finished.folder))
     try:
@@ -277,14 +277,14 @@ def predict_local(
     if len(node_configs) == parties - len(left):  # of the available parties
         given = iter(node_configs)
         node_configs = [{} if party in left else next(given) for party in range(parties)]
-    _check_files(found.config, parties, node_configs)
+    check_files(found.config, parties, node_configs)
     run_config["out"] = str(predictions_file(config))
-    grid = _in_process(parties, run_config, config, client_app.app, node_configs, folder)
+    grid = in_process(parties, run_config, config, client_app.app, node_configs, folder)
     server_app.app(grid, of_server(run_config, grid.run_id))
     return Path(run_config["out"])
 
 
-def _in_process(
+def in_process(
     parties: int,
     run_config: Mapping[str, Any],
     config: RunConfig,
@@ -328,7 +328,7 @@ def prepare(
     if config.running.grow and not config.running.resume:
         earlier = checkpoint.load(config.running.grow)
         earlier_run.check_number(config.running.grow, earlier, config, parties)
-    _check_files(config, parties, node_configs)
+    check_files(config, parties, node_configs)
     if config.running.parties not in (0, parties):
         raise ConfigError(
             f"parties = {config.running.parties} in the run configuration contradicts the "
@@ -339,9 +339,7 @@ def prepare(
     return config, {**run_config, "out": str(results_folder(config))}
 
 
-def _check_files(
-    config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]
-) -> None:
+def check_files(config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ConfigError` if parties need files and do not name one each."""
     if len(node_configs) == parties:
         return

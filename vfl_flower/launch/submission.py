@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,7 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
             while process.poll() is None:
                 time.sleep(0.2)
                 look()
-            said = _COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace"))
+            said = _as_text(_COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace")))
             if sentence := _sentence(said):
                 raise VflError(sentence)
             if _touched(summary) != before[1]:
@@ -133,6 +135,18 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
 def _touched(path: Path) -> int | None:
     """Return when a file was last written; None if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _as_text(said: str) -> str:
+    """Return Flower's log with each JSON line (`config.logs`) as a record in text."""
+    lines = said.split("\n")
+    for at, line in enumerate(lines):
+        if line.startswith('{"time": '):
+            with suppress(ValueError, KeyError, TypeError):
+                record = json.loads(line)
+                more = [record["exception"]] if "exception" in record else []
+                lines[at] = "\n".join([f"{record['level']} : {record['message']}", *more])
+    return "\n".join(lines)
 
 
 def _sentence(said: str) -> str | None:

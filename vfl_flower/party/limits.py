@@ -8,6 +8,7 @@ from an older state. Only the loss of the folder loses the counts.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,18 +81,69 @@ class Limits:
             )
 
 
-def count_predictions(context: Context, rules: Rules, rows: int) -> None:
-    """Count rows that a party embeds for predictions, over all its models and runs.
+class PredictionBudget:
+    """Counts the rows that a party embeds for predictions, over all its models and runs.
 
-    Raises
-    ------
-    ConfigError
-        If its rule ``max-predictions`` leaves fewer rows. Then no row is counted.
+    Its rules ``max-predictions`` and ``max-predictions-per-day`` limit them. A service asks for few
+    rows at a time, so the party writes counts of `_AHEAD` rows ahead to the disk. `close` gives the
+    rest back. After a crash, the count may be too high by that many.
     """
-    most, party = rules.max_predictions, context.node_config.get("partition-id")
-    path = state_file.place(context).with_name(f"party-{party}.predictions")
-    if most is not None and not add(path, np.zeros(1, np.uint64), rows, most):
-        raise refused(context, f"to predict {rows} rows: its rule is max-predictions = {most}")
+
+    def __init__(self, context: Context, rules: Rules) -> None:
+        self._context = context
+        party = context.node_config.get("partition-id")
+        path = state_file.place(context).with_name(f"party-{party}.predictions")
+        self._limits = [
+            (path, rules.max_predictions, "max-predictions", False),
+            (
+                path.with_name(f"{path.name}-by-day"),
+                rules.max_predictions_per_day,
+                "max-predictions-per-day",
+                True,
+            ),
+        ]
+        self._ahead = {name: (0, 0) for *_, name, _ in self._limits}  # name -> day, rows left
+
+    def take(self, rows: int) -> None:
+        """Count rows before they are embedded.
+
+        Raises
+        ------
+        ConfigError
+            If a rule leaves fewer rows. The sentence names the rule.
+        """
+        for path, most, name, daily in self._limits:
+            day = int(time.time()) // 86400 if daily else 0
+            then, left = self._ahead[name]
+            left = left if then == day else 0
+            if most is None or rows <= left:
+                self._ahead[name] = day, left - (0 if most is None else rows)
+                continue
+            thing = np.full(1, day, np.uint64)
+            for more in (max(rows - left, min(_AHEAD, most // 100)), rows - left):
+                if add(path, thing, more, most):
+                    break
+            else:
+                raise refused(self._context, f"to predict {rows} rows: its rule is {name} = {most}")
+            self._ahead[name] = day, left + more - rows
+
+    def close(self) -> None:
+        """Give back the rows that were counted ahead."""
+        for path, most, name, _ in self._limits:
+            day, left = self._ahead[name]
+            if most is not None and left:
+                add(path, np.full(1, day, np.uint64), -left, most)
+            self._ahead[name] = day, 0
+
+
+_AHEAD = 1000
+
+
+def count_predictions(context: Context, rules: Rules, rows: int) -> None:
+    """Count the rows of one prediction, as `PredictionBudget` does."""
+    budget = PredictionBudget(context, rules)
+    budget.take(rows)
+    budget.close()
 
 
 # --- counts on disk -----------------------------------------------------------------------------
@@ -103,6 +155,7 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     Parameters
     ----------
     things : numbers of 64 bits to count. A number may occur several times.
+    times : how often to count each. A negative number gives back what was counted ahead.
 
     Raises
     ------
@@ -121,8 +174,9 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
             if not there.all():
                 first = np.stack([new[~there], np.zeros_like(new[~there])])
                 counts = np.insert(counts, places[~there], first, axis=1)
-            counts[1, np.searchsorted(counts[0], new)] += (often * times).astype(np.uint64)
-            if counts[1].max(initial=0) > most:
+            changed = np.searchsorted(counts[0], new)
+            counts[1, changed] = (counts[1, changed].astype(np.int64) + often * times).clip(0)
+            if counts[1, changed].max(initial=0) > most and times > 0:
                 return False
             write_sealed(path, counts.astype("<u8").tobytes())
     except (OSError, ValueError, VflError) as error:

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import click
 import typer
 
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError, why
-from vfl_flower.tools import options
+from vfl_flower.tools import audit_log, operate, options
 from vfl_flower.tools.command import Command
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(audit_log.app, name="audit-log")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +91,8 @@ def _run(
     logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
     is_new = not folder.exists()
     try:
-        with _ending_on_sigterm(), shown(not quiet):
+        format_of_records = logs.described(config.running.log_format)
+        with _ending_on_sigterm(), shown(not quiet), format_of_records:
             finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(wrapped(*headline(finished.summary).splitlines()))
         if seeds > 1:
@@ -318,6 +321,9 @@ def _list(
     from vfl_flower.tools import listing
 
     listing.show(words or (), every)
+
+
+app.add_typer(operate.app)
 
 
 @contextmanager

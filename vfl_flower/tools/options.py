@@ -56,6 +56,13 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show the result only, without progress.")
 ]
 
+ServeEngine = Annotated[
+    str,
+    typer.Option(
+        "--engine", metavar="ENGINE", help="local: in this process; supernodes: real nodes here."
+    ),
+]
+
 # --- of one command -----------------------------------------------------------------------------
 
 Target = Annotated[float, typer.Option(metavar="X", help="Count bytes until this test accuracy.")]
@@ -106,6 +113,13 @@ Metric = Annotated[
     str,
     typer.Option(
         metavar="METRIC", help="accuracy, auc, log-loss (its fall) or r2. Default: by the labels."
+    ),
+]
+Noted = Annotated[
+    str,
+    typer.Option(
+        metavar="DIGEST",
+        help="A digest that `verify` printed earlier. A line must still have it.",
     ),
 ]
 Every = Annotated[
@@ -193,12 +207,45 @@ vfl audit --strategy vafl
 vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
 """)
 
+AUDIT_LOG_EXAMPLES = _examples("""
+# is the log complete? It prints the last digest, to be noted elsewhere
+vfl audit-log verify serve/audit.jsonl
+# which requests asked for these customers?
+vfl audit-log find serve/audit.jsonl C-1042 C-1043
+""")
+
+VERIFY_EXAMPLES = _examples("""
+# the log of a service
+vfl audit-log verify serve/audit.jsonl
+# files that continue each other, the oldest first
+vfl audit-log verify serve/audit-2026-10.jsonl serve/audit.jsonl
+# is the line still there that had this digest last month?
+vfl audit-log verify serve/audit.jsonl --noted DIGEST
+""")
+
+FIND_EXAMPLES = _examples("""
+# the requests that asked for two customers
+vfl audit-log find serve/audit.jsonl C-1042 C-1043
+# one customer, in all files of the log
+for file in serve/audit*.jsonl; do vfl audit-log find $file C-1042; done
+""")
+
 PREDICT_EXAMPLES = _examples("""
 # the test rows, with the model of the run in runs/a
 vfl predict runs/a
 # new people, whose rows are in the files that parties name
 vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+SERVE_EXAMPLES = _examples("""
+# the test rows of a data set, to try it out; -c "serve-address='127.0.0.1:8001'" moves it
+vfl serve runs/a
+# people in files, with real nodes on this machine
+vfl serve runs/b --engine supernodes -c "dataset='files:today.csv'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# scores of two people
+curl -H "Authorization: Bearer TOKEN" -d '{"ids": [7, 12]}' http://127.0.0.1:8000/v1/predict
 """)
 
 REPORT_EXAMPLES = _examples("""

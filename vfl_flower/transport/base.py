@@ -10,7 +10,9 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+from threading import Event
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -96,6 +98,28 @@ class Transport(Grid):
                 return messages
             time.sleep(pause)
             pause = min(1.5 * pause, POLL)
+
+    # A service uses these (`label_holder.serving`).
+
+    def reaches(self, node: int) -> bool:
+        """Return whether a message to this node can travel at once."""
+        return True
+
+    def wait(self, keys: Collection[str], seconds: float) -> list[Message]:
+        """Return the replies that are in, after a wait for one, or for `wake`."""
+        found = list(self.pull_messages(keys)) if keys else []
+        if not found:
+            self._woken.wait(seconds)
+            self._woken.clear()
+        return found
+
+    def wake(self) -> None:
+        """End a `wait` of another thread."""
+        self._woken.set()
+
+    @cached_property
+    def _woken(self) -> Event:
+        return Event()
 
     # Strategies do not use the rest of Flower's interface.
 

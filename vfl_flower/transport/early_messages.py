@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vfl_flower.transport.messages import ConfigText, Introduction, Order, Text
+from vfl_flower.transport.messages import ConfigText, Introduction, Number, Order, Payload, Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,26 @@ class SetOrder(EarlyOrder):
 
     kind: ClassVar[str] = "query.set"
     names: ClassVar = ("names", "proofs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSetOrder(SetOrder):
+    """Keep one of these sets in memory, for `SeekOrder`. The answer is `SetKept`."""
+
+    kind: ClassVar[str] = "query.openset"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeekOrder(Order):
+    """Blind these ids too, with the secret of the set that `OpenSetOrder` has opened.
+
+    ``arrays["ids"]``, uint8 [n, 32], are the label holder's blinded ids. ``known`` is the number of
+    the set's places that the label holder knows. The answer is `Sought`.
+    """
+
+    kind: ClassVar[str] = "query.seek"
+    names: ClassVar = ("ids",)
+    known: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +120,17 @@ class SetKept(Introduction):
     """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the set is there."""
 
     names: ClassVar = ("proof",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sought(Payload):
+    """Answer to `SeekOrder`.
+
+    ``arrays["again"]``, uint8 [n, 32], are the ids in their order, blinded by the party too.
+    ``arrays["own"]``, uint8 [m, 32], are outputs of the places after ``known``.
+    """
+
+    names: ClassVar = ("again", "own")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,6 +206,30 @@ class PredictOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServeOrder(PredictOrder):
+    """Load the model of a checkpoint and the rows, as for `PredictOrder`; keep both in memory.
+
+    The answer is `Serving`. Each `ScoreOrder` then asks for embeddings of some rows.
+    """
+
+    kind: ClassVar[str] = "query.serve"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOrder(Order):
+    """Embed some rows with the model that `ServeOrder` loaded. The answer is `Scored`.
+
+    ``arrays["rows"]``, int32 [n], are positions among the rows that the party has. Further rows can
+    follow: ``arrays["places"]``, int32 [k], are places in the set of blinded ids that
+    `OpenSetOrder` has opened. ``arrays["proofs"]``, uint8 [k, 32], show that the label holder knows
+    their ids.
+    """
+
+    kind: ClassVar[str] = "query.score"
+    names: ClassVar = ("rows", "places", "proofs")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Introduction(Payload):
     """An answer that says which party sends it, and how many parties there are."""
 
@@ -256,6 +280,33 @@ class Predicted(Introduction):
     checkpoint: Number = 0
     alignment: Text
     code_digest: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(Introduction):
+    """Answer to `ServeOrder`: the party has loaded its model and ``rows`` rows.
+
+    The other fields, and the tags, are as in `Predicted`.
+    """
+
+    names: ClassVar = ("tags",)
+    rows: Number
+    exchange: Number
+    checkpoint: Number = 0
+    alignment: Text
+    code_digest: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Payload):
+    """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n + k, E].
+
+    ``arrays["gone"]``, int32 [m], are positions in the order whose rows the party's data have lost
+    since it loaded them. Their embeddings are zero. If sums are masked, embeddings are masked too,
+    int32, and no row may be gone.
+    """
+
+    names: ClassVar = ("embedding", "gone")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from flwr.app import Context
 
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, SharedError
 from vfl_flower.config.files import check_own
 from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray
@@ -30,6 +32,18 @@ def index_and_parties(context: Context) -> tuple[int, int]:
 def simulated(context: Context) -> bool:
     """Return whether all parties have one owner: in one process, or under Ray."""
     return bool(context.node_config.get("simulated")) or in_ray()
+
+
+def describe_records(context: Context) -> AbstractContextManager[None]:
+    """Describe log records by run and party, in the format that the party or the run chose."""
+    node = context.node_config
+    return logs.described(
+        node.get("log-format", context.run_config.get("log-format")),
+        lasting=not simulated(context),
+        run=str(context.run_id),
+        role="party",
+        party=node.get("partition-id"),
+    )
 
 
 def states_folder(context: Context) -> Path:

@@ -10,6 +10,7 @@ from vfl_flower.config.options.models import ModelConfig
 from vfl_flower.config.options.option import key
 from vfl_flower.config.options.privacy import PrivacyConfig
 from vfl_flower.config.options.running import RunningConfig
+from vfl_flower.config.options.serving import ServingConfig
 from vfl_flower.config.options.training import EstimatorConfig, TrainingConfig
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PrivacyConfig",
     "RunningConfig",
     "ScheduleConfig",
+    "ServingConfig",
     "TrainingConfig",
     "key",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vfl_flower.config import plugins
+from vfl_flower.config import logs, plugins
 from vfl_flower.config.options.option import key
 
 _EXCHANGES_APART = 1000  # checkpoints, on SuperNodes
@@ -95,6 +95,14 @@ class RunningConfig:
         example="observer='tensorboard'",
         registry=plugins.OBSERVERS,
         related=("eval-every", "metrics"),
+    )
+    log_format: str = key(
+        "text",
+        "Sets the format of log records. `json` writes a JSON line for each record, as log "
+        "collectors need it. A party may set its format in its node configuration.",
+        example="log-format='json'",
+        choices=logs.FORMATS,
+        related=("observer", "party-timeout"),
     )
     resume: str = key(
         "",

@@ -120,6 +120,13 @@ class Seal:
         """
         return self.hide(arrays)
 
+    def serve(self, context: Context, order: PredictOrder, alike: bytes, lineage: bytes) -> Arrays:
+        """Prepare to hide blocks of scores; return arrays that the label holder compares.
+
+        The parameters are as in `predict`.
+        """
+        return {}
+
     # --- between messages -----------------------------------------------------------------------
 
     def load(self, context: Context, scalars: Mapping[str, Any]) -> None:

@@ -130,11 +130,20 @@ class MaskedSums(Seal):
         self, context: Context, order: PredictOrder, arrays: Arrays, about: bytes, lineage: bytes
     ) -> Arrays:
         """Return masked predictions and tags. Their keys serve this model alone."""
+        tags = self._agree_once(context, order, alike("predict", about, lineage))
+        return {**self.hide(arrays), **tags}
+
+    def serve(self, context: Context, order: PredictOrder, about: bytes, lineage: bytes) -> Arrays:
+        """Agree on keys for the scores of this model alone; return tags of the keys."""
+        return self._agree_once(context, order, alike("serve", about, lineage))
+
+    def _agree_once(self, context: Context, order: PredictOrder, about: bytes) -> Arrays:
+        """Agree on keys that the party's state does not hold; return tags of the keys."""
         keys.refuse_second(context)
-        model = alike("predict", about, lineage, order.run, str(order.number))
+        model = alike(about, order.run, str(order.number))
         try:
-            masks, tags = keys.agree(context, order.arrays, model)
-            return {**masks.hide(arrays), **tags}
+            self.masks, tags = keys.agree(context, order.arrays, model)
+            return tags
         finally:  # the state may hold another model, which must not use these keys
             keys.forget(context)
 

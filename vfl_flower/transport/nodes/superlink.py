@@ -27,9 +27,12 @@ import secrets
 import subprocess
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 
+from vfl_flower.config import logs
 from vfl_flower.config.files import make_folder, write_whole
+from vfl_flower.config.run_config import pairs
 from vfl_flower.transport.flower_internals import (
     demand_token,
     flower_home,
@@ -58,7 +61,8 @@ def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
     run_installed_code_only()
     try:
-        _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
+        with _described(options):
+            _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
     except Exception:
         traceback.print_exc()
     finally:  # the thread that serves the Runtime API would keep a node that has given up
@@ -69,6 +73,17 @@ def superexec(options: list[str]) -> None:
     """Start a SuperExec in this process."""
     hide_tokens()
     _be("flower-superexec", options)
+
+
+def _described(options: list[str]) -> AbstractContextManager[None]:
+    """Write a SuperNode's log records in the format that its node configuration names."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--node-config", default="")
+    text = parser.parse_known_args(options)[0].node_config
+    node = pairs([text], "--node-config") if text else {}
+    return logs.described(
+        node.get("log-format"), lasting=True, role="party", party=node.get("partition-id")
+    )
 
 
 def _be(command: str, options: list[str]) -> None:

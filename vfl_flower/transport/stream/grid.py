@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -164,6 +164,25 @@ class StreamGrid(Transport):
             self._look()
             return []
         return self._pull_over_flower(wanted)
+
+    # A service.
+
+    def reaches(self, node: int) -> bool:
+        """Return whether this node's party has a stream now."""
+        link = self._streams.links.get(node)
+        return link is not None and link.stream is not None
+
+    def wait(self, keys: Collection[str], seconds: float) -> list[Message]:
+        """Return the replies that are in, after a wait for one, or for `wake`."""
+        wanted, replies = set(keys), self._streams.replies
+        if wanted.isdisjoint(replies):
+            self._streams.receive(seconds)
+            self._look()
+        return [replies.pop(key) for key in wanted & replies.keys()]
+
+    def wake(self) -> None:
+        """End a `wait` of another thread."""
+        self._streams.wake()
 
     # Sessions.
 

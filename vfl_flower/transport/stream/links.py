@@ -113,7 +113,7 @@ class Streams(grpc.GenericRpcHandler):
         self.closed = False  # whether calls end at once
         self._run_id = run_id
         self._tokens: dict[str, tuple[Link, str]] = {}  # token -> link, first token of its session
-        self._inbox: SimpleQueue[tuple[Stream, bytes]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Stream, bytes] | None] = SimpleQueue()
         self._strangers = Strangers("Refused calls to the stream's port without a valid token")
         key, self.certificate = self_signed(NAME)
         self._calls = ThreadPoolExecutor(_PARTIES)
@@ -155,16 +155,24 @@ class Streams(grpc.GenericRpcHandler):
     def receive(self, wait: float) -> None:
         """Read the frames that are in, after a short wait for one."""
         try:
-            stream, body = self._inbox.get(timeout=wait)
+            found = self._inbox.get(timeout=wait)
             while True:
-                stream.link.answered = False
-                try:
-                    self._take(stream.link, from_bytes(body))
-                except VflError as error:
-                    self._cut(stream, error)
-                stream, body = self._inbox.get_nowait()
+                if found:
+                    self._read_frame(*found)
+                found = self._inbox.get_nowait()
         except Empty:
             return
+
+    def wake(self) -> None:
+        """End a `receive` of another thread."""
+        self._inbox.put(None)
+
+    def _read_frame(self, stream: Stream, body: bytes) -> None:
+        stream.link.answered = False
+        try:
+            self._take(stream.link, from_bytes(body))
+        except VflError as error:
+            self._cut(stream, error)
 
     def _take(self, link: Link, reply: Message) -> None:
         said = reply.metadata

@@ -1,0 +1,346 @@
+"""Latency and throughput of `vfl serve`, on SuperNodes of this machine over TLS.
+
+Two parties and a label holder have files about the same people. A model of any subset is trained,
+and served on real nodes. Clients ask over HTTPS. The machine's floor stands beside the figures,
+from the same run: a bare gRPC round trip over TLS, one multiplication in ristretto255, and one
+forward pass of the models.
+
+    python -m benchmarks.serve
+    python -m benchmarks.serve --requests 1000000   # and how much memory they take
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+
+from vfl_flower.alignment.psi import Blinding
+from vfl_flower.label_holder.serving.serve import PROCESS
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.nodes.certificates import self_signed
+
+PEOPLE, COLUMNS, CLIENTS = 20_000, 20, 16
+GOALS = {"known": (10.0, 30.0), "rate": 200.0, "rows": 50_000.0, "gone": 300.0, "back": 10.0}
+
+
+def main() -> None:
+    """Print a table of figures, goals and floors."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of a single id")
+    parser.add_argument("--people", type=int, default=PEOPLE, metavar="N")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="vfl-serve-") as temporary:
+        folder = Path(temporary)
+        os.environ["VFL_HOME"] = str(folder / "home")
+        ids, keys, nodes = files(folder, given.people)
+        run = run_local(
+            2,
+            {**keys, "subsets": "sampled", "epochs": 2, "out": f"{folder}/run"},
+            node_configs=nodes,
+        )
+        table = pd.read_csv(predict_local({**keys, "model": str(run.folder)}, nodes)).set_index(
+            "id"
+        )
+        key, certificate = self_signed("127.0.0.1")
+        (folder / "key.pem").write_bytes(key)
+        (folder / "cert.pem").write_bytes(certificate)
+        with service(folder, keys, nodes) as (port, process):
+            figures(folder, port, process, ids, table, given.requests)
+
+
+def files(folder: Path, people: int) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
+    """Write the three files; return the ids, the run configuration and the node configurations."""
+    generator = np.random.default_rng(0)
+    features = generator.standard_normal((people, 2 * COLUMNS)).astype(np.float32)
+    label = (features @ generator.standard_normal(2 * COLUMNS) > 0).astype(int)
+    ids = [f"person-{number:07d}" for number in generator.permutation(10 * people)[:people]]
+    pd.DataFrame({"id": ids, "label": label}).to_csv(folder / "labels.csv", index=False)
+    for party in range(2):
+        block = pd.DataFrame(features[:, party * COLUMNS : (party + 1) * COLUMNS])
+        block.columns = [f"x{number}" for number in range(COLUMNS)]
+        block.insert(0, "id", ids)
+        block.sample(frac=1, random_state=party).to_parquet(folder / f"party-{party}.parquet")
+    keys = {"dataset": f"files:{folder}/labels.csv", "label": "label"}
+    return ids, keys, [{"file": f"{folder}/party-{party}.parquet"} for party in range(2)]
+
+
+@contextmanager
+def service(
+    folder: Path, keys: dict[str, Any], nodes: Sequence[dict[str, Any]]
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Run `vfl serve` on SuperNodes; yield its port and process."""
+    port = free_port()
+    words = {
+        **keys,
+        "serve-address": f"127.0.0.1:{port}",
+        "serve-certificate": f"{folder}/cert.pem",
+        "serve-key": f"{folder}/key.pem",
+    }
+    command = [sys.executable, "-m", "vfl_flower.tools.cli", "serve", f"{folder}/run"]
+    command += ["--engine", "supernodes", "-c", " ".join(f"{k}='{v}'" for k, v in words.items())]
+    for each in nodes:
+        command += ["--node-config", " ".join(f"{k}='{v}'" for k, v in each.items())]
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        ready = Caller(folder, port)
+        while ready.status("/readyz") != 200:
+            if process.poll() is not None or time.monotonic() > began + 180:
+                raise SystemExit((folder / "run" / "serve.log").read_text()[-2000:])
+            time.sleep(0.1)
+        print(f"start to ready        {time.monotonic() - began:8.1f} s")
+        yield port, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+class Caller:
+    """One client with one connection."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port, self.tls = port, ssl.create_default_context(cafile=f"{folder}/cert.pem")
+        self.tokens = folder / "run" / "serve.token"
+        self.http: http.client.HTTPSConnection | None = None
+
+    def ask(self, ids: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        """Return the status and the answer to a question about ids."""
+        return self.call("POST", "/v1/predict", json.dumps({"ids": ids}).encode())
+
+    def status(self, path: str) -> int:
+        """Return the status of a call; 0 if nobody listens."""
+        try:
+            return self.call("GET", path)[0]
+        except OSError:
+            self.http = None
+            return 0
+
+    def call(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        """Return status and answer."""
+        if self.http is None:
+            self.http = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls)
+        token = self.tokens.read_text().split()[1] if self.tokens.exists() else ""
+        self.http.request(method, path, body, {"Authorization": f"Bearer {token}"})
+        reply = self.http.getresponse()
+        return reply.status, json.loads(reply.read() or b"{}")
+
+
+def figures(
+    folder: Path,
+    port: int,
+    process: subprocess.Popen[bytes],
+    ids: list[str],
+    table: pd.DataFrame,
+    requests: int,
+) -> None:
+    """Measure and print."""
+    server = psutil.Process(int((folder / "run" / PROCESS).read_text()))
+    caller, generator = Caller(folder, port), np.random.default_rng(1)
+    some = [ids[row] for row in generator.integers(len(ids), size=requests)]
+    for one in some[:100]:
+        caller.ask([one])  # warm
+    took, wrong = [], 0
+    for one in some[:2000]:
+        began = time.perf_counter()
+        status, said = caller.ask([one])
+        took.append(1000 * (time.perf_counter() - began))
+        wrong += not is_right(status, said, table)
+    median, tail = np.percentile(took, [50, 99])
+    row("known id, median", median, "ms", GOALS["known"][0])
+    row("known id, 99 %", tail, "ms", GOALS["known"][1])
+    print(f"answers unlike `vfl predict`: {wrong} of {len(took)}")
+    rate, tail, _ = crowd(folder, port, lambda n: [some[n % len(some)]], 2000)
+    row(f"{CLIENTS} clients, requests a second", rate, "/s", GOALS["rate"], more=True)
+    row(f"{CLIENTS} clients, 99 %", tail, "ms")
+    thousand = [[ids[row] for row in generator.integers(len(ids), size=1000)] for _ in range(8)]
+    rate, tail, _ = crowd(folder, port, lambda n: thousand[n % 8], 200, clients=4)
+    row("rows a second, 1,000 ids each", 1000 * rate, "/s", GOALS["rows"], more=True)
+    if requests > 2000:
+        memory(folder, port, server, some, requests)
+    killed(folder, port, ids, table)
+    floors(folder)
+
+
+def is_right(status: int, said: dict[str, Any], table: pd.DataFrame) -> bool:
+    """Return whether an answer with all parties is what `vfl predict` has written."""
+    if status != 200:
+        return False
+    for each in said["predictions"]:
+        due = table.loc[each["id"]]
+        if each["missing"] or abs(each["probabilities"]["1"] - due["probability_1"]) > 1e-6:
+            return False
+    return True
+
+
+def row(what: str, value: float, unit: str, goal: float | None = None, more: bool = False) -> None:
+    """Print a figure beside its goal."""
+    sign = ">=" if more else "<="
+    beside = "" if goal is None else f"   goal {sign} {goal:,.0f}"
+    print(f"{what:36} {value:12,.2f} {unit}{beside}")
+
+
+def crowd(
+    folder: Path,
+    port: int,
+    ids: Callable[[int], Sequence[str]],
+    requests: int,
+    clients: int = CLIENTS,
+) -> tuple[float, float, list[tuple[float, int, dict[str, Any]]]]:
+    """Ask with many clients at once; return requests a second, 99th percentile, and all answers."""
+    callers, found = threading.local(), []
+
+    def ask(number: int) -> None:
+        if not hasattr(callers, "mine"):
+            callers.mine = Caller(folder, port)
+        began = time.perf_counter()
+        status, said = callers.mine.ask(ids(number))
+        found.append((1000 * (time.perf_counter() - began), status, said))
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(ask, range(4 * clients)))  # warm: connections
+        found.clear()
+        began = time.perf_counter()
+        list(pool.map(ask, range(requests)))
+        rate = requests / (time.perf_counter() - began)
+    return rate, float(np.percentile([each[0] for each in found], 99)), found
+
+
+def memory(folder: Path, port: int, server: psutil.Process, some: list[str], requests: int) -> None:
+    """Print how much memory many requests take."""
+    before = server.memory_info().rss
+    crowd(folder, port, lambda n: [some[n % len(some)]], requests)
+    grown = (server.memory_info().rss - before) / 2**20
+    row(f"memory after {requests:,} requests", grown, "MB", 50)
+
+
+def killed(folder: Path, port: int, ids: list[str], table: pd.DataFrame) -> None:
+    """Kill a party's processes while clients ask; print the slowest answer and wrong scores."""
+    ended, worst, flagged, wrong = threading.Event(), [0.0], [0, 0], [0]
+    failures: list[int] = []
+
+    def ask(client: int) -> None:
+        mine, at = Caller(folder, port), client
+        while not ended.is_set():
+            began = time.perf_counter()
+            status, said = mine.ask([ids[at % len(ids)]])
+            worst[0] = max(worst[0], 1000 * (time.perf_counter() - began))
+            at += CLIENTS
+            if status != 200:
+                failures.append(status)
+                continue
+            for each in said["predictions"]:
+                due = table.loc[each["id"]]
+                if each["missing"]:
+                    flagged[0] += 1
+                elif abs(each["probabilities"]["1"] - due["probability_1"]) > 1e-6:
+                    wrong[0] += 1
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(CLIENTS)]
+    for each in threads:
+        each.start()
+    time.sleep(2)
+    worst[0] = 0.0
+    victim = client_app_of(1)
+    victim.kill()
+    watch, began = Caller(folder, port), time.monotonic()
+    time.sleep(1)
+    while watch.ask([ids[0]])[1]["predictions"][0]["missing"]:
+        if time.monotonic() > began + 120:
+            break
+        time.sleep(0.05)
+    back = time.monotonic() - began
+    ended.set()
+    for each in threads:
+        each.join()
+    row("party killed: slowest answer", worst[0], "ms", GOALS["gone"])
+    row("party killed: back after", back, "s", GOALS["back"])
+    print(f"{flagged[0]} answers flagged, {wrong[0]} wrong, {len(failures)} refused")
+
+
+def client_app_of(party: int) -> psutil.Process:
+    """Return the process that serves a party's stream."""
+    mine = psutil.Process().children(recursive=True)
+    found = [each for each in mine if any("flwr-clientapp" in word for word in each.cmdline())]
+    return sorted(found, key=lambda each: each.create_time())[party]
+
+
+def floors(folder: Path) -> None:
+    """Print what this machine needs for the parts that every answer has."""
+    print("\nthe machine's floor, in the same run")
+    times = grpc_round_trips(folder)
+    row("gRPC round trip over TLS, median", float(np.median(times)), "ms")
+    blinding, points = Blinding(), Blinding().of_ids([b"t:one"])
+    row("one ristretto255 multiplication", _each(lambda: blinding.again(points)), "ms")
+    x = torch.zeros(1, COLUMNS)
+    bottom = build_bottom(resolve({}), 0, x[0], 16).eval()
+    with torch.no_grad():
+        row("one forward pass of a bottom model", _each(lambda: bottom(x)), "ms")
+
+
+def _each(call: Callable[[], Any], times: int = 200) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return 1000 * (time.perf_counter() - began) / times
+
+
+def grpc_round_trips(folder: Path) -> list[float]:
+    """Return milliseconds of round trips of 64 bytes between two processes over TLS."""
+    import grpc
+
+    port = free_port()
+    code = (
+        "import grpc, sys; from concurrent.futures import ThreadPoolExecutor\n"
+        "class Echo(grpc.GenericRpcHandler):\n"
+        "    def service(self, call): return grpc.unary_unary_rpc_method_handler(lambda b, c: b)\n"
+        "server = grpc.server(ThreadPoolExecutor(2), handlers=[Echo()])\n"
+        f"pair = open('{folder}/key.pem','rb').read(), open('{folder}/cert.pem','rb').read()\n"
+        f"server.add_secure_port('127.0.0.1:{port}', grpc.ssl_server_credentials([pair]))\n"
+        "server.start(); server.wait_for_termination()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        trusted = grpc.ssl_channel_credentials((folder / "cert.pem").read_bytes())
+        with grpc.secure_channel(f"127.0.0.1:{port}", trusted) as channel:
+            call = channel.unary_unary("/a/b")
+            call(bytes(64), wait_for_ready=True, timeout=30)
+            return [_each(lambda: call(bytes(64)), 1) for _ in range(500)]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

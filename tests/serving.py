@@ -1,0 +1,126 @@
+"""Services for tests: in this process, with parties that do what a test says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from vfl_flower import client_app
+from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.serving.listening import listening
+from vfl_flower.label_holder.serving.service import Loaded, Service
+from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.label_holder.serving.web import app_of
+from vfl_flower.party import scoring
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
+
+_PLACE = {"serve-address": "127.0.0.1:0", "score-timeout": 60.0}  # tests of deadlines set their own
+TOKEN = "a-token-of-enough-letters"
+
+
+class SlowGrid(LocalGrid):
+    """A grid whose parties a test can cut off, or slow down.
+
+    late : node -> when its replies come, in seconds after the message.
+    away : nodes that cannot be reached.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.late: dict[int, float] = {}
+        self.away: set[int] = set()
+        self._held: list[tuple[float, Message]] = []
+
+    def reaches(self, node: int) -> bool:
+        return node not in self.away
+
+    def wait(self, keys: Collection[str], seconds: float) -> list[Message]:
+        until = time.monotonic() + seconds
+        while True:
+            for message in self.pull_messages(keys):
+                node = message.metadata.src_node_id
+                self._held.append((time.monotonic() + self.late.get(node, 0.0), message))
+            now = time.monotonic()
+            here = [
+                m for due, m in self._held if due <= now and self.reaches(m.metadata.src_node_id)
+            ]
+            found = [m for m in here if m.metadata.reply_to_message_id in keys]
+            self._held = [(due, m) for due, m in self._held if m not in here]
+            if found or now >= until or self._woken.is_set():
+                self._woken.clear()
+                return found
+            self._woken.wait(min(0.005, until - now))
+
+
+@dataclass
+class Served:
+    """A service, and a client of it."""
+
+    service: Service
+    grid: SlowGrid
+    url: str
+    http: httpx.Client
+
+    def ask(self, *ids: int | str) -> list[dict[str, Any]]:
+        """Return the scores of these ids."""
+        reply = self.http.post("/v1/predict", json={"ids": ids})
+        assert reply.status_code == 200, reply.text
+        found: list[dict[str, Any]] = reply.json()["predictions"]
+        return found
+
+    @property
+    def loaded(self) -> Loaded:
+        """Return the version in service."""
+        return self.service.loaded
+
+    def node(self, party: int) -> int:
+        """Return the node of a party."""
+        return list(self.grid.contexts)[party]
+
+
+@contextmanager
+def served(
+    run: Path,
+    tmp_path: Path,
+    keys: Mapping[str, Any] | None = None,
+    node_configs: Sequence[Mapping[str, Any]] = (),
+    client: ClientApp | Callable[[Message, Context], Message] = client_app.app,
+) -> Iterator[Served]:
+    """Serve the model of a run on a free port of this machine, within the block."""
+    given = {"model": str(run), "task": "serve", **_PLACE, **(keys or {})}
+    config = resolve(given)
+    parties = checkpoint.load(run).parties
+    own = [{"states": str(run), **each} for each in node_configs or [{}] * parties]
+    grid = SlowGrid(client, parties, given, config, own)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"bank {TOKEN}\n")
+    tokens.chmod(0o600)
+    load = partial(Loaded, grid, config, given, str(grid.run_id))
+    audit = AuditLog(tmp_path / "audit" / "audit.jsonl")
+    service = Service(load, grid.wake, audit)
+    try:
+        with listening(app_of(service, Tokens(tokens, made=False)), config.serving) as url:
+            worker = Thread(target=service.work)
+            worker.start()
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            try:
+                with httpx.Client(base_url=url, headers=headers, timeout=30) as http:
+                    yield Served(service, grid, url, http)
+            finally:
+                service.queue.close()
+                worker.join()
+    finally:
+        audit.close()
+        scoring.forget(grid.run_id)

@@ -1,0 +1,672 @@
+"""The online service in this process: its answers, its deadline, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+
+from tests.organisations import ID, Organisations, cancer, change, cut, read, write
+from tests.serving import TOKEN, Served, served
+from vfl_flower import client_app
+from vfl_flower.client import Scores
+from vfl_flower.config.audit_chain import find, verify
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.data.ids import encoded
+from vfl_flower.label_holder import results
+from vfl_flower.label_holder.serving import listening as listening_module
+from vfl_flower.label_holder.serving import service as service_module
+from vfl_flower.label_holder.serving import web
+from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.messages import Scored
+from vfl_flower.transport.wire import to_reply
+
+SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    """Two parties and a label holder with columns; "run" needs both parties, "any" does not."""
+    organisations = cut(tmp_path_factory.mktemp("served"), cancer(columns=9, rows=260), own=3)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    return organisations
+
+
+@pytest.fixture
+def whole(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
+    """A service whose model needs both parties."""
+    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
+    with served(trained.folder / "run", tmp_path, keys, nodes) as found:
+        yield found
+
+
+@pytest.fixture
+def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
+    """A service whose model needs no party."""
+    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
+    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+        yield found
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["run", "any"])
+def test_answers_equal_what_vfl_predict_writes(
+    trained: Organisations, tmp_path: Path, run: str
+) -> None:
+    keys = {"dataset": f"files:{trained.labels}"}
+    out = {"model": str(trained.folder / run), "out": str(tmp_path / "p.csv"), **keys}
+    table = read(predict_local(out, trained.node_configs)).set_index(ID)
+    with served(trained.folder / run, tmp_path, keys, trained.node_configs) as found:
+        answers = found.ask(*table.index.tolist())
+    assert [each["id"] for each in answers] == table.index.tolist()
+    assert [each["prediction"] for each in answers] == table["prediction"].tolist()
+    for label in ("0", "1"):
+        chances = [each["probabilities"][label] for each in answers]
+        np.testing.assert_allclose(chances, table[f"probability_{label}"], atol=1e-6)
+    if run == "any":
+        used = ["+".join(map(str, each["parties"])) or "none" for each in answers]
+        assert used == table["parties"].tolist()
+
+
+def test_a_data_sets_test_rows_are_served_without_files(tmp_path: Path) -> None:
+    run = run_local(3, {"epochs": 1, "dataset": "breast-cancer", "out": str(tmp_path / "run")})
+    table = read(predict_local({"model": str(run.folder)}))
+    with served(run.folder, tmp_path) as found:
+        answers = found.ask(*table["id"].tolist())
+        assert [each["prediction"] for each in answers] == table["prediction"].tolist()
+        unknown = found.ask(10**6)[0]
+    assert unknown["prediction"] is None and set(unknown["missing"].values()) == {"unknown"}
+
+
+def test_numbers_are_served_in_units_of_the_labels(tmp_path: Path) -> None:
+    table = cancer(columns=6, rows=200)
+    table["label"] = 100 * table["f0"] + 7
+    organisations = cut(tmp_path, table, known=1.0)
+    organisations.run("run", {**SHORT, "target": "regression"})
+    keys = {"dataset": f"files:{organisations.labels}"}
+    predicted = organisations.predict("run").set_index(ID)["prediction"]
+    with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+        answers = found.ask(*predicted.index.tolist())
+    np.testing.assert_allclose([each["prediction"] for each in answers], predicted, rtol=1e-5)
+    assert "probabilities" not in answers[0]
+
+
+def test_repeated_and_unknown_ids_have_their_own_answers(some: Served) -> None:
+    first, second = some.loaded.rows.ids[:2].tolist()
+    answers = some.ask(second, first, second, -1)
+    assert [each["id"] for each in answers] == [second, first, second, -1]
+    assert answers[0] == answers[2] != answers[1]
+    assert answers[3]["prediction"] is None
+
+
+def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
+    ids = some.loaded.rows.ids.tolist()
+    alone = {one: some.ask(one)[0] for one in ids[:40]}
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda n: some.ask(*ids[n : n + 3]), range(37)))
+    for at, answers in enumerate(together):
+        for one, answer in zip(ids[at : at + 3], answers, strict=True):
+            expected = alone[one]
+            assert answer["id"] == one and answer["parties"] == expected["parties"]
+            got, due = answer["probabilities"]["1"], expected["probabilities"]["1"]
+            assert got == pytest.approx(due, abs=1e-6)
+
+
+def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Served) -> None:
+    ids = np.resize(some.loaded.rows.ids, 10_001)
+    with Scores(some.url, TOKEN) as scores:
+        answers = scores.predict(ids)
+        assert [each["id"] for each in answers] == ids.tolist()
+        assert scores.model()["parties"] == 2
+        with pytest.raises(VflError, match="whole numbers"):
+            scores.predict(["a"])
+    with Scores(some.url, "wrong") as stranger, pytest.raises(VflError, match="valid token"):
+        stranger.predict([1])
+
+
+# --- ids outside the alignment -------------------------------------------------------------------
+
+
+@pytest.fixture
+def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
+    """Organisations whose label holder does not know the last 40 people of its table."""
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
+    table = cancer(columns=6, rows=200)
+    organisations = cut(tmp_path / "new", table, known=1.0)
+    everyone = read(organisations.labels)
+    write(everyone, tmp_path / "everyone.csv")
+    write(everyone[:160], organisations.labels)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    return organisations, everyone[ID][160:].tolist()
+
+
+@pytest.mark.parametrize("run", ["run", "any"])
+def test_ids_outside_the_alignment_are_found_in_one_more_round_trip(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, run: str
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    with served(organisations.folder / run, tmp_path, keys, organisations.node_configs) as found:
+        old = int(found.loaded.rows.ids[0])
+        answers = found.ask(new[0], old, *new[1:], -5)
+        again = found.ask(*new)
+    assert answers[-1]["prediction"] is None
+    assert all(each["missing"] == {} for each in answers[:-1])
+    table = organisations.predict(run, tmp_path / "everyone.csv").set_index(ID)
+    for each in [*answers[:-1], *again]:
+        due = table.loc[each["id"], "probability_1"]
+        assert each["probabilities"]["1"] == pytest.approx(due, abs=1e-6)
+
+
+def test_an_id_that_one_party_lacks_is_scored_without_it(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    for run, scored in (("any", True), ("run", False)):
+        change(organisations.files[1], lambda frame: frame[frame[ID] != new[0]])
+        nodes = organisations.node_configs
+        with served(organisations.folder / run, tmp_path, keys, nodes) as found:
+            first, second = found.ask(*new[:2])
+        assert first["missing"] == {"1": "unknown"} and (first["prediction"] is not None) == scored
+        assert second["missing"] == {}
+
+
+def test_people_who_come_to_a_partys_file_are_found_while_it_serves(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    path = organisations.files[1]
+    whole = read(path)
+    write(whole[whole[ID] != new[0]], path)
+    with served(organisations.folder / "any", tmp_path, keys, organisations.node_configs) as found:
+        assert found.ask(new[0])[0]["missing"] == {"1": "unknown"}
+        write(whole, path)
+        _until(lambda: found.ask(new[0])[0]["missing"] == {})
+
+
+def test_made_up_ids_count_and_stop_at_the_partys_rule(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    nodes = [dict(each) for each in organisations.node_configs]
+    nodes[1] |= {"max-ids": 3}
+    keys = {"dataset": f"files:{organisations.labels}"}
+    for _ in range(2):  # the count outlives the service, and an id counts once
+        with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+            assert found.ask(new[0], new[1])[0]["missing"] == {}
+            assert found.ask(new[0])[0]["missing"] == {}
+            assert found.ask(*range(-9, 0))[0]["missing"]["1"] == "refused"
+            assert found.ask(new[2], *range(-9, 0))[0]["missing"] == {"1": "refused"}
+            assert found.ask(new[0])[0]["missing"] == {}
+    kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
+    assert kept["asked"] == 2 and "ahead" not in kept
+
+
+def test_a_place_without_a_right_proof_is_refused_and_counted(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organisations, new = newcomers
+    nodes = [{**each, "max-ids": 1000} for each in organisations.node_configs]
+    keys = {"dataset": f"files:{organisations.labels}"}
+    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+        assert found.ask(new[0])[0]["missing"] == {}  # control
+        seeker = found.loaded.parties._seeker
+        assert seeker is not None
+        right = seeker.proofs
+        monkeypatch.setattr(seeker, "proofs", lambda party, ids: right(party, ids) ^ (party == 1))
+        assert found.ask(new[1])[0]["missing"] == {"1": "refused"}
+        monkeypatch.setattr(seeker, "proofs", right)
+        assert found.ask(new[1])[0]["missing"] == {}
+    kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
+    assert kept["wrong"] == 1
+
+
+# --- parties that are missing -------------------------------------------------------------------
+
+
+def test_a_late_party_costs_one_deadline_and_is_flagged(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 1.0}
+    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as some:
+        both = some.loaded.parties.present.all(1)
+        ids = some.loaded.rows.ids[both][:3].tolist()
+        _until(lambda: some.ask(*ids)[0]["missing"] == {})
+        some.grid.late[some.node(1)] = 3.0
+        began = time.monotonic()
+        assert some.ask(*ids)[0]["missing"] == {"1": "late"}
+        assert time.monotonic() - began >= 1.0
+        began = time.monotonic()
+        answer = some.ask(*ids)[0]
+        assert answer["parties"] == [0] and answer["missing"] == {"1": "late"}
+        assert time.monotonic() - began < 1.0  # it is not waited for again
+        some.grid.late.clear()
+        _until(lambda: some.ask(*ids)[0]["missing"] == {})
+
+
+def test_scores_without_a_party_are_those_that_predict_gives_without_it(
+    trained: Organisations, some: Served, tmp_path: Path
+) -> None:
+    keys = {"model": str(trained.folder / "any"), "dataset": f"files:{trained.labels}"}
+    keys |= {"without": "1", "out": str(tmp_path / "without.csv")}
+    table = read(predict_local(keys, trained.node_configs)).set_index(ID)
+    some.grid.away.add(some.node(1))
+    answers = some.ask(*table.index.tolist())
+    chances = [each["probabilities"]["1"] for each in answers]
+    np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
+    assert {each["missing"].get("1") for each in answers} <= {"down", "unknown"}
+
+
+def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
+    both = some.loaded.parties.present.all(1)
+    one = int(some.loaded.rows.ids[both][0])
+    from vfl_flower.party import scoring
+
+    kept = scoring._served.pop((some.grid.run_id, 1))
+    kept.audit.close()  # as the end of a process does
+    assert some.ask(one)[0]["missing"] == {"1": "down"}
+    _until(lambda: some.ask(one)[0]["missing"] == {})
+    assert scoring._served[some.grid.run_id, 1] is not kept
+
+
+def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> None:
+    one = int(whole.loaded.rows.ids[0])
+    assert whole.ask(one)[0]["parties"] == [0, 1]
+    assert whole.http.get("/readyz").status_code == 200
+    whole.grid.away.add(whole.node(1))
+    reply = whole.http.post("/v1/predict", json={"ids": [one]})
+    assert reply.status_code == 503 and "party 1 (down)" in reply.json()["error"]
+    assert whole.http.get("/readyz").status_code == 503
+    assert whole.http.get("/healthz").status_code == 200
+    whole.grid.away.clear()
+    _until(lambda: whole.http.post("/v1/predict", json={"ids": [one]}).status_code == 200)
+
+
+def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    files = [folder / path.name for path in trained.files]
+    own = Organisations(folder, folder / trained.labels.name, files)
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
+        both = found.loaded.parties.present.all(1)
+        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+        before = found.ask(gone, kept)
+        change(files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
+        _until(lambda: found.ask(gone)[0]["missing"] == {"1": "unknown"})
+        after = found.ask(gone, kept)
+        assert after[1]["missing"] == {}
+        got, due = after[1]["probabilities"]["1"], before[1]["probabilities"]["1"]
+        assert got == pytest.approx(due, abs=1e-6)  # the file's rows have another order now
+
+
+# --- the audit log ------------------------------------------------------------------------------
+
+
+def test_each_request_is_in_the_audit_logs_of_both_ends(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    keys, states = {"dataset": f"files:{trained.labels}"}, tmp_path / "states"
+    shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
+    nodes = [{**each, "states": str(states)} for each in trained.node_configs]
+    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+        both = found.loaded.parties.present.all(1)
+        one, other = found.loaded.rows.ids[both][:2].tolist()
+        name = found.http.post("/v1/predict", json={"ids": [one]}).json()["request"]
+        found.ask(other)
+    log = tmp_path / "audit" / "audit.jsonl"
+    said = [fields for _, fields in find(log, [encoded(one)])]
+    assert [each["request"] for each in said] == [name]
+    assert said[0]["caller"] == "bank" and said[0]["parties"] == {"0": 1, "1": 1}
+    assert verify(log).lines == 3
+    for party in (0, 1):
+        log = states / f"party-{party}-audit.jsonl"
+        assert len(list(find(log, [encoded(one)]))) == 1
+        assert verify(log).lines == 3
+        assert f"{one}" not in [str(each) for each in said[0].values()]
+
+
+def test_nothing_is_answered_that_the_audit_log_cannot_hold(
+    some: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = int(some.loaded.rows.ids[0])
+    audit = some.service._audit
+    monkeypatch.setattr(audit, "_failure", "The disk is full.")
+    reply = some.http.post("/v1/predict", json={"ids": [one]})
+    assert reply.status_code == 503 and "predictions" not in reply.json()
+    monkeypatch.setattr(audit, "_failure", "")
+    assert some.ask(one)
+
+
+# --- new versions -------------------------------------------------------------------------------
+
+
+def test_a_new_version_of_the_model_is_served_without_a_restart(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
+        one = int(found.loaded.rows.ids[found.loaded.parties.present.all(1)][0])
+        first, name = found.ask(one)[0], found.loaded.name
+        own.run("grown", {**SHORT, "grow": str(folder / "any")})
+        for path in (folder / "grown").glob("run-*.state"):
+            shutil.copy2(path, folder / "any")
+        shutil.copy2(folder / "grown" / "checkpoint.npz", folder / "any")
+        _until(lambda: found.loaded.name != name)
+        second = found.ask(one)[0]
+        assert second["missing"] == {} and second["probabilities"] != first["probabilities"]
+        assert found.http.get("/v1/model").json()["model"] == found.loaded.name
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_last_in_service(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
+        one = int(found.loaded.rows.ids[found.loaded.parties.present.all(1)][0])
+        before, files = found.ask(one), found.loaded.files
+        (folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
+        _until(lambda: found.loaded.files != files)
+        _until(lambda: found.ask(one) == before)
+
+
+def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    noise = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "subsets": "sampled"}
+    organisations.run("run", {**SHORT, **noise, "bottom-model": "linear"})
+    keys = {"dataset": f"files:{organisations.labels}"}
+    spent = []
+    for _ in range(2):
+        with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+            ids = found.loaded.rows.ids[:3].tolist()
+            for asked in (ids[:1], ids[1:2], ids[:1]):
+                found.ask(*asked)
+                spent.append(found.http.get("/v1/model").json()["epsilon"])
+    first, other, again, restarted, _, last = spent
+    assert first == other < again < restarted < last  # a restart forgets which row it was
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["max-predictions", "max-predictions-per-day"])
+def test_a_party_refuses_more_predictions_than_its_rule_allows(
+    trained: Organisations, tmp_path: Path, rule: str
+) -> None:
+    nodes = [dict(each) for each in trained.node_configs]
+    nodes[1] |= {rule: 5, "states": str(tmp_path / "states")}
+    shutil.copytree(trained.folder / "any", tmp_path / "states")
+    keys = {"dataset": f"files:{trained.labels}"}
+
+    def asked() -> list[dict[str, Any]]:
+        with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+            both = found.loaded.parties.present.all(1)
+            one = int(found.loaded.rows.ids[both][0])
+            answers = [found.ask(one)[0]["missing"] for _ in range(4)]
+            text = found.http.get("/metrics").text
+        assert (f'vfl_refusals_total{{rule="{rule}"}}' in text) == ({"1": "refused"} in answers)
+        return answers
+
+    assert asked() == [{}] * 4
+    assert asked() == [{}] + [{"1": "refused"}] * 3  # the count outlives the service
+
+
+# --- attacks ------------------------------------------------------------------------------------
+
+
+def test_only_callers_with_a_token_are_served(some: Served) -> None:
+    for header in ("", "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"):
+        for path in ("/v1/predict", "/v1/model", "/metrics", "/v1/else"):
+            reply = httpx.get(some.url + path, headers={"Authorization": header.encode("latin-1")})
+            assert reply.status_code == 401, (header, path)
+    assert httpx.get(f"{some.url}/healthz").status_code == 200  # control: no token needed
+    assert some.http.get("/v1/model").status_code == 200  # control: the right token
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 422),
+        (b"[1]", 422),
+        (b'{"ids": []}', 422),
+        (b'{"ids": [1.5]}', 422),
+        (b'{"ids": [true]}', 422),
+        (b'{"ids": [null]}', 422),
+        (b'{"ids": ["1"]}', 422),
+        (b'{"ids": [[1]]}', 422),
+        (b'{"ids": [1], "more": 1}', 422),
+        (b'{"ids": [1' + b"0" * 5000 + b"]}", 422),
+        (json.dumps({"ids": list(range(10_001))}).encode(), 422),
+        (b"[" * 100_000, 422),
+        (b" " * (2**20 + 1), 413),
+        (b" " * 10_000_000, 413),
+        (b'{"ids": [1, 1, 1]}', 200),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_bodies_that_are_no_question_are_refused_in_a_sentence(
+    some: Served, body: bytes, status: int
+) -> None:
+    reply = some.http.post("/v1/predict", content=body)
+    assert reply.status_code == status, reply.text
+    if status != 200:
+        assert reply.json()["error"].endswith(".") and "Traceback" not in reply.text
+
+
+def test_a_body_without_length_is_cut_off(some: Served) -> None:
+    reply = some.http.post("/v1/predict", content=(b" " * 65536 for _ in range(100)))
+    assert reply.status_code == 413
+
+
+def test_slow_callers_are_cut_off_and_others_are_served(
+    some: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening_module, "_SILENT", 0.5)
+    monkeypatch.setattr(web, "_BODY_SECONDS", 0.5)
+    host, port = some.url.removeprefix("http://").split(":")
+    silent = socket.create_connection((host, int(port)))
+    half = socket.create_connection((host, int(port)))
+    half.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\n")
+    slow = socket.create_connection((host, int(port)))
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    slow.sendall(f"{head}Content-Length: 20\r\n\r\n{{".encode())
+    one = int(some.loaded.rows.ids[0])
+    assert some.ask(one)
+    for each in (silent, half, slow):
+        each.settimeout(10)
+        while each.recv(4096):  # ends once the service has closed the connection
+            pass
+        each.close()
+    assert some.ask(one)
+
+
+def test_five_hundred_connections_keep_nobody_out(some: Served) -> None:
+    host, port = some.url.removeprefix("http://").split(":")
+    crowd = [socket.create_connection((host, int(port))) for _ in range(500)]
+    one = int(some.loaded.rows.ids[0])
+    assert some.ask(one)
+    for each in crowd:
+        each.close()
+
+
+def test_a_full_queue_answers_429(some: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = int(some.loaded.rows.ids[0])
+    some.grid.late[some.node(0)] = 0.15
+    monkeypatch.setattr(some.service.queue, "_most", 2)
+    with ThreadPoolExecutor(12) as pool:
+        calls = [pool.submit(some.http.post, "/v1/predict", json={"ids": [one]}) for _ in range(12)]
+        found = [call.result() for call in calls]
+    statuses = {reply.status_code for reply in found}
+    assert statuses == {200, 429}
+    assert all(reply.headers.get("retry-after") for reply in found if reply.status_code == 429)
+
+
+@pytest.mark.parametrize("how", ["shape", "nan", "huge", "type", "extra"])
+def test_embeddings_that_do_not_fit_are_left_out(
+    trained: Organisations, tmp_path: Path, how: str
+) -> None:
+    lies = False
+
+    def lying(message: Message, context: Context) -> Message:
+        reply: Message = client_app.app(message, context)
+        if not lies or message.metadata.message_type != "query.score":
+            return reply
+        if context.node_config["partition-id"] != 1:
+            return reply
+        rows = 2
+        arrays = {"embedding": np.ones((rows, 4), np.float32)}
+        if how == "shape":
+            arrays = {"embedding": np.ones((rows + 1, 4), np.float32)}
+        elif how == "nan":
+            arrays["embedding"][0, 0] = np.nan
+        elif how == "huge":
+            arrays["embedding"][0, 0] = 1e30
+        elif how == "type":
+            arrays = {"embedding": np.ones((rows, 4), np.float64)}
+        else:
+            arrays["gone"] = np.array([5], np.int32)
+        return to_reply(Scored(arrays=arrays), message)
+
+    keys = {"dataset": f"files:{trained.labels}"}
+    with served(trained.folder / "any", tmp_path, keys, trained.node_configs, lying) as found:
+        both = found.loaded.parties.present.all(1)
+        ids = found.loaded.rows.ids[both][:2].tolist()
+        honest = found.ask(*ids)
+        assert honest[0]["missing"] == {}
+        lies = True
+        assert [each["missing"] for each in found.ask(*ids)] == [{"1": "faulty"}] * 2
+        lies = False
+        assert found.ask(*ids)[0]["missing"] == {}
+
+
+def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_path: Path) -> None:
+    from vfl_flower.transport.gather import gather
+    from vfl_flower.transport.messages import ScoreOrder
+
+    keys = {"dataset": f"files:{trained.labels}"}
+    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
+        node = found.node(0)
+        most = int(found.loaded.parties.present[:, 0].sum())
+        found.service.queue.close()  # so that only this test uses the grid
+        for rows in (np.array([most]), np.array([-1]), np.zeros(0), np.zeros((1, 1))):
+            order = ScoreOrder(arrays={"rows": rows.astype(np.int32)})
+            with pytest.raises(PartyError, match=r"rows that it does not serve|list of rows"):
+                gather(found.grid, {node: order}, Scored, 5)
+        order = ScoreOrder(arrays={"rows": np.array([most - 1], np.int32)})  # control
+        assert gather(found.grid, {node: order}, Scored, 5)[node].arrays["embedding"].shape == (
+            1,
+            4,
+        )
+
+
+# --- files of the service -----------------------------------------------------------------------
+
+
+def test_tokens_can_be_changed_while_the_service_runs(
+    some: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfl_flower.label_holder.serving.tokens._LOOK", 0.0)
+    tokens, new = tmp_path / "tokens", "another-token-of-enough-letters"
+    tokens.write_text(f"# callers\nbank {TOKEN}\nshop {new}\n")
+    both = [{"Authorization": f"Bearer {each}"} for each in (TOKEN, new)]
+    assert [httpx.get(f"{some.url}/v1/model", headers=each).status_code for each in both] == [
+        200
+    ] * 2
+    time.sleep(0.01)
+    tokens.write_text(f"shop {new}\n")
+    statuses = [httpx.get(f"{some.url}/v1/model", headers=each).status_code for each in both]
+    assert statuses == [401, 200]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (f"bank {TOKEN}", 0o644, "chmod 600"),
+        ("bank short", 0o600, "20 letters"),
+        ("bank", 0o600, "20 letters"),
+        ("\n# nobody\n", 0o600, "no token"),
+    ],
+)
+def test_files_of_tokens_that_are_not_safe_are_refused(
+    tmp_path: Path, text: str, mode: int, said: str
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=said):
+        Tokens(path, made=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"serve-address": "0.0.0.0:0"}, "unencrypted"),
+        ({"serve-address": "nowhere"}, "HOST:PORT"),
+        ({"serve-certificate": "a.pem"}, "belong together"),
+        ({"serve-certificate": "a.pem", "serve-key": "b.pem"}, "cannot be used"),
+    ],
+)
+def test_addresses_that_cannot_serve_are_refused(
+    trained: Organisations, tmp_path: Path, keys: dict[str, str], said: str
+) -> None:
+    keys = {"dataset": f"files:{trained.labels}", **keys}
+    nodes = trained.node_configs
+    with (
+        pytest.raises(ConfigError, match=said),
+        served(trained.folder / "any", tmp_path, keys, nodes),
+    ):
+        pass
+
+
+def test_masked_sums_are_served_and_a_missed_order_needs_new_keys(tmp_path: Path) -> None:
+    keys = {"epochs": 1, "aggregation": "secure", "top-model": "sum", "dataset": "breast-cancer"}
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    table = read(predict_local({"model": str(run.folder)}))
+
+    def are_right(answers: list[dict[str, Any]]) -> bool:
+        chances = [each["probabilities"]["1"] for each in answers]
+        return bool(np.allclose(chances, table["probability_1"][: len(chances)], atol=1e-4))
+
+    with served(run.folder, tmp_path) as found:
+        assert are_right(found.ask(*range(20))) and are_right(found.ask(0))
+        found.grid.away.add(found.node(1))
+        assert found.http.post("/v1/predict", json={"ids": [0]}).status_code == 503
+        found.grid.away.clear()
+        _until(lambda: found.http.post("/v1/predict", json={"ids": [0]}).status_code == 200)
+        assert are_right(found.ask(*range(20)))
+
+
+def _until(fact: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+_ = write, service_module

@@ -1,0 +1,128 @@
+"""A client of `vfl serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vfl_flower.config.errors import ConfigError, VflError
+
+_MOST = 10_000  # ids of a request
+
+
+class Scores:
+    """Ask a service for scores, over one connection.
+
+    Parameters
+    ----------
+    url : address that `vfl serve` prints, without a path.
+    token : the token, or the file that has it.
+    certificate : file of the certificate (PEM) that the service must have. The default trusts the
+        system's authorities.
+    timeout : seconds that a request may take.
+
+    Raises
+    ------
+    ConfigError
+        If the package httpx is missing, or the file of the token has none.
+
+    Examples
+    --------
+    ::
+
+        with Scores("https://scores.bank.example:8443", "serve.token") as scores:
+            for each in scores.predict(["u1", "u2"]):
+                print(each["id"], each["prediction"], each["missing"])
+    """
+
+    def __init__(
+        self, url: str, token: str | Path, certificate: str | Path = "", timeout: float = 10.0
+    ) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise ConfigError(
+                "The client needs httpx. Install it by `pip install 'vfl-flower[serve]'`."
+            ) from None
+        import ssl
+
+        trusted: Any = ssl.create_default_context(cafile=str(certificate)) if certificate else True
+        headers = {"Authorization": f"Bearer {_token(token)}"}
+        self._errors = httpx.HTTPError
+        self._http = httpx.Client(base_url=url, headers=headers, verify=trusted, timeout=timeout)
+
+    def predict(self, ids: Sequence[int | str]) -> list[dict[str, Any]]:
+        """Return a score for each id, in their order; more than 10,000 take several requests.
+
+        Each is a dictionary of "id", "prediction", "probabilities" by class, "parties" used, and
+        "missing": party -> why its data are not in the score. "prediction" is None for an id that
+        cannot be scored.
+
+        Raises
+        ------
+        VflError
+            If the service cannot be reached, or refuses. The message is the service's.
+        """
+        return [each for part in self._parts(ids) for each in self._ask(part)]
+
+    def model(self) -> dict[str, Any]:
+        """Return what the service says of its model: strategy, figures, classes, parties."""
+        found: dict[str, Any] = self._call("GET", "/v1/model")
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def __enter__(self) -> Scores:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _parts(self, ids: Sequence[int | str]) -> Iterator[list[int | str]]:
+        plain = [each.item() if hasattr(each, "item") else each for each in ids]  # NumPy's types
+        for start in range(0, len(plain), _MOST):
+            yield plain[start : start + _MOST]
+
+    def _ask(self, ids: list[int | str]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("POST", "/v1/predict", {"ids": ids})["predictions"]
+        return found
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        try:
+            reply = self._http.request(method, path, json=body)
+            said = reply.json()
+        except (self._errors, ValueError) as error:
+            raise VflError(
+                f"The service at {self._http.base_url} cannot be reached: {error}. Is `vfl serve` "
+                "running there?"
+            ) from None
+        if reply.status_code != 200:
+            raise VflError(said.get("error", f"The service answered {reply.status_code}."))
+        return said
+
+
+def _token(token: str | Path) -> str:
+    """Return a token, or the first token in a file of `NAME TOKEN` lines."""
+    text = str(token)
+    if isinstance(token, str) and not Path(token).expanduser().is_file():
+        return text
+    path = Path(text).expanduser()
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Name the token's file."
+        ) from None
+    found = next((words[-1] for words in lines if words and not words[0].startswith("#")), "")
+    if not found:
+        raise ConfigError(f"{path} has no token. Name the file that `vfl serve` printed.")
+    return found

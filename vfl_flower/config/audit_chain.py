@@ -1,0 +1,318 @@
+"""The chain of an audit log: read its lines, verify them, and find the lines of an id.
+
+`vfl_flower.config.audit_log` describes the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import unsealed
+
+BEGUN, TORN = "log-begun", "line-torn"
+KEY = "audit-log.key"
+_TYPES = {"line": int, "time": str, "event": str, "before": str}  # fields of every line
+_HASH = 8  # bytes
+_BLOCK = 1 << 16
+
+
+class End(NamedTuple):
+    """Position after a line: lines and bytes of the file, and the digest of the line."""
+
+    lines: int = 0
+    size: int = 0
+    digest: str = ""
+
+    def after(self, line: bytes) -> End:
+        """Return the position after one more line."""
+        return End(self.lines + 1, self.size + len(line), hashlib.sha256(line).hexdigest())
+
+
+class Verified(NamedTuple):
+    """Findings of `verify` about a sound log.
+
+    lines : number of lines, of all files together.
+    first, last : times of the first and the last line.
+    digest : digest of the last line.
+    torn : places of lines that were written in part, as "FILE:7". Their process was killed.
+    unsealed : number of lines after the last seal. Such lines can be cut off without a trace.
+    earlier : the end of the earlier file that the first file continues; `End()` if there is none.
+    """
+
+    lines: int
+    first: str
+    last: str
+    digest: str
+    torn: tuple[str, ...]
+    unsealed: int
+    earlier: End
+
+
+def verify(path: Path, *later: Path, noted: str = "") -> Verified:
+    """Verify a log, or several files that continue each other, the oldest first.
+
+    Parameters
+    ----------
+    later : files that continue the first one. The last file needs its seal beside it.
+    noted : a digest that a verification has returned before. A line must have it.
+
+    Raises
+    ------
+    VflError
+        If a line is cut, changed, added, moved or removed; it names the line. Also if a file is
+        missing, or no line has the noted digest.
+    """
+    files = [path, *later]
+    ends = [earlier_end(each) for each in later]
+    seal = read_seal(files[-1])  # before the lines, which may become more
+    if seal is None:
+        raise VflError(
+            f"{beside(files[-1], 'seal')} is missing, and without it nobody knows whether lines "
+            "were cut off. Restore it, or name the file that continues the log too."
+        )
+    for earlier, each, end in zip(files, later, ends, strict=False):
+        if not end.digest:
+            raise VflError(f"{each} continues no file, not even {earlier}. Name the oldest first.")
+    if seal[0].digest == earlier_end(files[-1]).digest:
+        seal = End(), ""  # the process was killed when it had just begun this file
+    found = [_verified(*each) for each in zip(files, [*ends, seal[0]], strict=True)]
+    if noted and not any(noted in each.digests for each in found):
+        raise VflError(
+            f"No line has the noted digest {noted}: the log was written anew, or the line is in an "
+            "earlier file. Name that file too."
+        )
+    return Verified(
+        sum(each.end.lines for each in found),
+        found[0].times[0],
+        found[-1].times[1],
+        found[-1].end.digest,
+        tuple(torn for each in found for torn in each.torn),
+        sum(each.unsealed for each in found),
+        earlier_end(path),
+    )
+
+
+class _Verified(NamedTuple):
+    end: End
+    times: tuple[str, str]
+    digests: set[str]
+    torn: list[str]
+    unsealed: int
+
+
+def _verified(path: Path, sealed: End) -> _Verified:
+    """Verify one file, whose line number ``sealed.lines`` must have the digest of the seal."""
+    end, digests, times, torn = End(), set[str](), list[str](), list[str]()
+    for line, fields in checked(path, sealed=sealed):
+        end = end.after(line)
+        digests.add(end.digest)
+        if fields is None or not line.endswith(b"\n"):
+            torn.append(f"{path}:{end.lines}")
+        else:
+            times.append(fields["time"])
+            del times[1:-1]
+        if end.lines == sealed.lines and end.digest != sealed.digest:
+            raise _changed(path, end.lines)
+    if end.lines < sealed.lines:
+        cut = f"line {sealed.lines}" if end.lines + 1 == sealed.lines else ""
+        cut = cut or f"lines {end.lines + 1} to {sealed.lines}"
+        raise VflError(f"The end of {path} was cut off: {cut}. Restore the file from a copy.")
+    return _Verified(end, (times[0], times[-1]), digests, torn, end.lines - sealed.lines)
+
+
+def checked(
+    path: Path, start: End | None = None, sealed: End | None = None
+) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield each line and its fields, None if it was torn, as far as the chain is sound.
+
+    Parameters
+    ----------
+    start : position from which lines are read; by default, the beginning.
+    sealed : the seal, if there is one.
+
+    Raises
+    ------
+    VflError
+        At the first line that is changed, added, moved or removed.
+    """
+    end = start or End()
+    with _opened(path) as file:
+        file.seek(end.size)
+        line = file.readline()
+        while line:
+            following, fields, number = file.readline(), fields_of(line), end.lines + 1
+            if fields is None:
+                unfinished = not line.endswith(b"\n")  # the process is writing it, or was killed
+                if number == 1 or not (unfinished or _event(following) == TORN):
+                    raise _changed(path, number)
+            elif fields["line"] != number:
+                raise VflError(
+                    f"Line {number} of {path} has number {fields['line']}: lines were removed, "
+                    "added or moved. Restore the file from a copy."
+                )
+            elif number > 1 and fields["before"] != end.digest:
+                known = (fields_of(following) or {}).get("before"), (sealed or End()).digest
+                intact = hashlib.sha256(line).hexdigest() in known
+                raise _changed(path, number - 1 if intact else number)
+            elif (number == 1) != (fields["event"] == BEGUN):
+                raise _changed(path, number)
+            yield line, fields
+            end, line = end.after(line), following
+
+
+def find(path: Path, ids: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield each encoded id with each line that has its hash, in the order of the lines.
+
+    The lines are not verified.
+
+    Raises
+    ------
+    VflError
+        If the log or its key is missing, or the key belongs to another log.
+    """
+    try:
+        key = unsealed(path.parent / KEY)
+    except OSError as error:
+        raise VflError(
+            f"{path.parent / KEY} cannot be read ({error.strerror}), and without it nobody finds "
+            "an id. Put the key beside the log."
+        ) from error
+    if _first(path).get("key") != fingerprint(key):
+        raise VflError(f"{path.parent / KEY} is not the key of {path}. Put the log's key there.")
+    ids = list(ids)
+    hashes = dict(zip(hashes_of(ids, key), ids, strict=True))
+    texts = [each.encode() for each in hashes]
+    with _opened(path) as file:
+        for line in file:
+            if not any(each in line for each in texts):
+                continue
+            fields = fields_of(line) or {}
+            there = fields.get("ids")
+            for each in there if isinstance(there, list) else ():
+                if isinstance(each, str) and each in hashes:
+                    yield hashes[each], fields
+
+
+def hashes_of(ids: Iterable[bytes], key: bytes) -> list[str]:
+    """Return the keyed hash of each encoded id: 8 bytes of BLAKE2b, in hex."""
+    copy = hashlib.blake2b(key=key, digest_size=_HASH).copy
+    found = []
+    for each in ids:
+        hashed = copy()
+        hashed.update(each)
+        found.append(hashed.hexdigest())
+    return found
+
+
+def fingerprint(key: bytes) -> str:
+    """Return the digest by which a log names its key."""
+    return hashlib.blake2b(key, digest_size=_HASH, person=b"vfl audit key").hexdigest()
+
+
+def beside(path: Path, ending: str) -> Path:
+    """Return the path of a file beside a log."""
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def read_seal(path: Path) -> tuple[End, str] | None:
+    """Return the sealed end of a log and the digest of its key; None if there is no seal.
+
+    Raises
+    ------
+    VflError
+        If the seal is damaged, or cannot be read.
+    """
+    try:
+        content = json.loads(unsealed(beside(path, "seal")))
+        return End(content["lines"], content["size"], content["digest"]), content["key"]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise VflError(f"{beside(path, 'seal')} cannot be read ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise VflError(f"{beside(path, 'seal')} is no seal. Restore the earlier file.") from error
+
+
+def sound_end(path: Path, seal: End) -> tuple[End, bytes]:
+    """Return the end of a log, and the torn line after it, which may be empty.
+
+    Only the last sealed line and the lines after it are read.
+
+    Raises
+    ------
+    VflError
+        If the seal does not fit, or a line after it is damaged.
+    """
+    if _has_line(path, seal):
+        end = seal
+    elif earlier_end(path).digest == seal.digest:
+        end = End()  # the process was killed when it had just begun this file
+    else:
+        raise ConfigError(
+            f"The end of {path} is not what its seal says. `vfl audit-log verify {path}` names the "
+            "line. Restore the file from a copy, or move it away to begin a new one."
+        )
+    for line, _ in checked(path, end, seal):
+        if not line.endswith(b"\n"):
+            return end, line
+        end = end.after(line)
+    return end, b""
+
+
+def _has_line(path: Path, seal: End) -> bool:
+    """Return whether a line ends at the position of the seal, and has its digest."""
+    with _opened(path) as file:
+        if os.fstat(file.fileno()).st_size < seal.size:
+            return False
+        tail, at = b"", seal.size
+        while at and b"\n" not in tail[:-1]:
+            begin = max(0, at - _BLOCK)
+            file.seek(begin)
+            tail, at = file.read(at - begin) + tail, begin
+    line = tail[tail.rfind(b"\n", 0, -1) + 1 :]
+    return hashlib.sha256(line).hexdigest() == seal.digest
+
+
+def earlier_end(path: Path) -> End:
+    """Return the end of the file that a log continues, as its first line says."""
+    first = _first(path)
+    lines = first.get("earlier-lines")
+    return End(lines if isinstance(lines, int) else 0, 0, first.get("before", ""))
+
+
+def _first(path: Path) -> dict[str, Any]:
+    with _opened(path) as file:
+        return fields_of(file.readline()) or {}
+
+
+def fields_of(line: bytes) -> dict[str, Any] | None:
+    """Return the fields of a line; None if it is no line of a log."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    fits = all(isinstance(found.get(name), kind) for name, kind in _TYPES.items())
+    return found if fits else None
+
+
+def _event(line: bytes) -> str:
+    return str((fields_of(line) or {}).get("event"))
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise VflError(f"{path} cannot be read ({error.strerror}). Name an audit log.") from error
+
+
+def _changed(path: Path, number: int) -> VflError:
+    return VflError(f"Line {number} of {path} was changed. Restore the file from a copy.")

@@ -1,0 +1,267 @@
+"""The audit log of a service: lines that nobody can cut, change or move without a trace.
+
+A log is a file of JSON lines. Each line has four fields besides its content:
+
+line : number of the line in its file, from 1.
+time : time in UTC, in milliseconds.
+event : kind of the event. `log-begun` is the first line of a file. `line-torn` follows a line that
+    was written in part, because its process was killed.
+before : SHA-256 digest of the line before, with its line break. In a first line, it is the last
+    digest of the earlier file, or empty. `sed -n 5p FILE | sha256sum` gives the digest of line 5.
+
+A first line also has `format`, `earlier-lines` (lines of the earlier file), and `key` (digest of
+the key). Three files lie beside a log, and only their owner can read them:
+
+- `FILE.seal` counts the lines and bytes, and has the last digest. The process refreshes it within
+  a second of a line, and when it closes the log. So `verify` finds a cut at the end.
+- `audit-log.key` is the key of the hashes of ids. All logs of a folder use it.
+- `FILE.lock` exists while a process writes the log.
+
+To begin a new file, rename the old one. Within a second, the process begins a new file, whose first
+line has the last digest of the old one.
+
+The chain and the seal prove nothing against somebody who can write to the folder as its owner, such
+as an administrator. Such a person can compute all digests anew, and write another seal. So note the
+last digest at a place that this person cannot change, and have `verify` find it later. Lines of the
+last second before a crash can be cut off without a trace, until the log is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from vfl_flower.config.audit_chain import (
+    BEGUN,
+    KEY,
+    TORN,
+    End,
+    Verified,
+    beside,
+    fields_of,
+    fingerprint,
+    hashes_of,
+    read_seal,
+    sound_end,
+    verify,
+)
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import (
+    lasting_secret,
+    locked,
+    make_own_folder,
+    opened_to_append,
+    told,
+    write_all,
+    write_sealed,
+    write_whole,
+)
+
+__all__ = ["AuditLog", "Verified", "verify"]
+
+_FORMAT = "vfl-flower audit log 1"
+_OWN = {"line", "time", "event", "before"}  # fields of every line
+_APART = 1.0  # seconds between two seals
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class AuditLog:
+    """An audit log that this process writes. `close` it, or use it in a ``with`` block.
+
+    The file is made if it is missing. Else the end of its chain is checked, and continued.
+
+    Raises
+    ------
+    ConfigError
+        If another process writes the log, another user can change the folder, or the seal, the
+        key or the end of the log is missing or changed.
+    VflError
+        If a file cannot be written, or is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self._lock = Lock()
+        self._failure = ""  # a sentence
+        self._end = self._sealed = End()
+        with told(self.path):
+            make_own_folder(self.path.parent)
+        with ExitStack() as stack:  # closes what was opened if this fails
+            sentence = f"Another process writes {self.path}. End it first, or name another file."
+            stack.enter_context(locked(beside(self.path, "lock"), sentence))
+            self._file = self._opened()
+            stack.callback(lambda: self._file.close())  # the file that is open then
+            self._seal()
+            self._until_end = stack.pop_all()
+        self._closing = Event()
+        self._thread = Thread(target=self._seal_repeatedly, name="audit log", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> AuditLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Sync the log to the disk, seal it, and release it.
+
+        Raises
+        ------
+        VflError
+            If that fails.
+        """
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join()
+            with self._until_end:
+                self._seal()
+
+    def hashes(self, ids: Sequence[bytes]) -> list[str]:
+        """Return the keyed hash of each encoded id, for field ``ids`` of a line.
+
+        Without the key, nobody can tell ids from hashes. An id has the same hash in all lines, so
+        hashes can be computed beforehand.
+        """
+        return hashes_of(ids, self._key)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append a line. The system has it at once, and the disk within about a second.
+
+        Parameters
+        ----------
+        fields : values that JSON has. A service writes ``request``, ``caller``, ``number`` (of
+            ids), ``ids`` (their `hashes`), ``parties`` and ``outcome``. No field may hold an id, a
+            feature or a score.
+
+        Raises
+        ------
+        VflError
+            If the log cannot be written. Then nothing of the line is left.
+        ValueError, TypeError
+            If a field has the name of the log's own fields, or no value of JSON.
+        """
+        if event in (BEGUN, TORN) or not _OWN.isdisjoint(fields):
+            raise ValueError(f"Event {event} or a field has a name that the log itself uses.")
+        with self._lock:
+            if self._failure:
+                raise VflError(self._failure)
+            self._append(event, fields)
+
+    def _append(self, event: str, fields: dict[str, Any]) -> None:
+        line, opened = _line(self._end, event, fields), self._file.fileno()
+        end = self._end.after(line)
+        with told(self.path):
+            try:
+                write_all(opened, line)
+                self._end = end
+            except BaseException:  # also Ctrl-C between these two lines
+                os.ftruncate(opened, self._end.size)
+                raise
+
+    def _opened(self) -> BinaryIO:
+        """Open the file and check its end, or begin a new file."""
+        key, found = self.path.parent / KEY, read_seal(self.path)
+        if found and not key.exists():
+            raise ConfigError(
+                f"{key} is missing, and without it nobody finds ids in {self.path}. Restore it, or "
+                "name a log in another folder."
+            )
+        self._key = lasting_secret(key)
+        if found and found[1] != fingerprint(self._key):
+            raise ConfigError(f"{key} is not the key of {self.path}. Restore the log's key.")
+        if _is_empty(self.path):
+            return self._begun(found[0] if found else End())
+        if not found:
+            raise ConfigError(
+                f"{beside(self.path, 'seal')} is missing, so lines of {self.path} may be missing "
+                "too. Restore the seal, or move the log away to begin a new one."
+            )
+        self._end, torn = sound_end(self.path, found[0])
+        file = opened_to_append(self.path)
+        if torn:
+            self._close_off(file, torn + b"\n")
+        return file
+
+    def _begun(self, earlier: End) -> BinaryIO:
+        """Begin a file that continues an earlier one, and open it."""
+        fields = {"format": _FORMAT, "key": fingerprint(self._key), "earlier-lines": earlier.lines}
+        first = _line(End(digest=earlier.digest), BEGUN, fields)
+        write_whole(self.path, first)
+        file = opened_to_append(self.path)
+        self._end = End().after(first)
+        return file
+
+    def _close_off(self, file: BinaryIO, torn: bytes) -> None:
+        """End a line that was written in part, and say so in a line, unless it is complete."""
+        said, end = b"", self._end.after(torn)
+        if fields_of(torn) is None:
+            said = _line(end, TORN, {})
+            end = end.after(said)
+        with told(self.path):
+            write_all(file.fileno(), b"\n" + said)
+        self._end = end
+
+    def _seal_repeatedly(self) -> None:
+        """Seal the log every second. If the file was renamed, begin a new one."""
+        while not self._closing.wait(_APART):
+            try:
+                self._seal()
+                with self._lock:
+                    if self._is_renamed():
+                        self._rename()
+                self._failure = ""
+            except Exception as error:  # else the thread would end, and nobody would know
+                self._failure = str(error) or type(error).__name__
+
+    def _seal(self) -> None:
+        """Sync the lines to the disk, and then write the seal, unless nothing is new."""
+        end = self._end  # lines may be written meanwhile
+        if end != self._sealed:
+            with told(self.path):
+                os.fsync(self._file.fileno())
+            content = {**end._asdict(), "key": fingerprint(self._key)}
+            write_sealed(beside(self.path, "seal"), json.dumps(content).encode())
+            self._sealed = end
+
+    def _is_renamed(self) -> bool:
+        with told(self.path):
+            try:
+                return not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+            except FileNotFoundError:
+                return True
+
+    def _rename(self) -> None:
+        """Begin a new file, since the old one was renamed."""
+        if not _is_empty(self.path):
+            raise VflError(f"{self.path} is another file now, which is not empty. Move it away.")
+        with told(self.path):
+            os.fsync(self._file.fileno())
+        old, self._file = self._file, self._begun(self._end)
+        old.close()
+        self._seal()
+
+
+def _line(end: End, event: str, fields: dict[str, Any]) -> bytes:
+    """Return the line after this position."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    content = {"line": end.lines + 1, "time": now, "event": event, **fields, "before": end.digest}
+    return f"{_encode(content)}\n".encode()
+
+
+def _is_empty(path: Path) -> bool:
+    with told(path):
+        return not path.exists() or path.stat().st_size == 0

@@ -1,0 +1,54 @@
+"""Options of the online service, which answers requests for scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl_flower.config.options.option import key
+
+_FLOWER = "flower"
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """Where the service listens, and how long it waits for a party."""
+
+    serve_address: str = key(
+        "127.0.0.1:8000",
+        "Sets the address and the port on which the label holder answers requests for scores.",
+        example="task='serve' model='runs/a' serve-address='127.0.0.1:8001'",
+        engine=_FLOWER,
+        related=("task", "serve-certificate", "serve-token"),
+    )
+    serve_certificate: str = key(
+        "",
+        "Names the file of the TLS certificate (PEM) of the service. Without it, the service "
+        "listens on this machine only.",
+        example="task='serve' model='runs/a' serve-certificate='bank.crt' serve-key='bank.key'",
+        engine=_FLOWER,
+        related=("serve-key", "serve-address"),
+    )
+    serve_key: str = key(
+        "",
+        "Names the file of the certificate's private key (PEM).",
+        example="task='serve' model='runs/a' serve-certificate='bank.crt' serve-key='bank.key'",
+        engine=_FLOWER,
+        related=("serve-certificate",),
+    )
+    serve_token: str = key(
+        "",
+        "Names the file of callers and their bearer tokens, `NAME TOKEN` in each line. The empty "
+        "text stands for RUN/serve.token, which the service makes.",
+        example="task='serve' model='runs/a' serve-token='tokens.txt'",
+        engine=_FLOWER,
+        related=("serve-address",),
+    )
+    score_timeout: float = key(
+        0.2,
+        "Limits the seconds that a score waits for a party. A model of any subset then answers "
+        "without the party. Another model refuses and names the party.",
+        example="task='serve' model='runs/a' score-timeout=0.5",
+        engine=_FLOWER,
+        above=0,
+        related=("party-timeout", "subsets"),
+    )

@@ -1,0 +1,152 @@
+"""The rows that a model predicts, at the label holder, and the parties that it can use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.alignment.reuse import aligned
+from vfl_flower.alignment.seeking import Seeker
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
+from vfl_flower.data.at_party import prepared
+from vfl_flower.data.source import Preparation
+from vfl_flower.data.tables import Table
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.gather import AvailableParties
+
+Array = NDArray[Any]
+
+
+def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
+    """Return the parties that a model of any subset can use; None if it needs all.
+
+    Raises
+    ------
+    ConfigError
+        If the option ``without`` does not name parties of that run, or the model needs all parties.
+    """
+    parties = len(found.strategy["holder"]["sizes"])
+    words = config.without.replace(",", " ").split()
+    if not aggregation_of(found.config).any_subset:
+        asked = "without" if words else "align = 'any'" if config.data.align == "any" else ""
+        if asked:
+            raise ConfigError(
+                f"The model in {config.model} needs all its parties. Leave {asked} out, or train "
+                "a model that predicts with any subset: set subsets = 'sampled'."
+            )
+        return None
+    if words and config.data.align == "ids":
+        raise ConfigError(
+            "align = 'ids' is for rows that all parties have. Set align = 'psi' to leave some out."
+        )
+    if not all(word.isdecimal() and int(word) < parties for word in words):
+        raise ConfigError(
+            f"without = {config.without!r} must be numbers of parties, from 0 to {parties - 1}. "
+            "Separate them with commas."
+        )
+    return AvailableParties(parties, frozenset(int(word) for word in words))
+
+
+@dataclass(frozen=True)
+class RowsToPredict:
+    """The label holder's data of the rows to predict.
+
+    ids, called : ids, and the name of their column.
+    own : the label holder's own columns, float32 [N, F].
+    order : puts rows into the order of its file.
+    present : row mask [N, M], if parties may lack rows.
+    nodes : party -> node, for the parties that know the rows.
+    shown : the label holder's answers in the alignment of the rows, if they were aligned.
+    table : the label holder's table, if it has one.
+    psi : whether ids were compared by "psi".
+    """
+
+    ids: Array
+    alignment: str
+    own: NDArray[np.float32]
+    order: Array
+    labels: Array | None = None
+    present: NDArray[np.bool_] | None = None
+    nodes: Mapping[int, int] | None = None
+    called: str = "id"
+    shown: Array | None = None
+    table: Table | None = None
+    psi: bool = False
+
+    def seeker(self, run: str) -> Seeker | None:
+        """Return what finds ids outside these rows at the parties.
+
+        Return None if the model reads columns of the label holder, or if ids were compared by
+        another method.
+        """
+        own = self.own.shape[1]
+        if self.table is None or own or not self.psi or self.table.path.startswith("memory:"):
+            return None
+        return Seeker(self.table, run)
+
+
+def rows_to_predict(
+    transport: Transport,
+    config: RunConfig,
+    given: Mapping[str, Any],
+    found: Checkpoint,
+    run: str,
+    there: AvailableParties | None,
+) -> RowsToPredict:
+    """Return the rows of the file that can be predicted, or the test rows."""
+    trained = found.config
+    if not trained.data.own_data:
+        if given.get("dataset", trained.data.dataset) != trained.data.dataset:
+            raise ConfigError(
+                f"The model in {config.model} learned from {trained.data.dataset}, a partitioned "
+                "data set, and predicts its test rows. Leave dataset out. New rows need dataset = "
+                "'files:PATH' from training on."
+            )
+        parties = len(found.strategy["holder"]["sizes"])
+        labels = with_row_masks(load_labels(trained), trained, parties)
+        if labels.about(mechanism_of(trained).hides_labels) != found.about_labels:
+            raise ConfigError(
+                f"{trained.data.dataset} has changed since the model was trained. Restore its data."
+            )
+        labels = labels.tested
+        own = np.zeros((len(labels.test), 0), np.float32)
+        ids = np.arange(len(own))
+        present = labels.present[1].copy() if labels.present else None
+        return RowsToPredict(ids, labels.alignment, own, ids, labels.test, present)
+    if not config.data.own_data:
+        raise ConfigError(
+            f"The model in {config.model} learned from files. Name the file of the new rows by "
+            "dataset='files:PATH'."
+        )
+    words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
+    file = own_table(words.data)
+    preparation = found.about_labels["preparation"]
+    if there and words.data.align == "psi":  # every row of the file gets a prediction
+        words = words.with_values({"align": "any"})
+    there = there if words.data.align == "any" else None
+    common = aligned(transport, words, file, run, there)
+    nodes = common.nodes if there else None
+    rows = common.rows
+    own = np.zeros((len(rows), 0), np.float32)
+    if preparation:
+        own = np.asarray(prepared(file, rows, Preparation(**preparation)))
+    said = file.labels_with_gaps(rows) if file.has_labels else None
+    by_file = np.argsort(rows)
+    of_rows = RowsToPredict(
+        file.id_values(rows), common.name, own, by_file, said, common.present, nodes
+    )
+    by_psi = words.data.align != "ids"
+    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi)
+    return replace(of_rows, called=file.id) if file.has_ids else of_rows
+
+
+_OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")

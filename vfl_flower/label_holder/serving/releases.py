@@ -1,0 +1,36 @@
+"""Count of releases under noise on embeddings: each score releases one more of each row."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.predict import count_uploads, counts_uploads
+
+
+class Releases:
+    """Counts how often the most asked row was released, before each release.
+
+    The journal of the run counts a prediction as one release of all its rows (`vfl predict`). A
+    service writes to it when a row is released more often than the journal says. So epsilon is that
+    of the most released row, also after a restart.
+
+    epsilon : of the run and all its predictions; None without such noise.
+    """
+
+    def __init__(self, config: RunConfig, found: Checkpoint, rows: int) -> None:
+        self._config, self._found = config, found
+        self._times = np.zeros(rows, np.int64) if counts_uploads(found) else None
+        self._counted = 0
+        self.epsilon: float | None = None
+
+    def count(self, rows: NDArray[np.int64]) -> None:
+        """Count one release of each of these rows."""
+        if self._times is None or not len(rows):
+            return
+        self._times[rows] += 1
+        while self._counted < self._times[rows].max():
+            self.epsilon = count_uploads(self._config, self._found)
+            self._counted += 1

@@ -1,0 +1,319 @@
+"""The service: it takes requests in batches, asks the parties, and scores.
+
+A batch takes all requests that wait, up to `_BATCH` ids. So requests that come together share one
+message to each party, and a single request waits for nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import encoded
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.predictions import predicted_columns
+from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
+from vfl_flower.label_holder.serving.metrics import Metrics
+from vfl_flower.label_holder.serving.parties import UNKNOWN, Embedded, Parties
+from vfl_flower.label_holder.serving.releases import Releases
+from vfl_flower.label_holder.serving.requests import Queue, Request, Score
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.transport.base import Transport
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
+
+_BATCH = 2048  # most ids of a batch, unless one request has more
+_WAITING = 20_000  # most ids that wait
+_NEW = 1000  # most ids outside the alignment in a batch
+_LOOK = 1.0  # seconds between two looks for a new version
+_IDLE = 0.5  # seconds between two looks at parties while nobody asks
+
+
+class UnavailableError(VflError):
+    """Parties that the model needs do not answer."""
+
+
+class Loaded:
+    """One version of the model: its rows, its top model, and the parties that have loaded it.
+
+    Parameters
+    ----------
+    given : the options that were given. Training decides all others.
+    run : number of this Flower run.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RunConfig,
+        given: Mapping[str, Any],
+        run: str,
+        metrics: Metrics,
+    ) -> None:
+        self.config = config
+        self.files = _versions(config)
+        self.found = found = checkpoint.load(config.model)
+        there = available_parties(config, found)
+        self.rows = rows_to_predict(transport, config, given, found, run, there)
+        self.predictor = Predictor(found, self.rows.own.shape[1])
+        self.any_subset = aggregation_of(found.config).any_subset
+        self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
+        self.parties.begin(there)
+        self.releases = Releases(config, found, len(self.rows.ids))
+        self.name = f"{found.run}/{found.number}"
+        ids = self.rows.ids.tolist()
+        self.id_type: type = type(ids[0]) if ids else str
+        self._row_of = {one: row for row, one in enumerate(ids)}
+
+    def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
+        """Return the position of each id, or -1 for an id that is not known."""
+        return np.fromiter((self._row_of.get(one, -1) for one in ids), np.int64, len(ids))
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether the checkpoint or the label holder's file has changed since."""
+        now = _versions(self.config)
+        return now != self.files and 0 not in now
+
+
+def _versions(config: RunConfig) -> tuple[int, ...]:
+    """Return when the files of a service were last written; 0 for a file that is not there."""
+    named = [Path(config.model) / checkpoint.FILE]
+    kind, _, path = config.data.dataset.partition(":")
+    named += [Path(path)] if kind == "files" else []
+    found = []
+    for each in named:
+        try:
+            found.append(each.expanduser().stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return tuple(found)
+
+
+class Service:
+    """Answers requests by the current version of a model.
+
+    Parameters
+    ----------
+    load : loads the current version, given where to put figures.
+    wake : ends a wait for parties.
+    audit : gets a line for each request.
+    """
+
+    def __init__(
+        self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
+    ) -> None:
+        self.metrics, self._audit = Metrics(), audit
+        self._load = load
+        self.loaded = load(self.metrics)
+        self.queue = Queue(_WAITING, wake)
+        self._looked = time.monotonic()
+        self._tell()
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a request would be answered now."""
+        ready, loaded = len(self.loaded.parties.ready), self.loaded
+        whole = ready == len(loaded.predictor.sizes)
+        return not self.queue.closed and (whole or loaded.any_subset)
+
+    def about(self) -> dict[str, Any]:
+        """Return what the model is, for ``GET /v1/model``."""
+        loaded, found = self.loaded, self.loaded.found
+        entries = found.strategy["history"]["entries"]
+        said = {
+            "model": loaded.name,
+            "run": Path(loaded.config.model).name,
+            "strategy": found.config.strategy,
+            "finished": found.finished,
+            "figures": entries[-1] if entries else {},
+            "classes": found.about_labels["classes"] or None,
+            "ids": len(loaded.rows.ids),
+            "parties": len(loaded.predictor.sizes),
+            "parties_ready": loaded.parties.ready,
+            "any_subset": loaded.any_subset,
+        }
+        epsilon = loaded.releases.epsilon
+        return said | ({} if epsilon is None else {"epsilon": epsilon})
+
+    def record(
+        self,
+        request: str,
+        caller: str,
+        ids: Sequence[int | str],
+        scores: list[Score] | None,
+        outcome: str,
+    ) -> None:
+        """Write a request to the audit log, before it is answered.
+
+        Raises
+        ------
+        VflError
+            If the log cannot be written.
+        """
+        hashes = self._audit.hashes([encoded(one) for one in ids])
+        used = Counter(party for score in scores or () for party in score["parties"])
+        self._audit.write(
+            "score",
+            request=request,
+            caller=caller,
+            number=len(ids),
+            ids=hashes,
+            parties={str(party): used[party] for party in sorted(used)},
+            model=self.loaded.name,
+            outcome=outcome,
+        )
+
+    # --- the current version ----------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Load the current version. If it cannot be loaded, go on with the last one."""
+        last = self.loaded
+        try:
+            self.loaded = self._load(self.metrics)
+        except VflError as error:
+            last.files = _versions(last.config)  # do not try this version again
+            last.parties.begin_again()
+            notice.warning("The service goes on with model %s: %s", last.name, error)
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        loaded = self.loaded
+        self.metrics.serves(
+            Path(loaded.config.model).name, loaded.found.config.strategy, loaded.name
+        )
+        notice.info("Serving model %s, for %d ids.", loaded.name, len(loaded.rows.ids))
+
+    def _look(self) -> None:
+        """Load a new version, if there is one."""
+        now = time.monotonic()
+        if now > self._looked + _LOOK:
+            self._looked = now
+            if self.loaded.is_outdated:
+                self.reload()
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Answer requests until the queue is closed and empty."""
+        while True:
+            self._look()
+            batch = self.queue.take(_BATCH)
+            self.metrics.queue_rows.set(self.queue.ids)
+            if batch:
+                self._answer(batch)
+            elif self.queue.closed:
+                return
+            else:
+                self.loaded.parties.look(_IDLE)
+
+    def _answer(self, batch: list[Request]) -> None:
+        """Score a batch, and answer each of its requests."""
+        began = time.monotonic()
+        for request in batch:
+            self.metrics.stage_seconds.labels("queue").observe(began - request.came)
+        try:
+            self._score(batch)
+        except Exception as error:  # answer all: nobody may wait for ever
+            if not isinstance(error, VflError):
+                log.exception("The service failed to score.")
+            for request in batch:
+                request.answer(error)
+
+    def _score(self, batch: list[Request]) -> None:
+        began, loaded = time.monotonic(), self.loaded
+        until = began + loaded.config.serving.score_timeout
+        ids = [one for request in batch for one in request.ids]
+        asked = loaded.rows_of(ids)
+        new = list(dict.fromkeys(ids[at] for at in np.flatnonzero(asked < 0).tolist()))
+        found = loaded.parties.find(new[:_NEW], until)
+        matched = time.monotonic()
+        self.metrics.stage_seconds.labels("match").observe(matched - began)
+        rows, place = np.unique(asked, return_inverse=True)
+        none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
+        rows = rows[none:]
+        loaded.releases.count(rows)
+        embedded = loaded.parties.embed(rows, found, until)
+        if not loaded.any_subset:
+            self._refuse_without(embedded.missing)
+        given = time.monotonic()
+        self.metrics.stage_seconds.labels("party").observe(given - matched)
+        scores = self._scores(rows, embedded)
+        self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
+        nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
+        of_new = dict(zip(new[:_NEW], scores[len(rows) :], strict=False))
+        at = iter((place - none).tolist())
+        for request in batch:
+            pairs = zip(request.ids, at, strict=False)
+            answers = [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
+            request.answer((loaded.name, answers))
+
+    def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
+        """Return the answer for each aligned row, and for each id outside the alignment."""
+        loaded, given, size = self.loaded, embedded.given, len(embedded.given)
+        if not size:
+            return []
+        own = np.zeros((size, loaded.rows.own.shape[1]), np.float32)
+        own[: len(rows)] = loaded.rows.own[rows]
+        complete: NDArray[np.bool_] = np.all(given, axis=1)
+        known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
+        outputs = loaded.predictor.outputs(embedded.blocks, own, given)
+        columns = predicted_columns(outputs, loaded.found)
+        predicted = columns.pop("prediction").tolist()
+        names = [name.removeprefix("probability_") for name in columns]
+        chances = np.stack(list(columns.values()), 1).tolist() if columns else None
+        whole: list[bool] = complete.tolist()
+        everyone = list(range(given.shape[1]))
+        scores: list[Score] = []
+        for row, prediction in enumerate(predicted):
+            parties, absent = everyone, dict[str, str]()
+            if not whole[row]:
+                parties = np.flatnonzero(given[row]).tolist()
+                whys = self._whys(embedded, row)
+                if not known[row]:
+                    scores.append(self._without_score(whys))
+                    continue
+                absent = {str(party): why for party, why in whys.items()}
+            score: Score = {"prediction": prediction}
+            if chances is not None:
+                score["probabilities"] = dict(zip(names, chances[row], strict=True))
+            scores.append({**score, "parties": parties, "missing": absent})
+        return scores
+
+    def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
+        """Return the parties that are not in the score of a row, with the reason."""
+        whys: dict[int, str] = {}
+        for party in np.flatnonzero(~embedded.given[row]).tolist():
+            whole = embedded.missing.get(party, UNKNOWN)
+            outside = row >= len(embedded.has) - embedded.found
+            whys[party] = whole if embedded.has[row, party] or outside else UNKNOWN
+            self.metrics.missing.labels(str(party), whys[party]).inc()
+        return whys
+
+    def _without_score(self, whys: Mapping[int, str]) -> Score:
+        """Return the answer for an id that has no score."""
+        missing = {str(party): why for party, why in whys.items()}
+        return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
+
+    def _refuse_without(self, missing: dict[int, str]) -> None:
+        gone = {number: why for number, why in missing.items() if why != UNKNOWN}
+        if gone:
+            who = ", ".join(f"party {number} ({why})" for number, why in sorted(gone.items()))
+            for number, why in gone.items():
+                self.metrics.missing.labels(str(number), why).inc()
+            raise UnavailableError(
+                f"The model needs all its parties, and these do not answer: {who}."
+            )

@@ -1,0 +1,91 @@
+"""Bearer tokens of the callers of a service."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import stat
+import time
+from pathlib import Path
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import check_own, told, write_whole
+
+_LOOK = 1.0  # seconds between two looks at the file
+_SHORTEST = 20  # letters
+
+
+class Tokens:
+    """The callers in a file, ``NAME TOKEN`` in each line. The file may change at any time.
+
+    Parameters
+    ----------
+    path : the file. A default file is made if it is missing.
+    made : whether to make a missing file.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, others can read it, or a line has no name and token.
+    """
+
+    def __init__(self, path: Path, made: bool) -> None:
+        self._path = path
+        check_own(path.parent)
+        if made and not path.exists():
+            with told(path):
+                write_whole(path, f"default {secrets.token_urlsafe(32)}\n".encode())
+        self._version, self._looked = 0, 0.0
+        self._names: dict[bytes, str] = {}
+        self._read()
+
+    def caller(self, token: str) -> str | None:
+        """Return the name of the caller with this token; None if nobody has it.
+
+        It compares digests, so that the time does not depend on the token.
+        """
+        if time.monotonic() > self._looked + _LOOK:
+            try:
+                self._read()
+            except ConfigError:  # it may be half written: keep the earlier tokens
+                self._looked = time.monotonic()
+        shown, found = _digest(token), None
+        for digest, name in self._names.items():
+            if hmac.compare_digest(digest, shown):
+                found = name
+        return found
+
+    def _read(self) -> None:
+        self._looked = time.monotonic()
+        try:
+            about = self._path.stat()
+            if about.st_mtime_ns == self._version:
+                return
+            if stat.S_IMODE(about.st_mode) & 0o077:
+                raise ConfigError(
+                    f"Other users can read {self._path}. Run `chmod 600 {self._path}`."
+                )
+            lines = self._path.read_text().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self._path} cannot be read as a file of tokens: {error}."
+            ) from None
+        names: dict[bytes, str] = {}
+        for number, line in enumerate(lines, 1):
+            name, _, token = line.strip().partition(" ")
+            if not name or name.startswith("#"):
+                continue
+            if len(token.strip()) < _SHORTEST:
+                raise ConfigError(
+                    f"Line {number} of {self._path} has no token of {_SHORTEST} letters or more. "
+                    "Write NAME TOKEN, as in `bank $(openssl rand -hex 32)`."
+                )
+            names[_digest(token.strip())] = name
+        if not names:
+            raise ConfigError(f"{self._path} has no token. Write NAME TOKEN in a line.")
+        self._names, self._version = names, about.st_mtime_ns
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,245 @@
+"""The HTTP calls of a service, by FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Annotated, Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.label_holder.serving import requests
+from vfl_flower.label_holder.serving.requests import Score
+from vfl_flower.label_holder.serving.service import Service, UnavailableError
+from vfl_flower.label_holder.serving.tokens import Tokens
+
+log = logging.getLogger("flwr")
+
+MOST_IDS = 10_000
+"""Most ids of one request."""
+_MOST_BYTES = 2**20  # of a request's body
+_BODY_SECONDS = 10.0  # within which a body must come
+_OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
+
+_Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field()]
+
+
+class Query(BaseModel):
+    """The ids to score: whole numbers or texts, as in the label holder's file."""
+
+    model_config = ConfigDict(extra="forbid")
+    ids: list[_Id] = Field(min_length=1, max_length=MOST_IDS, examples=[["u1", "u2"]])
+
+
+class Prediction(BaseModel):
+    """The score of one id.
+
+    ``prediction`` is null if the model has no score for the id. ``parties`` are those whose data
+    are in the score. ``missing`` names every other party, and why: "unknown" (it has no such id),
+    "down", "late", "refused" by one of its rules, or "faulty".
+    """
+
+    id: int | str
+    prediction: int | float | str | bool | None
+    probabilities: dict[str, float] | None = None
+    parties: list[int]
+    missing: dict[str, str]
+
+
+class Answer(BaseModel):
+    """The answer to a request. Its name is in the audit log too."""
+
+    request: str
+    model: str
+    predictions: list[Prediction]
+
+
+def app_of(service: Service, tokens: Tokens) -> ASGIApp:
+    """Return the web application of a service."""
+    app = FastAPI(
+        title="vfl-flower scores",
+        description="Scores of a vertical model. Send the token as `Authorization: Bearer TOKEN`.",
+        redoc_url=None,
+    )
+
+    body = {"content": {"application/json": {"schema": Query.model_json_schema()}}}
+
+    @app.post(
+        "/v1/predict",
+        response_model=Answer,
+        openapi_extra={"requestBody": body},
+        summary="Score ids",
+    )
+    async def predict(call: Request) -> Response:
+        """Score ids by the current model."""
+        began, name = time.monotonic(), secrets.token_hex(8)
+        try:
+            query = Query.model_validate_json(await call.body())
+        except ValidationError as error:
+            return _refusal(422, _sentence(error), name)
+        id_type = service.loaded.id_type
+        if any(type(one) is not id_type for one in query.ids):
+            kind = "whole numbers" if id_type is int else "texts"
+            return _refusal(422, f"The ids of this model are {kind}. Send them as such.", name)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[str, list[Score]]] = loop.create_future()
+
+        def answer(found: tuple[str, list[Score]] | Exception) -> None:
+            loop.call_soon_threadsafe(_settle, future, found)
+
+        caller, size = call.scope["vfl_caller"], len(query.ids)
+        outcome, reply, scores = "answered", None, None
+        retry = {"Retry-After": "1"}
+        try:
+            if service.queue.put(requests.Request(name, caller, query.ids, answer)):
+                model, scores = await future
+            else:
+                sentence = "Too many ids wait for their scores. Try again in a second."
+                outcome, reply = "full", _refusal(429, sentence, name, retry)
+        except UnavailableError as error:
+            outcome, reply = "unavailable", _refusal(503, str(error), name, retry)
+        except VflError as error:
+            outcome, reply = "failed", _refusal(500, str(error), name)
+        try:
+            service.record(name, caller, query.ids, scores, outcome)
+        except VflError as error:
+            log.error("%s", error)
+            sentence = "The audit log cannot be written, so nothing is answered."
+            outcome, reply = "failed", _refusal(503, sentence, name, retry)
+        _count(service, outcome, size, began)
+        if reply is not None or scores is None:
+            return reply or _refusal(500, "The service failed.", name)
+        predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
+        said = {"request": name, "model": model, "predictions": predictions}
+        return Response(orjson.dumps(said), media_type="application/json")
+
+    @app.get("/v1/model", summary="The model in service")
+    async def about() -> dict[str, Any]:
+        """Return strategy, training figures, classes, and the parties that answer now."""
+        return service.about()
+
+    @app.get("/healthz", summary="Whether the process is up")
+    async def healthz() -> dict[str, str]:
+        """Answer "ok"."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", summary="Whether a request would be answered now")
+    async def readyz() -> Response:
+        """Answer 200 if enough parties are connected, else 503."""
+        ready = service.is_ready
+        said = {"status": "ready" if ready else "not ready"}
+        return Response(orjson.dumps(said), 200 if ready else 503, media_type="application/json")
+
+    @app.get("/metrics", summary="Figures for Prometheus")
+    async def metrics() -> Response:
+        """Return counters and histograms."""
+        return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+
+    return _Guard(app, tokens)
+
+
+def _settle(
+    future: asyncio.Future[tuple[str, list[Score]]], found: tuple[str, list[Score]] | Exception
+) -> None:
+    if future.done():  # the caller has gone
+        return
+    if isinstance(found, VflError):
+        future.set_exception(found)
+    elif isinstance(found, Exception):
+        future.set_exception(VflError("The service failed. Its log says why."))
+    else:
+        future.set_result(found)
+
+
+def _count(service: Service, outcome: str, ids: int, began: float) -> None:
+    service.metrics.requests.labels(outcome).inc()
+    service.metrics.rows.labels(outcome).inc(ids)
+    service.metrics.request_seconds.observe(time.monotonic() - began)
+
+
+def _refusal(
+    status: int, sentence: str, request: str, headers: dict[str, str] | None = None
+) -> Response:
+    said = {"request": request, "error": sentence}
+    return Response(orjson.dumps(said), status, headers, media_type="application/json")
+
+
+def _sentence(error: ValidationError) -> str:
+    """Say what is wrong with a query, without its content."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    kind = first["type"]
+    if kind == "too_long":
+        return f"A request has at most {MOST_IDS} ids. Send several requests."
+    if kind.startswith("json"):
+        return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
+    return 'The body must be {"ids": [...]}, with at least one whole number or text.'
+
+
+class _Guard:
+    """Checks the token before it reads the body, and bounds the body's size and time."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app, self._tokens = app, tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call, or refuse it."""
+        if scope["type"] != "http" or (scope["path"] in _OPEN and scope["method"] == "GET"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        caller = self._tokens.caller(token.strip()) if kind.lower() == "bearer" else None
+        if caller is None:
+            await _refuse(scope, send, 401, "Send a valid token: Authorization: Bearer TOKEN.")
+            return
+        size = headers.get(b"content-length", b"0")
+        if not size.isdigit() or int(size) > _MOST_BYTES:
+            await _refuse(scope, send, 413, f"A body has at most {_MOST_BYTES} bytes.")
+            return
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await _body(receive)
+        except TimeoutError:
+            await _refuse(scope, send, 408, f"A body must come within {_BODY_SECONDS:g} seconds.")
+            return
+        if body is None:
+            await _refuse(scope, send, 413, f"A body has at most {_MOST_BYTES} bytes.")
+            return
+        whole: Message = {"type": "http.request", "body": body, "more_body": False}
+        parts = [whole]
+
+        async def again() -> Message:
+            return parts.pop() if parts else await receive()
+
+        scope["vfl_caller"] = caller
+        await self._app(scope, again, send)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return the body of a call; None if it is too long."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > _MOST_BYTES:
+            return None
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _refuse(scope: Scope, send: Send, status: int, sentence: str) -> None:
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    # The rest of a long body is read and dropped for some seconds, so that the caller sees this.
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(status)
+    response = Response(
+        orjson.dumps({"error": sentence}), status, headers, media_type="application/json"
+    )
+    await response(scope, nothing, send)

@@ -1,0 +1,105 @@
+"""Start a service on this machine: in this process, or with SuperNodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from vfl_flower import client_app, server_app
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.serving.serve import PROCESS
+from vfl_flower.launch.engines import check_files, in_process, of_server
+from vfl_flower.launch.processes import SuperLink
+from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere
+from vfl_flower.party import scoring
+from vfl_flower.protocol.systems import resolve
+
+_ENDING = 20.0  # seconds that the service's process may take to end
+
+
+def serve_local(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Serve a model in this process until SIGTERM or Ctrl-C, to try it out.
+
+    Parameters
+    ----------
+    run_config : options, with ``model``, the results folder of a run on this machine.
+    node_configs : node configuration of each party, such as its file.
+
+    Raises
+    ------
+    ConfigError
+        If the run, its parties' states or their files do not fit.
+    """
+    config, parties = _checked(run_config, node_configs)
+    run_config = {**run_config, "task": "serve"}
+    folder = Path(config.model).expanduser().absolute()
+    grid = in_process(parties, run_config, config, client_app.app, node_configs, folder)
+    try:
+        server_app.app(grid, of_server(run_config, grid.run_id))
+    finally:
+        scoring.forget(grid.run_id)
+
+
+def serve_supernodes(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Serve a model on a SuperLink and SuperNodes of this machine until SIGTERM or Ctrl-C.
+
+    Raises
+    ------
+    ConfigError, VflError
+        As `serve_local`; or if the service ends by itself.
+    """
+    node_configs = [of_node_from_anywhere(each) for each in node_configs]
+    config, parties = _checked(run_config, node_configs)
+    folder = Path(config.model).expanduser().absolute()
+    submitted = {**from_anywhere(run_config), "task": "serve", "model": str(folder)}
+    log, process_file = folder / "serve.log", folder / PROCESS
+    found = checkpoint.load(folder).config.data
+    permitted = {"align": "ids" if found.align == "ids" else "psi"} if found.own_data else {}
+    with ExitStack() as stack:
+        superlink = stack.enter_context(SuperLink(simulation=False))
+        (superlink.home / "vfl-flower").symlink_to(folder)  # parties' states are in the folder
+        for party in range(parties):
+            node_config = {**permitted, **(node_configs[party] if node_configs else {})}
+            stack.enter_context(superlink.supernode(party, parties, node_config))
+        started = time.time()
+        process = superlink.submit(submitted, parties, log)
+        stack.callback(_end, process_file, started)
+        process.wait()
+        raise VflError(f"The service has ended. {log} says why.")
+
+
+def _end(process_file: Path, started: float) -> None:
+    """End the service's own process, so that it finishes the requests that it has taken."""
+    with suppress(OSError, ValueError):
+        if process_file.stat().st_mtime < started:
+            return
+        number = int(process_file.read_text())
+        os.kill(number, signal.SIGTERM)
+        deadline = time.monotonic() + _ENDING
+        while process_file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _checked(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
+) -> tuple[RunConfig, int]:
+    """Return the configuration and the number of parties, after the checks of both ways."""
+    config = resolve({**run_config, "task": "serve"})
+    found = checkpoint.load(config.model)
+    if not found.finished:
+        raise ConfigError(
+            f"The run in {config.model} is unfinished. Resume it first, by resume='{config.model}'."
+        )
+    check_files(found.config, found.parties, node_configs)
+    return config, found.parties

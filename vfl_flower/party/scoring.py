@@ -1,0 +1,343 @@
+"""A party's half of the online service (the other: `vfl_flower.label_holder.serving`).
+
+The party loads its model and its rows once (`load`), and then embeds some rows for each request
+(`score`). It knows a row by its id. So its file may change while it serves: the party reads the
+file again, and says which rows have gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.alignment.party_rows import common_rows
+from vfl_flower.alignment.seeking import OpenSet
+from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.provenance import code_digest
+from vfl_flower.data.at_party import FeatureBlock, prepared
+from vfl_flower.data.source import Compact, Preparation, Source
+from vfl_flower.party import about, builder, state, state_file
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.limits import PredictionBudget
+from vfl_flower.party.party import Party
+from vfl_flower.party.state_file import Saved
+from vfl_flower.protocol.aggregation.masks import alike
+from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
+from vfl_flower.transport.messages import Arrays, Scored, ScoreOrder, ServeOrder, Serving
+from vfl_flower.transport.node import index_and_parties
+
+log = logging.getLogger("flwr")
+
+_SINGLES = 10_000  # most samples of single rows in memory
+_LOOK = 1.0  # seconds between two looks at the party's file
+
+Places = NDArray[np.int64]
+
+
+@dataclass
+class _Rows:
+    """The rows that a party serves, in the order of the alignment or of the test rows.
+
+    features : samples of the rows that the party's data have now.
+    at : position of each row in ``features``, or -1 if the data have lost it.
+    ids : ids of all rows, if the party has own data.
+    own : the party's data, if it has own data.
+    file, version : the file that they come from, and when it was last written.
+    single : samples of rows outside the alignment that were asked for, by row.
+    """
+
+    features: Any
+    at: Places
+    ids: list[bytes] = field(default_factory=list)
+    own: Source | None = None
+    file: Path | None = None
+    version: int = 0
+    looked: float = 0.0
+    single: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass
+class _Served:
+    """A loaded model with its rows."""
+
+    party: Party
+    block: FeatureBlock
+    rows: _Rows
+    budget: PredictionBudget
+    audit: AuditLog
+    opened: OpenSet | None = None  # to find ids outside the alignment
+
+
+_served: dict[tuple[int, int], _Served] = {}
+"""(Flower run, party) -> what this process serves."""
+
+
+def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
+    """Load a saved model and its rows: the rows just aligned, or the test rows.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If the party's columns, rows or model differ from training, or if a rule forbids it.
+    """
+    index, parties = index_and_parties(context)
+    ids: list[bytes] = []
+    own = own_source(context) if about.read(state.load_about(saved.state)).preparation else None
+    read = partial(_new_rows, context, own, ids)
+    party = builder.for_prediction(context, saved, order.run, read)
+    block, scalars = party.inputs.block, state.load_scalars(saved.state)
+    tags: Arrays = {}
+    if party.seal:
+        of_rows = alike(party.alike, block.ids_digest)
+        tags = party.seal.serve(context, order, of_rows, scalars.get("lineage", b""))
+    at = block.tested.astype(np.int64)
+    file = _file_of(context)
+    rows = _Rows(block.test, at, ids, own, file, _version(file))
+    budget = PredictionBudget(context, Rules.of(context.node_config))
+    if (earlier := _served.pop((context.run_id, index), None)) is not None:
+        _close(earlier)
+    _served[context.run_id, index] = _Served(party, block, rows, budget, _audit_log(context))
+    return Serving(
+        party=index,
+        parties=parties,
+        rows=len(at),
+        exchange=scalars["exchange"],
+        checkpoint=saved.number,
+        alignment=block.alignment,
+        code_digest=code_digest(),
+        arrays=tags,
+    )
+
+
+def score(context: Context, order: ScoreOrder) -> Scored:
+    """Embed some of the loaded rows.
+
+    Raises
+    ------
+    OutOfStepError
+        If this process has loaded no model.
+    ConfigError, VflError
+        If the order names rows that do not exist, or if a rule forbids more predictions.
+    """
+    served = _of(context)
+    asked = order.arrays.get("rows", np.zeros(0))
+    places = order.arrays.get("places", np.zeros(0, np.int32))
+    for each in (asked, places):
+        if each.dtype != np.int32 or each.ndim != 1:
+            raise VflError("was asked to score without a list of rows.")
+    if not len(asked) + len(places):
+        raise VflError("was asked to score without a list of rows.")
+    rows = _current(context, served)
+    if len(asked) and (asked.min() < 0 or asked.max() >= len(rows.at)):
+        raise VflError("was asked to score rows that it does not serve.")
+    at, singles = rows.at[asked], _rows_of_places(served, places, order)
+    there = np.concatenate([at, singles]) >= 0
+    ids = [rows.ids[row] if rows.ids else b"i:%d" % row for row in asked.tolist()]
+    ids += served.opened.ids(singles) if served.opened and len(singles) else []
+    try:
+        served.budget.take(int(there.sum()))
+    except ConfigError:
+        _record(served, ids, "refused")
+        raise
+    _record(served, ids, "answered")
+    party, learner = served.party, served.party.learner
+    if party.limits:
+        if len(places):
+            raise VflError("scores only aligned rows: its rule max-uploads counts them by row.")
+        counted, names = served.block.tested[asked[there]], served.block.test_rows
+        party.limits.count(names, counted if len(names) else slice(None))
+    embedding = np.zeros((len(there), learner.size), np.float32)
+    if (at >= 0).any():
+        found = learner.embeddings(rows.features, at[at >= 0].astype(np.int32))
+        embedding[: len(at)][at >= 0] = found.cpu().numpy()
+    if (singles >= 0).any():
+        found = learner.embeddings(_singles(served, singles[singles >= 0]))
+        embedding[len(at) :][singles >= 0] = found.cpu().numpy()
+    if party.seal:
+        if not there.all():
+            raise VflError("has lost rows of masked sums. Start the service anew.")
+        party.seal.bind(order)
+        return Scored(arrays=party.seal.hide({"embedding": embedding}))
+    gone = np.flatnonzero(~there).astype(np.int32)
+    return Scored(arrays={"embedding": embedding} | ({"gone": gone} if len(gone) else {}))
+
+
+def open_set(context: Context, order: OpenSetOrder) -> SetKept:
+    """Open the set of blinded ids that the order names and proves, to find single ids.
+
+    Raises
+    ------
+    OutOfStepError, ConfigError, VflError
+        If this process has loaded no model, or a rule forbids it.
+    """
+    served, (index, parties) = _of(context), index_and_parties(context)
+    if served.rows.own is None:
+        raise VflError("has no ids.")
+    if served.opened:
+        served.opened.close()
+    served.opened = OpenSet(context, served.rows.own, order)
+    proof = served.opened.proof
+    return SetKept(party=index, parties=parties, arrays={} if proof is None else {"proof": proof})
+
+
+def seek(context: Context, order: SeekOrder) -> Sought:
+    """Blind the label holder's ids again, for a set that was opened.
+
+    Raises
+    ------
+    OutOfStepError, ConfigError, VflError
+        If no set is open, a rule allows no more ids, or the ids cannot be used.
+    """
+    served = _of(context)
+    if served.opened is None:
+        raise OutOfStepError("has opened no set of blinded ids.")
+    _current(context, served)
+    points = order.arrays.get("ids", np.zeros(0))
+    return Sought(arrays=served.opened.again(points, order.known))
+
+
+def _of(context: Context) -> _Served:
+    index, _ = index_and_parties(context)
+    served = _served.get((context.run_id, index))
+    if served is None:
+        raise OutOfStepError("has loaded no model to serve.")
+    return served
+
+
+def forget(run: int) -> None:
+    """Drop what a Flower run has loaded; give back predictions that it has not used."""
+    for key in [key for key in list(_served) if key[0] == run]:
+        _close(_served.pop(key))
+
+
+def _close(served: _Served) -> None:
+    served.budget.close()
+    served.audit.close()
+    if served.opened:
+        served.opened.close()
+
+
+# --- the audit log ------------------------------------------------------------------------------
+
+
+def _audit_log(context: Context) -> AuditLog:
+    """Open the party's audit log, which lies beside its states.
+
+    Raises
+    ------
+    VflError
+        If it cannot be written. The party's own log says why.
+    """
+    party = context.node_config.get("partition-id")
+    path = state_file.place(context).with_name(f"party-{party}-audit.jsonl")
+    try:
+        return AuditLog(path)
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot write its audit log: its own log says why.") from None
+
+
+def _record(served: _Served, ids: list[bytes], outcome: str) -> None:
+    """Write an order to the audit log, before the party embeds any row."""
+    run, hashes = served.party.origin.counted_since, served.audit.hashes(ids)
+    try:
+        served.audit.write("score", run=run, number=len(ids), ids=hashes, outcome=outcome)
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot write its audit log: its own log says why.") from None
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _new_rows(
+    context: Context, own: Source | None, ids: list[bytes], preparation: Preparation
+) -> FeatureBlock:
+    """Return the party's own features of the rows just aligned, and add their ids to ``ids``."""
+    assert own is not None
+    common = common_rows(context, own)
+    mine = common.rows[common.rows >= 0]  # the party may lack some rows
+    ids += [own.ids[row] for row in mine.tolist()]
+    digest, names = own.digest(mine), own.names(mine)
+    features = prepared(own, mine, preparation)
+    none = Compact(np.zeros(0, np.int64), lambda at: features[:0])
+    return FeatureBlock(none, features, digest, preparation, common.name, names[:0], names)
+
+
+def _rows_of_places(served: _Served, places: NDArray[np.int32], order: ScoreOrder) -> Places:
+    """Return the rows of places outside the alignment, or -1 for a row that has gone."""
+    if not len(places):
+        return np.zeros(0, np.int64)
+    if served.opened is None:
+        raise OutOfStepError("has opened no set of blinded ids.")
+    proofs = order.arrays.get("proofs", np.zeros((0, 32), np.uint8))
+    return served.opened.rows(places.astype(np.int64), proofs)
+
+
+def _singles(served: _Served, wanted: Places) -> Any:
+    """Return samples of rows outside the alignment; keep samples of a table in memory."""
+    rows, preparation = served.rows, served.block.preparation
+    assert rows.own is not None and preparation is not None
+    new = np.array([row for row in wanted.tolist() if row not in rows.single], np.int64)
+    if len(rows.single) + len(new) > _SINGLES:
+        rows.single.clear()
+        new = wanted
+    samples = prepared(rows.own, new, preparation) if len(new) else None
+    if len(new) == len(wanted) and not isinstance(samples, np.ndarray):
+        return samples
+    if samples is not None:
+        rows.single |= dict(zip(new.tolist(), samples, strict=True))
+    return np.stack([rows.single[row] for row in wanted.tolist()])
+
+
+def _file_of(context: Context) -> Path | None:
+    named = context.node_config.get("file")
+    return Path(str(named)).expanduser() if named else None
+
+
+def _version(file: Path | None) -> int:
+    try:
+        return file.stat().st_mtime_ns if file else 0
+    except OSError:
+        return 0
+
+
+def _current(context: Context, served: _Served) -> _Rows:
+    """Return the rows, read again if the party's file has changed."""
+    rows, now = served.rows, time.monotonic()
+    if now < rows.looked + _LOOK:
+        return rows
+    rows.looked, version = now, _version(rows.file)
+    if version in (0, rows.version):
+        return rows
+    try:
+        own = own_source(context)
+        rows.features, rows.at = _read_again(own, served)
+        rows.own, rows.single = own, {}
+        if served.opened:
+            served.opened.read(own)
+        log.info("The party has read its file again: %d rows have gone.", (rows.at < 0).sum())
+    except (VflError, OSError) as error:  # it may be half written
+        log.warning("The party serves the earlier rows, since its file has changed: %s", error)
+    rows.version = version
+    return rows
+
+
+def _read_again(own: Source, served: _Served) -> tuple[Any, Places]:
+    """Return samples of the served ids that the data have now, and the position of each id."""
+    assert served.block.preparation is not None
+    row_of = {one: row for row, one in enumerate(own.ids)}
+    found = np.array([row_of.get(one, -1) for one in served.rows.ids], np.int64)
+    there = found >= 0
+    at = np.where(there, np.cumsum(there) - 1, -1)
+    return prepared(own, found[there], served.block.preparation), at

@@ -1,0 +1,45 @@
+"""Commands of `vfl` for those who operate a model."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Annotated
+
+import typer
+
+from vfl_flower.config.errors import Terminated
+from vfl_flower.tools import options
+from vfl_flower.tools.command import Command
+
+app = typer.Typer()
+
+
+@app.command("serve", cls=Command, epilog=options.SERVE_EXAMPLES)
+def _serve(
+    model: Annotated[str, typer.Argument(metavar="RUN")],
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    engine: options.ServeEngine = "local",
+) -> None:
+    """Answer requests for scores over HTTP, with the model of a run, until Ctrl-C.
+
+    RUN is the results folder of the run. It holds the parties' states if the
+    run was on this machine. The service prints its address, and the file of its
+    token. With new files, -c names the label holder's file.
+    """
+    from strategies.callbacks import end_by_sigterm
+    from vfl_flower.launch.serving import serve_local, serve_supernodes
+
+    _, keys, node_configs = options.given(run_config, node_config)
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    if engine == "local":
+        serve_local({**keys, "model": model}, node_configs)
+        return
+    before = signal.signal(signal.SIGTERM, end_by_sigterm)
+    try:
+        serve_supernodes({**keys, "model": model}, node_configs)
+    except (KeyboardInterrupt, Terminated):
+        print("The service has ended.")
+    finally:
+        signal.signal(signal.SIGTERM, before)
