@@ -132,7 +132,7 @@ def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
 def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Served) -> None:
     ids = np.resize(some.loaded.rows.ids, 10_001)
     with Scores(some.url, TOKEN) as scores:
-        answers = scores.predict(ids)
+        answers = scores.predict(ids.tolist())
         assert [each["id"] for each in answers] == ids.tolist()
         assert scores.model()["parties"] == 2
         with pytest.raises(VflError, match="whole numbers"):
@@ -209,7 +209,7 @@ def test_made_up_ids_count_and_stop_at_the_partys_rule(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    nodes = [dict(each) for each in organisations.node_configs]
+    nodes: list[dict[str, Any]] = [dict(each) for each in organisations.node_configs]
     nodes[1] |= {"max-ids": 3}
     keys = {"dataset": f"files:{organisations.labels}"}
     for _ in range(2):  # the count outlives the service, and an id counts once
@@ -419,7 +419,7 @@ def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> Non
 def test_a_party_refuses_more_predictions_than_its_rule_allows(
     trained: Organisations, tmp_path: Path, rule: str
 ) -> None:
-    nodes = [dict(each) for each in trained.node_configs]
+    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
     nodes[1] |= {rule: 5, "states": str(tmp_path / "states")}
     shutil.copytree(trained.folder / "any", tmp_path / "states")
     keys = {"dataset": f"files:{trained.labels}"}
@@ -443,7 +443,7 @@ def test_a_party_refuses_more_predictions_than_its_rule_allows(
 def test_only_callers_with_a_token_are_served(some: Served) -> None:
     for header in ("", "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"):
         for path in ("/v1/predict", "/v1/model", "/metrics", "/v1/else"):
-            reply = httpx.get(some.url + path, headers={"Authorization": header.encode("latin-1")})
+            reply = httpx.get(some.url + path, headers={b"Authorization": header.encode("latin-1")})
             assert reply.status_code == 401, (header, path)
     assert httpx.get(f"{some.url}/healthz").status_code == 200  # control: no token needed
     assert some.http.get("/v1/model").status_code == 200  # control: the right token

@@ -295,7 +295,7 @@ def _singles(served: _Served, wanted: Places) -> Any:
     samples = prepared(rows.own, new, preparation) if len(new) else None
     if len(new) == len(wanted) and not isinstance(samples, np.ndarray):
         return samples
-    if samples is not None:
+    if isinstance(samples, np.ndarray):
         rows.single |= dict(zip(new.tolist(), samples, strict=True))
     return np.stack([rows.single[row] for row in wanted.tolist()])
 
