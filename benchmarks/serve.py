@@ -51,6 +51,9 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of a single id")
     parser.add_argument("--people", type=int, default=PEOPLE, metavar="N")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, metavar="S", help="before and after a party is killed"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vfl-serve-") as temporary:
         folder = Path(temporary)
@@ -69,7 +72,7 @@ def main() -> None:
         (folder / "cert.pem").write_bytes(certificate)
         with ExitStack() as stack:
             deployed = Deployment(folder, keys, nodes, stack)
-            figures(deployed, ids, table, given.requests)
+            figures(deployed, ids, table, given.requests, given.seconds)
 
 
 def files(folder: Path, people: int) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
@@ -163,7 +166,9 @@ class Caller:
         return reply.status, json.loads(reply.read() or b"{}")
 
 
-def figures(deployed: Deployment, ids: list[str], table: pd.DataFrame, requests: int) -> None:
+def figures(
+    deployed: Deployment, ids: list[str], table: pd.DataFrame, requests: int, seconds: float
+) -> None:
     """Measure and print."""
     folder, port = deployed.folder, deployed.port
     server = psutil.Process(int((folder / "run" / PROCESS).read_text()))
@@ -181,18 +186,18 @@ def figures(deployed: Deployment, ids: list[str], table: pd.DataFrame, requests:
     row("known id, median", median, "ms", GOAL_MS)
     row("known id, 99 %", tail, "ms", GOAL_TAIL)
     print(f"answers unlike `vfl predict`: {wrong} of {len(took)}")
-    rate, tail, _ = crowd(folder, port, lambda n: [some[n % len(some)]], 2000)
+    rate, tail, _ = crowd(folder, port, lambda n: [some[n % len(some)]], min(requests, 2000))
     row(f"{CLIENTS} clients, requests a second", rate, "/s", GOAL_RATE, more=True)
     row(f"{CLIENTS} clients, 99 %", tail, "ms")
     thousand = [
         [ids[row] for row in generator.integers(len(ids) - NEW, size=1000)] for _ in range(8)
     ]
-    rate, tail, _ = crowd(folder, port, lambda n: thousand[n % 8], 200, clients=4)
+    rate, tail, _ = crowd(folder, port, lambda n: thousand[n % 8], min(requests, 200), clients=4)
     row("rows a second, 1,000 ids each", 1000 * rate, "/s", GOAL_ROWS, more=True)
     if requests > 2000:
         memory(folder, port, server, some, requests)
     new_ids(folder, port, table)
-    killed(deployed, ids, table)
+    killed(deployed, ids, table, seconds)
     floors(folder)
 
 
@@ -262,7 +267,148 @@ def new_ids(folder: Path, port: int, table: pd.DataFrame) -> None:
     print(f"answers unlike `vfl predict`: {wrong} of {len(took)}")
 
 
-def killed(deployed: Deployment, ids: list[str], table: pd.DataFrame) -> None:
+def killed(
+    deployed: Deployment, ids: list[str], table: pd.DataFrame, seconds: float
+) -> None:
+    """Kill a party's processes."""
+        root = psutil.Process(self.process_of[party].pid)
+        for each in [root, *root.children(recursive=True)]:
+            each.kill()
+        self.stacks[party].close()
+
+
+class Caller:
+    """One client with one connection."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port, self.tls = port, ssl.create_default_context(cafile=f"{folder}/cert.pem")
+        self.tokens = folder / "run" / "serve.token"
+        self.http: http.client.HTTPSConnection | None = None
+
+    def ask(self, ids: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        """Return the status and the answer to a question about ids."""
+        return self.call("POST", "/v1/predict", json.dumps({"ids": ids}).encode())
+
+    def status(self, path: str) -> int:
+        """Return the status of a call; 0 if nobody listens."""
+        try:
+            return self.call("GET", path)[0]
+        except OSError:
+            self.http = None
+            return 0
+
+    def call(self, method: str, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+        """Return status and answer."""
+        if self.http is None:
+            self.http = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls)
+        token = self.tokens.read_text().split()[1] if self.tokens.exists() else ""
+        self.http.request(method, path, body, {"Authorization": f"Bearer {token}"})
+        reply = self.http.getresponse()
+        return reply.status, json.loads(reply.read() or b"{}")
+
+
+def figures(
+    deployed: Deployment, ids: list[str], table: pd.DataFrame, requests: int, seconds: float
+) -> None:
+    """Measure and print."""
+    folder, port = deployed.folder, deployed.port
+    server = psutil.Process(int((folder / "run" / PROCESS).read_text()))
+    caller, generator = Caller(folder, port), np.random.default_rng(1)
+    some = [ids[row] for row in generator.integers(len(ids) - NEW, size=requests)]
+    for one in some[:100]:
+        caller.ask([one])  # warm
+    took, wrong = [], 0
+    for one in some[:2000]:
+        began = time.perf_counter()
+        status, said = caller.ask([one])
+        took.append(1000 * (time.perf_counter() - began))
+        wrong += not is_right(status, said, table)
+    median, tail = np.percentile(took, [50, 99])
+    row("known id, median", median, "ms", GOAL_MS)
+    row("known id, 99 %", tail, "ms", GOAL_TAIL)
+    print(f"answers unlike `vfl predict`: {wrong} of {len(took)}")
+    rate, tail, _ = crowd(folder, port, lambda n: [some[n % len(some)]], min(requests, 2000))
+    row(f"{CLIENTS} clients, requests a second", rate, "/s", GOAL_RATE, more=True)
+    row(f"{CLIENTS} clients, 99 %", tail, "ms")
+    thousand = [
+        [ids[row] for row in generator.integers(len(ids) - NEW, size=1000)] for _ in range(8)
+    ]
+    rate, tail, _ = crowd(folder, port, lambda n: thousand[n % 8], min(requests, 200), clients=4)
+    row("rows a second, 1,000 ids each", 1000 * rate, "/s", GOAL_ROWS, more=True)
+    if requests > 2000:
+        memory(folder, port, server, some, requests)
+    new_ids(folder, port, table)
+    killed(deployed, ids, table, seconds)
+    floors(folder)
+
+
+def is_right(status: int, said: dict[str, Any], table: pd.DataFrame) -> bool:
+    """Return whether an answer with all parties is what `vfl predict` has written."""
+    if status != 200:
+        return False
+    for each in said["predictions"]:
+        due = table.loc[each["id"]]
+        if each["missing"] or abs(each["probabilities"]["1"] - due["probability_1"]) > 1e-6:
+            return False
+    return True
+
+
+def row(what: str, value: float, unit: str, goal: float | None = None, more: bool = False) -> None:
+    """Print a figure beside its goal."""
+    sign = ">=" if more else "<="
+    beside = "" if goal is None else f"   goal {sign} {goal:,.0f}"
+    print(f"{what:36} {value:12,.2f} {unit}{beside}")
+
+
+def crowd(
+    folder: Path,
+    port: int,
+    ids: Callable[[int], Sequence[str]],
+    requests: int,
+    clients: int = CLIENTS,
+) -> tuple[float, float, list[tuple[float, int, dict[str, Any]]]]:
+    """Ask with many clients at once; return requests a second, 99th percentile, and all answers."""
+    callers, found = threading.local(), []
+
+    def ask(number: int) -> None:
+        if not hasattr(callers, "mine"):
+            callers.mine = Caller(folder, port)
+        began = time.perf_counter()
+        status, said = callers.mine.ask(ids(number))
+        found.append((1000 * (time.perf_counter() - began), status, said))
+
+    with ThreadPoolExecutor(clients) as pool:
+        list(pool.map(ask, range(4 * clients)))  # warm: connections
+        found.clear()
+        began = time.perf_counter()
+        list(pool.map(ask, range(requests)))
+        rate = requests / (time.perf_counter() - began)
+    return rate, float(np.percentile([each[0] for each in found], 99)), found
+
+
+def memory(folder: Path, port: int, server: psutil.Process, some: list[str], requests: int) -> None:
+    """Print how much memory many requests take."""
+    before = server.memory_info().rss
+    crowd(folder, port, lambda n: [some[n % len(some)]], requests)
+    grown = (server.memory_info().rss - before) / 2**20
+    row(f"memory after {requests:,} requests", grown, "MB", 50)
+
+
+def new_ids(folder: Path, port: int, table: pd.DataFrame) -> None:
+    """Ask for people whom the label holder's file does not have, each once."""
+    caller, took, wrong = Caller(folder, port), [], 0
+    for one in table.index[-NEW:]:
+        began = time.perf_counter()
+        status, said = caller.ask([one])
+        took.append(1000 * (time.perf_counter() - began))
+        wrong += not is_right(status, said, table)
+    median, tail = np.percentile(took, [50, 99])
+    row("new id, median", median, "ms", 15)
+    row("new id, 99 %", tail, "ms", 45)
+    print(f"answers unlike `vfl predict`: {wrong} of {len(took)}")
+
+
+def killed(deployed: Deployment, ids: list[str], table: pd.DataFrame, seconds: float) -> None:
     """Kill a party's processes while clients ask; print the slowest answer and wrong scores."""
     folder, port = deployed.folder, deployed.port
     ended, worst, flagged, wrong = threading.Event(), [0.0], [0, 0], [0]
@@ -288,10 +434,10 @@ def killed(deployed: Deployment, ids: list[str], table: pd.DataFrame) -> None:
     threads = [threading.Thread(target=ask, args=(client,)) for client in range(CLIENTS)]
     for each in threads:
         each.start()
-    time.sleep(2)
+    time.sleep(seconds)
     worst[0] = 0.0
     deployed.kill(1)
-    time.sleep(3)
+    time.sleep(seconds)
     slowest = worst[0]
     deployed.start(1)
     watch, began = Caller(folder, port), time.monotonic()

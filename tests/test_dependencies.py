@@ -73,7 +73,7 @@ def test_the_extra_for_tests_declares_what_they_import_besides() -> None:
 def asked_for() -> list[str]:
     """Return the modules that are imported lazily."""
     extras = PROJECT["optional-dependencies"]
-    return [each for name in ("hf", "sweep", "tensorboard") for each in extras[name]]
+    return [each for name in ("hf", "serve", "sweep", "tensorboard") for each in extras[name]]
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_call_is_checked_as_a_message_is() -> None:
         read_order(call(replace(order, epoch=1.5)), TrainOrder)
     with pytest.raises(VflError, match="whose steps must be at least 1"):
         read_order(call(replace(order, steps=0)), TrainOrder)
-    with pytest.raises(VflError, match="where 7 are the most"):
+    with pytest.raises(VflError, match="more than the 7 that it may have"):
         read_order(call(replace(order, arrays={"a": np.zeros(1)})), TrainOrder, 7)
     with pytest.raises(VflError, match="whose number is missing"):
         read_order(call(order), EvaluateOrder)

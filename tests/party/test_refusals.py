@@ -19,7 +19,7 @@ from vfl_flower import client_app
 from vfl_flower.alignment import at_party, party_rows, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party import builder, predict, state_file
+from vfl_flower.party import builder, predict, scoring, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
@@ -30,7 +30,9 @@ from vfl_flower.transport.early_messages import (
     ConfirmOrder,
     EarlyOrder,
     KeyOrder,
+    OpenSetOrder,
     ReuseOrder,
+    SeekOrder,
     SetOrder,
 )
 from vfl_flower.transport.messages import (
@@ -46,6 +48,8 @@ from vfl_flower.transport.messages import (
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
+    ScoreOrder,
+    ServeOrder,
     Turn,
 )
 from vfl_flower.transport.shared_actor import SharedActorOrder
@@ -82,14 +86,21 @@ EARLY: list[EarlyOrder] = [
     CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
     ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
     ReuseOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
+    OpenSetOrder(
+        arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
+    ),
     KeyOrder(),
 ]
 LATER: list[Order] = [
     *(train(2, gradient=gradient()), EvaluateOrder(exchange=2), RestoreOrder(exchange=2, number=1)),
     *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), AgreeOrder()),
+    *(ScoreOrder(arrays={"rows": np.zeros(1, np.int32)}), SeekOrder(known=1)),
     *(RejoinOrder(exchange=5, outputs=1), KeyOrder(), *EARLY),
 ]
-OF_STATE: list[Order] = [ResumeOrder(run="1", number=1), PredictOrder(run="1", number=1)]
+OF_STATE: list[Order] = [
+    *(ResumeOrder(run="1", number=1), PredictOrder(run="1", number=1)),
+    ServeOrder(run="1", number=1),
+]
 
 
 def sentence(context: Context, order: Order) -> str:
@@ -115,6 +126,7 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (client_app, ["own_source"]),
         (builder, ["load_block", "Party"]),
         (predict, ["own_source"]),
+        (scoring, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
         (at_party, ["save_state"]),
