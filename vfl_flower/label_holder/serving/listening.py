@@ -108,7 +108,8 @@ def listening(app: ASGIApp, serving: ServingConfig) -> Iterator[str]:
 
 
 def _run(server: uvicorn.Server, bound: socket.socket) -> None:
-    asyncio.run(server.serve(sockets=[bound]))
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[bound]))
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -122,7 +123,8 @@ def _address(text: str) -> tuple[str, int]:
 @contextmanager
 def _bound(host: str, port: int, said: str) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
+    # Only with this protocol does asyncio send each part of an answer at once (TCP_NODELAY).
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, port))
