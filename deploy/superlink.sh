@@ -44,6 +44,7 @@ trap stop EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
 
+unset VFL_HOME # the folder holds all that this organisation keeps
 export FLWR_HOME=$folder
 export GRPC_VERBOSITY=ERROR # else strangers' handshakes are told, each in a line
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve

@@ -22,6 +22,7 @@ fi
 config=$3
 case " $config" in *" stream-address="*) ;; *) config="$config stream-address='${2%:*}'" ;; esac
 
+unset VFL_HOME # the folder holds all that this organisation keeps
 export FLWR_HOME=$folder
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
 exec python -P -m vfl_flower.transport.nodes.superlink supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \

@@ -13,6 +13,7 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.messages import CheckpointOrder
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Checkpoints:
@@ -65,6 +66,7 @@ class Checkpoints:
         if again > 0:  # else the run would release more than its budget
             run.budget.allowed = run.budget.limit - again
             log.warning("%d steps were answered after the checkpoint, and count.", again)
+        notice.info("The run goes on from its last checkpoint, after epoch %.3g.", found.epoch)
 
     def save(self, finished: bool = False) -> None:
         """Save a checkpoint: first the parties' states, then the label holder's.

@@ -123,7 +123,8 @@ def check_fewest(rules: Rules, rows: int) -> None:
     if rows < rules.min_rows:
         raise VflError(
             f"was asked to align {rows} rows, and aligns no fewer than {rules.min_rows}: its rule "
-            "min-rows. Use more rows, or have its owner change its rule."
+            f"min-rows. Use {rules.min_rows} rows or more at once, or ask its owner for a lower "
+            "min-rows."
         )
 
 

@@ -125,7 +125,7 @@ def headline(summary: dict[str, Any]) -> str:
     if summary["test_auc"] is not None:
         parts.append(f"AUC {spread(summary, 'test_auc', '.4f')}")
     if summary.get("best_epoch") is not None:
-        best, last = (spread(summary, key, ".3g") for key in ("best_epoch", "epochs"))
+        best, last = (spread(summary, key, ".5g") for key in ("best_epoch", "epochs"))
         parts.append(f"the model of epoch {best} of {last}")
     if summary["epsilon"] is not None:
         epsilon, delta = spread(summary, "epsilon", ".3g"), spread(summary, "delta", "g")

@@ -98,6 +98,13 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     write(config, frame.iloc[rows.order], figures)
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), in_words(metrics), spent)
+    if rows.table is not None and (left := len(rows.table.ids) - len(rows.ids)):
+        notice.info(
+            "%d of the %d people in %s get no prediction, since a party does not know them.",
+            *(left, len(rows.table.ids), rows.table.whose),
+        )
+    if transport.medium != "none":  # else the caller prints it
+        notice.info("predictions: %s", predictions_file(config, new=False))
 
 
 def _embeddings(

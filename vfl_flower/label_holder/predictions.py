@@ -22,8 +22,12 @@ from vfl_flower.label_holder.metrics import Metrics, metrics
 Array = NDArray[Any]
 
 
-def predictions_file(config: RunConfig) -> Path:
+def predictions_file(config: RunConfig, new: bool = True) -> Path:
     """Return the file of predictions: ``out``, or one in the folder of the run.
+
+    Parameters
+    ----------
+    new : whether the file must not exist yet.
 
     Raises
     ------
@@ -38,8 +42,11 @@ def predictions_file(config: RunConfig) -> Path:
             f"out = {config.running.out!r} is not a .csv or .parquet file. Name such a file."
         )
     for each in (path, path.with_suffix(".json")):
-        if each.exists():
-            raise ConfigError(f"{each} already exists. Name another file, or move this one away.")
+        if new and each.exists():
+            raise ConfigError(
+                f"{each} already exists. Name another file by the option out, or move this one "
+                "away."
+            )
     return path
 
 

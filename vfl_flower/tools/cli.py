@@ -89,7 +89,8 @@ def _run(
         number = checkpoint.load(earlier).parties
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
-    is_new = not folder.exists()
+    model = folder / ("top.npz" if seeds == 1 else "summary.json")
+    before = written_at(model)
     try:
         format_of_records = logs.described(config.running.log_format)
         with _ending_on_sigterm(), shown(not quiet), format_of_records:
@@ -103,9 +104,13 @@ def _run(
         kind = Terminated if isinstance(error, Terminated) else Interrupted
         raise kind(why(error), str(folder)) from error
     finally:
-        left = (folder / ("top.npz" if seeds == 1 else "summary.json")).exists()
-        if (is_new or config.running.resume) and left:
+        if written_at(model) != before:
             print(f"results: {folder}")
+
+
+def written_at(path: Path) -> int:
+    """Return when a file was last written; 0 if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 @app.command("align", cls=Command, epilog=options.ALIGN_EXAMPLES)
