@@ -108,6 +108,7 @@ class Options(TypedDict, total=False):
     eval_every: float | None
     checkpoint_every: int | None
     observer: Code | Callback | None
+    log_format: Literal["text", "json"] | None
     resume: str | None
     grow: str | None
     device: str | None
