@@ -43,7 +43,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     monkeypatch.setattr(log, "disabled", False)
     monkeypatch.setattr(log, "level", logging.INFO)
     monkeypatch.setattr(notice, "level", logging.INFO)
-    monkeypatch.setattr(logs, "_of_process", logs._of_process)
+    monkeypatch.setattr(logs, "_of_process", logs._About())  # another test may have set it
     before, found = console_handler.stream, io.StringIO()
     console_handler.setStream(found)
     yield found

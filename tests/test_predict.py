@@ -450,7 +450,7 @@ def test_another_number_of_files(organisations: Organisations, number: int) -> N
 def test_what_is_there_is_never_overwritten(organisations: Organisations, suffix: str) -> None:
     out = organisations.folder / "scores.csv"
     out.with_suffix(suffix).write_text("precious")
-    sentence = rf"scores\{suffix} already exists. Name another file, or move this one away"
+    sentence = rf"scores\{suffix} already exists. Name another file by the option out, or move"
     refused(organisations, sentence, out=str(out))
 
 

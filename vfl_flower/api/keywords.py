@@ -112,3 +112,8 @@ class Options(TypedDict, total=False):
     resume: str | None
     grow: str | None
     device: str | None
+    serve_address: str | None
+    serve_certificate: str | None
+    serve_key: str | None
+    serve_token: str | None
+    score_timeout: float | None

@@ -207,6 +207,7 @@ def _check_own_key(key: str, whose: str, has_source: bool) -> None:
     """
     known = [*_CHECKS, *_OTHERS, *OWN_TRAINING]
     close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
+    close = ["model"] if key == "bottom-model" else close
     if close or not has_source:
         hint = f"Did you mean {close[0]}?" if close else f"Rules are {', '.join(_CHECKS)}."
         raise ConfigError(f"{whose} has an unknown option {key!r}. {hint}")

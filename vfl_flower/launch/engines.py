@@ -351,8 +351,8 @@ def check_files(config: RunConfig, parties: int, node_configs: Sequence[Mapping[
         )
     if node_configs:
         raise ConfigError(
-            f"{len(node_configs)} node configurations are given for {parties} parties: give one "
-            "for each, or none."
+            f"{len(node_configs)} node configurations are given for {parties} parties. Give one "
+            'for each, and "" for a party without options; or give none.'
         )
 
 

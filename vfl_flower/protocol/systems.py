@@ -34,13 +34,19 @@ class System:
 
     name : the value of option ``strategy``.
     about : one line that describes it.
-    quorum : how many uploads the label holder waits for, unless option ``quorum`` is set.
+    quorum : how many uploads the label holder waits for, unless option ``quorum`` is set: a rule,
+        or a number.
     defaults : this system's defaults of options.
     flower_strategy : import path of the Flower Strategy that runs it.
     baseline : a description instead of the axes, for a baseline; empty for a system.
     gradients : whether its bottom models need a gradient; None follows the estimator.
     rates : learning rates of the parties and of the top model, by kind of optimizer. Kinds that are
         missing here have `RATES`. A rate in ``defaults`` holds for every optimizer.
+
+    Raises
+    ------
+    ConfigError
+        If the quorum is neither, or if rates are not pairs by kind of optimizer.
     """
 
     name: str
@@ -51,6 +57,28 @@ class System:
     baseline: str = ""
     gradients: bool | None = None
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        said: Any = self.quorum
+        if type(said) is int and said >= 1:
+            word = "async" if said == 1 else "t-sync"
+            object.__setattr__(self, "quorum", Quorum(word, lambda parties: said))
+        elif not isinstance(said, Quorum):
+            raise ConfigError(
+                f"System {self.name!r} has quorum = {said!r}. Write a number of uploads, or ALL, "
+                "HALF or ONE of vfl_flower.protocol.schedule."
+            )
+        if "quorum" in self.defaults:
+            raise ConfigError(
+                f"System {self.name!r} has a quorum among its defaults. Write System(quorum=...)."
+            )
+        kinds = set(optimizers.KINDS.values())
+        pairs = all(isinstance(each, tuple) and len(each) == 2 for each in self.rates.values())
+        if not self.rates.keys() <= kinds or not pairs:
+            raise ConfigError(
+                f"System {self.name!r} has rates = {dict(self.rates)!r}. Write a pair for some of "
+                f"{', '.join(sorted(kinds))}: one rate of the parties, one of the top model."
+            )
 
     def default(self, key: str, optimizer: str) -> Any:
         """Return the system's default of an option with this optimizer, or None."""

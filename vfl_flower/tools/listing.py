@@ -85,12 +85,21 @@ def show(words: Sequence[str] = (), every: bool = False) -> None:
 
 def entries() -> Iterator[Entry]:
     """Yield all systems, then all options by their sections, then all party rules."""
-    systems = [load_system(name) for name in SYSTEMS.names]
+    systems = list(_systems())
     yield from map(_of_system, systems)
     for key in KEYS.values():
         yield _of_key(key, systems)
     for rule in RULES.values():
         yield _of_rule(rule)
+
+
+def _systems() -> Iterator[System]:
+    """Yield all systems. An installed one that cannot be loaded gets a line instead."""
+    for name in SYSTEMS.names:
+        try:
+            yield load_system(name)
+        except ConfigError as error:
+            print(f"strategy {name!r} of an installed package cannot be listed: {error}")
 
 
 def _named(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
