@@ -17,6 +17,7 @@ import typer
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError, why
 from vfl_flower.tools import options
 from vfl_flower.tools.command import Command
+from vfl_flower.tools.doctor import doctor
 
 app = typer.Typer(
     help="Vertical federated learning on Flower.",
@@ -318,6 +319,9 @@ def _list(
     from vfl_flower.tools import listing
 
     listing.show(words or (), every)
+
+
+app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
 
 
 @contextmanager
