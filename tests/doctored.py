@@ -132,7 +132,7 @@ class _Answers(BaseHTTPRequestHandler):
         if keyword != "Date" or self.server.dates:
             super().send_header(keyword, value)
 
-    def do_GET(self) -> None:
+    def do_HEAD(self) -> None:
         self._answer(404, b"")
 
     def do_POST(self) -> None:

@@ -298,6 +298,12 @@ def test_a_disk_has_space_to_replace_the_largest_file(
     assert folders.space(mine).result == PROBLEM
 
 
+def test_a_folder_of_another_user_is_a_problem(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    (finding,) = found(mine)["folder"]
+    assert finding.result == PROBLEM and "as the user who owns it" in finding.said
+
+
 def test_states_and_secrets_of_a_side_are_whole(mine: Path) -> None:
     states = mine / "vfl-flower"
     (states / "alignments").mkdir(0o700, parents=True)

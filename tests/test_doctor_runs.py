@@ -14,6 +14,7 @@ from tests.organisations import contents, kept_state
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.tools.cli import main
 from vfl_flower.tools.doctor import runs
 from vfl_flower.tools.doctor.examine import examine
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
@@ -120,13 +121,18 @@ def test_the_states_of_an_older_checkpoint_are_a_problem(tmp_path: Path) -> None
     assert finding.result == PROBLEM and "Restore its file" in finding.said
 
 
-def test_a_run_that_was_cut_off_or_failed_is_a_warning(run: Path) -> None:
+def test_a_run_that_was_cut_off_or_failed_is_a_warning(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = run / "summary.json"
     summary = json.loads(file.read_text())
     assert found(run)["run"].result == OK
     file.write_text(json.dumps({**summary, "failure": "Party 1 did not answer."}))
     assert found(run)["run"].result == WARNING
     assert found(run)["run"].said.endswith("ended early: Party 1 did not answer.")
+    file.write_text(json.dumps({**summary, "failure": "Party 1\x1b[2J\nleft."}))
+    assert main(["doctor", str(run)]) == 1
+    assert "ended early: Party 1?[2J?left." in capsys.readouterr().out
     file.write_text("{")
     assert found(run)["run"].result == PROBLEM
     file.unlink()

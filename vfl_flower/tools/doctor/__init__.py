@@ -42,11 +42,12 @@ def doctor(
     and 1 after a warning or a problem. Nothing is changed.
     """
     from vfl_flower.label_holder.figures import tabulated
-    from vfl_flower.tools.doctor.examine import PROBLEM, WARNING, examine, in_words
+    from vfl_flower.tools.doctor.examine import examine, in_words
+    from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, printable
     from vfl_flower.tools.doctor.machine import description
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # findings say what it would
-    found = examine(folders or [], superlink, stream_ports, compare)
+    found = [printable(each) for each in examine(folders or [], superlink, stream_ports, compare)]
     if as_json:
         findings = [each._asdict() for each in found]
         print(json.dumps({**description(), "findings": findings}, indent=2))

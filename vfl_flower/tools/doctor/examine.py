@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,11 +10,9 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.checkpoint import FILE
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.doctor import credentials, folders, machine, network, runs
-from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, many
+from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, Finding, many
 from vfl_flower.transport.flower_internals import flower_home
 from vfl_flower.transport.stream.listen import port_range
-
-__all__ = ["OK", "PROBLEM", "WARNING", "examine", "in_words"]
 
 KEYS, MINE, RUN, STATES = "label holder", "party", "run", "states"
 
@@ -80,6 +79,10 @@ def _of_folder(
 ) -> Iterator[Finding]:
     if not folder.is_dir():
         yield Finding("folder", PROBLEM, f"{folder} is not a folder. Name another.")
+        return
+    if not os.access(folder, os.R_OK | os.X_OK):
+        sentence = f"You cannot read {folder}. Run this command as the user who owns it."
+        yield Finding("folder", PROBLEM, sentence)
         return
     if named and not role and folder.name != _INNER:
         sentence = f"{folder} holds no keys, states or run. Name another folder."

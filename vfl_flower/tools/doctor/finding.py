@@ -18,6 +18,12 @@ class Finding(NamedTuple):
     said: str
 
 
+def printable(finding: Finding) -> Finding:
+    """Return a finding on one line: it may quote an error that came from another organisation."""
+    said = "".join(each if each.isprintable() else "?" for each in finding.said)
+    return finding._replace(said=said)
+
+
 def many(count: int, noun: str) -> str:
     """Return a number with its noun, such as "2 files"."""
     return f"{count} {noun}{'s' * (count != 1)}"

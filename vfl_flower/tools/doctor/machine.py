@@ -72,7 +72,7 @@ def differences(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Finding
     else:
         yield Finding("compared code", OK, "The other organisation has the same code.")
     differ = [
-        f"{name} is {ours} here and {str(there['versions'].get(name))[:40]!a} there"
+        f"{name} is {ours} here and {str(there['versions'].get(name))[:40]!r} there"
         for name, ours in here["versions"].items()
         if ours != there["versions"].get(name)
     ]

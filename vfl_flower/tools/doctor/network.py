@@ -172,7 +172,7 @@ def _difference(connection: HTTPSConnection) -> tuple[float, float]:
     for number in range(_ASKED):
         time.sleep(_APART * (number > 0))
         asked = time.time()
-        connection.request("GET", "/")
+        connection.request("HEAD", "/")
         with connection.getresponse() as reply:
             reply.read()
         date = parsedate_to_datetime(str(reply.headers["Date"])).timestamp()

@@ -64,12 +64,15 @@ def _journal(folder: Path, mark: Sequence[int | str]) -> Finding:
     file = folder / JOURNAL
     if not file.exists():
         return Finding("journal", PROBLEM, str(refused(file, "missing")))
-    with TemporaryDirectory() as temporary:
-        copy = Path(shutil.copy(file, temporary))
-        try:
+    try:
+        with TemporaryDirectory() as temporary:
+            copy = Path(temporary, file.name)
+            shutil.copy(file, copy)
             events = sum(1 for _ in Journal(copy).read(mark))
-        except VflError as error:
-            return Finding("journal", PROBLEM, str(error).replace(str(copy), str(file)))
+    except VflError as error:
+        return Finding("journal", PROBLEM, str(error).replace(str(copy), str(file)))
+    except OSError as error:
+        return Finding("journal", UNKNOWN, f"{file} cannot be copied ({error.strerror}).")
     return Finding("journal", OK, f"{file} counts {many(events, 'release')}.")
 
 
