@@ -123,9 +123,17 @@ def test_a_renewed_certificate_is_unknown_until_it_is_given_out(
     assert finding.result == PROBLEM and "Ask the label holder" in finding.said
     finding = found(renewed, superlink=superlink.address)["port"][0]  # the proxy has the old one
     assert finding.result == PROBLEM and "Restart deploy/superlink.sh" in finding.said
-    both = (keys / "superlink.crt").read_bytes() + (renewed / "superlink.crt").read_bytes()
-    (node / "superlink.crt").write_bytes(both)
-    assert found(node, superlink=superlink.address)["port"][0].result == OK
+
+
+def test_a_party_trusts_a_certificate_and_its_successor(keys: Path, tmp_path: Path) -> None:
+    node = doctored.party(tmp_path / "party", keys / "superlink.crt")
+    renewed = doctored.label_holder(tmp_path / "renewed")
+    both = [(folder / "superlink.crt").read_bytes() for folder in (keys, renewed)]
+    for text in (both[0] + both[1], both[1] + both[0]):
+        (node / "superlink.crt").write_bytes(text)
+        for shown in (keys, renewed):
+            with doctored.proxy(shown) as server:
+                assert found(node, superlink=server.address)["port"][0].result == OK
 
 
 def test_a_certificate_that_expires_soon_is_a_warning_where_it_is_shown(

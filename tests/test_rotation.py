@@ -186,7 +186,8 @@ def test_all_keys_are_renewed_in_a_run_which_ends_as_if_they_had_not_been(
         here.register(party)
         assert findings(here, party) == WELL
     listed = json.loads(here.flwr("supernode", "list", "--format", "json"))
-    assert not {each["node-id"] for each in listed["nodes"]} & {*nodes}
+    status = {each["node-id"]: each["status"] for each in listed["nodes"]}
+    assert {status[node] for node in nodes} == {"unregistered"}
 
     # Somebody who has stolen the old key, and who knows the new certificate.
     thief = old / "party-0"
