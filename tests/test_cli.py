@@ -23,7 +23,7 @@ from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare
 
-COMMANDS = ("run", "compare", "audit", "predict", "report", "list")
+COMMANDS = ("run", "compare", "audit", "predict", "report", "list", "doctor")
 ODD = {
     "out": "runs/😀",
     "label": "a \"quoted\" \\ one, and 'another'",

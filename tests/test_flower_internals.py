@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from datetime import timedelta
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import version
@@ -19,9 +21,11 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.run import Run
 from packaging.requirements import Requirement
 
@@ -29,6 +33,8 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import flower_defaults
 from vfl_flower.transport.base import FlowerTransport
 from vfl_flower.transport.flower_internals import (
+    CLOCK_AHEAD,
+    CLOCK_BEHIND,
     begin_task,
     config_record,
     demand_token,
@@ -39,10 +45,12 @@ from vfl_flower.transport.flower_internals import (
     run_installed_code_only,
     set_message_id,
     set_replied_to,
+    signature,
     state_from_bytes,
     state_to_bytes,
     to_bytes,
 )
+from vfl_flower.transport.nodes.certificates import supernode_keys
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -213,3 +221,32 @@ def test_no_argument_of_a_process_has_the_token_of_its_task(
     }
     executor.SubprocessExecutor().launch(types.ExecutionSpec(**given))
     assert read == [("secret", 0o600)] and "secret" not in str(started)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "accepted"),
+    [
+        (0, True),
+        (CLOCK_AHEAD - 1, True),
+        (CLOCK_AHEAD + 1, False),
+        (1 - CLOCK_BEHIND, True),
+        (-1 - CLOCK_BEHIND, False),
+    ],
+)
+def test_a_superlink_accepts_signatures_within_these_seconds(
+    ahead: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_flower: Any = import_module("flwr.superlink.routers.fleet.node_auth")
+    private, public = supernode_keys()
+    headers = signature(private)
+    there = of_flower.now() - timedelta(seconds=ahead)
+    monkeypatch.setattr(of_flower, "now", lambda: there)
+    shown = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
+    assert load_pem_public_key(shown) == load_ssh_public_key(public)
+    claimed = SimpleNamespace(protobuf_request=of_flower.ActivateNodeRequest(public_key=shown))
+    call = SimpleNamespace(headers=headers, state=claimed)
+    if accepted:
+        of_flower.authenticate_node(call)
+    else:
+        with pytest.raises(of_flower.HTTPException):
+            of_flower.authenticate_node(call)

@@ -29,7 +29,7 @@ Columns = Callable[[tuple[int, ...]], Any]
 """Function from the shape of one sample to the index of a party's columns."""
 
 _SHIPPED = ("digits", "breast-cancer")  # in scikit-learn
-_OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
+OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ def open_dataset(data: DataConfig) -> PartitionedData:
         return _opener(data.dataset)(data, "")
     ours = kind in DATASETS.known
     if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
-        if place and kind in _OF_A_FILE and not Path(place).is_file():
+        if place and kind in OF_A_FILE and not Path(place).is_file():
             raise ConfigError(
                 f"dataset = {data.dataset!r}: there is no such file. Correct its path."
             )
         return _opener(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     suffix = Path(data.dataset).suffix.removeprefix(".")
-    close = get_close_matches(kind.lower(), ("files", "hf", *_OF_A_FILE) if place else _SHIPPED, 1)
+    close = get_close_matches(kind.lower(), ("files", "hf", *OF_A_FILE) if place else _SHIPPED, 1)
     likely = [f"{each}:{place}" if place else each for each in close]
-    likely += [f"{suffix}:{data.dataset}"] * (suffix in _OF_A_FILE and not place)
+    likely += [f"{suffix}:{data.dataset}"] * (suffix in OF_A_FILE and not place)
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known:{asked(data.dataset, likely, 'use')} digits, "
         "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH or "

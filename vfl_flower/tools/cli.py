@@ -18,6 +18,7 @@ from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError, why
 from vfl_flower.tools import audit_log, operate, options
 from vfl_flower.tools.command import Command
+from vfl_flower.tools.doctor import doctor
 
 app = typer.Typer(
     help="Vertical federated learning on Flower.",
@@ -329,6 +330,7 @@ def _list(
 
 
 app.add_typer(operate.app)
+app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
 
 
 @contextmanager

@@ -176,6 +176,17 @@ vfl align -c "dataset='files:labels.csv' id='customer'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
 """)
 
+DOCTOR_EXAMPLES = _examples("""
+# this machine
+vfl doctor
+# a party: its keys, its states, and the way to the label holder
+vfl doctor /srv/vfl --superlink vfl.bank.example:8000
+# a label holder, and whether its run can be resumed and can predict
+vfl doctor /srv/vfl /data/runs/1
+# compare versions and code with what another organisation has sent
+vfl doctor --compare party-0.json
+""")
+
 LIST_EXAMPLES = _examples("""
 # the systems and the basic options
 vfl list

@@ -23,6 +23,7 @@ from typing import Any
 
 import tomli_w
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import (
     message_from_proto,
     message_to_proto,
@@ -84,6 +85,27 @@ def ray_actors() -> int:
 
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
     return len(actors(job_id=job, actor_state_name="ALIVE"))
+
+
+CLOCK_AHEAD = SYSTEM_TIME_TOLERANCE
+CLOCK_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+"""Seconds that a SuperNode's clock may be ahead of its SuperLink's, or behind: 5 and 305.
+
+`authenticate_node` in flwr/superlink/routers/fleet/node_auth.py refuses calls signed outside them.
+"""
+
+
+def signature(key: bytes) -> dict[str, str]:
+    """Return the headers by which a SuperNode with this private key signs a call now."""
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private: Any = load_ssh_private_key(key, None)
+    call: Any = SimpleNamespace(request=httpx.Request("POST", "https://superlink"))
+    NodeAuthHttpInterceptor(private, private.public_key()).intercept(call, lambda _: call)
+    own = call.request.headers.items()
+    return {name: value for name, value in own if name.startswith("flwr-")}
 
 
 STATES = "VFL_STATES"

@@ -21,6 +21,9 @@ def self_signed(*hosts: str) -> tuple[bytes, bytes]:
     """Return a private key and its self-signed certificate for hosts, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    # Else TLS does not tell this certificate from an earlier one for the same hosts.
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -31,6 +34,8 @@ def self_signed(*hosts: str) -> tuple[bytes, bytes]:
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
         .not_valid_after(now + datetime.timedelta(days=365))
         .add_extension(x509.SubjectAlternativeName(map(_general, hosts)), critical=False)
+        .add_extension(own, critical=False)
+        .add_extension(issuer, critical=False)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(

@@ -25,8 +25,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FLEET = "/v1/fleet/"
 _ACTIVATE = "activate-node"
-_NOT_KNOWN = {  # 2004: a SuperNode ends by this code of Flower's and prints the sentence
-    "code": 2004,
+NOT_KNOWN = 2004
+"""Code of the answer to an unregistered key. By it a SuperNode ends, and prints the sentence."""
+_ANSWER_TO_STRANGERS = {
+    "code": NOT_KNOWN,
     "detail": "Failed to activate SuperNode: its key is not registered, or its clock is wrong by "
     "minutes. Have the label holder register the key, and check the clock.",
 }
@@ -72,7 +74,7 @@ class Gate:
         key = await asyncio.to_thread(self._caller, scope)
         if key is None:
             self._strangers.refused()
-            await _answer(send, 412 if call == _ACTIVATE else 401, _NOT_KNOWN)
+            await _answer(send, 412 if call == _ACTIVATE else 401, _ANSWER_TO_STRANGERS)
         elif self._under_way[key, call] >= AT_ONCE:
             await _answer(send, 503, {"detail": "Too many calls at once. Try again."})
         else:

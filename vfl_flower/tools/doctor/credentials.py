@@ -1,0 +1,140 @@
+"""Checks of the keys and certificates of a SuperLink and of a SuperNode."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, some
+
+_SOON = 30  # days in which the other side has to get the next certificate
+_RENEW = "Renew it, and give the new superlink.crt to all parties (how-to guide: rotate keys)."
+_ASK = "Ask the label holder for its superlink.crt, and compare its digest by telephone."
+
+
+def of_label_holder(folder: Path, host: str) -> Iterator[Finding]:
+    """Yield the findings about a SuperLink's certificates and key.
+
+    Parameters
+    ----------
+    host : the name by which parties reach it; empty if unknown.
+    """
+    certificate, key = folder / "superlink.crt", folder / "superlink.key"
+    yield lifetime(certificate, _RENEW)
+    yield hosts(certificate, host)
+    yield pair(key, lambda: _certificates(certificate)[0].public_key())
+    inner = folder / "loopback.crt"
+    if inner.exists():
+        yield lifetime(inner, "Restart deploy/superlink.sh, which makes a new one.")
+
+
+def of_party(folder: Path) -> Iterator[Finding]:
+    """Yield the findings about a SuperNode's key, and the certificate that it trusts."""
+    yield lifetime(folder / "superlink.crt", _ASK, of_any=True)
+    public = folder / "supernode.pub"
+    yield pair(
+        folder / "supernode.key",
+        lambda: serialization.load_ssh_public_key(public.read_bytes()),
+    )
+
+
+def lifetime(file: Path, remedy: str, of_any: bool = False) -> Finding:
+    """Check when the certificates in a file expire.
+
+    Parameters
+    ----------
+    of_any : whether one of them is enough, as for a party that trusts an old and a new one.
+    """
+    try:
+        found = _certificates(file)
+    except (OSError, ValueError) as error:
+        return Finding("certificate", PROBLEM, f"{_why(file, error)} {remedy}")
+    choose = max if of_any else min
+    result, said = expiry(choose(found, key=lambda each: each.not_valid_after_utc))
+    return Finding("certificate", result, f"{file} {said}.{f' {remedy}' * (result != OK)}")
+
+
+def expiry(certificate: x509.Certificate) -> tuple[str, str]:
+    """Return a result, and until when a certificate is valid as the end of a sentence."""
+    now = datetime.datetime.now(datetime.UTC)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < first:
+        return PROBLEM, f"is valid only from {first:%Y-%m-%d}, if this machine's clock is right"
+    if now > last:
+        return PROBLEM, f"expired on {last:%Y-%m-%d}"
+    days = (last - now).days
+    if days < _SOON:
+        return WARNING, f"expires on {last:%Y-%m-%d}, in {days} days"
+    return OK, f"is valid until {last:%Y-%m-%d}"
+
+
+def hosts(file: Path, host: str) -> Finding:
+    """Check that a certificate names the host that parties connect to."""
+    try:
+        names = _names(_certificates(file)[0])
+    except (OSError, ValueError) as error:
+        return Finding("host name", PROBLEM, f"{_why(file, error)} {_RENEW}")
+    said = f"{file.name} names {some(names) or 'no host'}"
+    if host and host not in names and f"*.{host.partition('.')[2]}" not in names:
+        return Finding("host name", PROBLEM, f"{said}, and not {host}. {_RENEW}")
+    if not names:
+        return Finding("host name", PROBLEM, f"{said}, so no party accepts it. {_RENEW}")
+    return Finding("host name", OK, f"{said}.")
+
+
+def pair(key: Path, public: Callable[[], PublicKeyTypes]) -> Finding:
+    """Check that a private key can be read, and belongs to a public key."""
+    again = f"Restore {key.name} from a backup, or renew both (how-to guide: rotate keys)."
+    try:
+        mine = _private(key.read_bytes())
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        return Finding("key", PROBLEM, f"{_why(key, error)} {again}")
+    try:
+        theirs = _bytes(public())
+    except FileNotFoundError as error:
+        return Finding("key", PROBLEM, f"{error.filename} is missing. {again}")
+    except (OSError, ValueError, UnsupportedAlgorithm):
+        return Finding("key", PROBLEM, f"The public half of {key} cannot be read. {again}")
+    if mine != theirs:
+        sentence = f"{key} does not belong to its public half. {again}"
+        return Finding("key", PROBLEM, sentence)
+    return Finding("key", OK, f"{key} belongs to its public half.")
+
+
+def _private(text: bytes) -> bytes:
+    """Return the public half of a private key without a password, in PEM or as OpenSSH writes."""
+    is_ssh = b"OPENSSH PRIVATE KEY" in text
+    load = serialization.load_ssh_private_key if is_ssh else serialization.load_pem_private_key
+    return _bytes(load(text, None).public_key())
+
+
+def _bytes(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _certificates(file: Path) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(file.read_bytes())
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    """Return the host names and addresses of a certificate."""
+    try:
+        kind = x509.SubjectAlternativeName
+        found = certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(each.value) for each in found if isinstance(each, x509.DNSName | x509.IPAddress)]
+
+
+def _why(file: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{file} is missing."
+    return f"{file} cannot be read ({type(error).__name__})."

@@ -1,0 +1,114 @@
+"""All checks of `vfl doctor`: what a folder holds decides which ones it gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.label_holder.checkpoint import FILE
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.tools.doctor import credentials, folders, machine, network, runs
+from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, Finding, many
+from vfl_flower.transport.flower_internals import flower_home
+from vfl_flower.transport.stream.listen import port_range
+
+KEYS, MINE, RUN, STATES = "label holder", "party", "run", "states"
+
+_SIGNS = {
+    KEYS: ("superlink.key", "superlink.db", "loopback.key"),
+    MINE: ("supernode.key", "supernode.pub"),
+    RUN: (FILE, "history.jsonl", "summary.json"),
+    STATES: ("*.state", "sums.key", "blinding.key", "labels.draws", "alignments"),
+}
+_INNER = "vfl-flower"  # where a side keeps its states by default, inside its FLWR_HOME
+
+
+def examine(
+    named: Sequence[Path], superlink: str, stream_ports: str, compared: Path | None
+) -> list[Finding]:
+    """Return the findings about this machine, and about all that is named.
+
+    Raises
+    ------
+    ConfigError
+        If an argument cannot be read.
+    """
+    ports = port_range(resolve({"stream-ports": stream_ports}).running)
+    given = [each.expanduser().absolute() for each in named]
+    home = flower_home()
+    known = _with_inner(given or [home] * home.is_dir())
+    roles = {folder: role_of(folder) for folder in known}
+    keys = [folder for folder, role in roles.items() if role in (KEYS, MINE)]
+    where = network.address(superlink) if superlink else None
+    if where and not keys:
+        raise ConfigError(
+            "--superlink needs the certificate superlink.crt. Also name the folder of "
+            "deploy/superlink.sh or deploy/supernode.sh."
+        )
+    found = list(machine.about(compared))
+    for folder, role in roles.items():
+        found += _of_folder(folder, role, bool(named), where)
+    states = [folder for folder, role in roles.items() if role == STATES]
+    for folder, role in roles.items():
+        if role == RUN:
+            found += runs.about(folder, states)
+    for folder in keys:
+        found += _of_network(folder, roles[folder] == MINE, where, ports)
+    return found
+
+
+def role_of(folder: Path) -> str:
+    """Return what a folder holds, by its files; empty if nothing of this software."""
+    for role, signs in _SIGNS.items():
+        if any(next(folder.glob(sign), None) for sign in signs):
+            return role
+    return ""
+
+
+def _with_inner(named: Sequence[Path]) -> list[Path]:
+    """Return folders, each followed by the folder of states inside it, if any."""
+    pairs = ((each, each / _INNER) for each in named)
+    both = [each for pair in pairs for each in pair if each in named or each.is_dir()]
+    return list(dict.fromkeys(both))
+
+
+def _of_folder(
+    folder: Path, role: str, named: bool, where: network.Address | None
+) -> Iterator[Finding]:
+    if not folder.is_dir():
+        yield Finding("folder", PROBLEM, f"{folder} is not a folder. Name another.")
+        return
+    if not os.access(folder, os.R_OK | os.X_OK):
+        sentence = f"You cannot read {folder}. Run this command as the user who owns it."
+        yield Finding("folder", PROBLEM, sentence)
+        return
+    if named and not role and folder.name != _INNER:
+        sentence = f"{folder} holds no keys, states or run. Name another folder."
+        yield Finding("folder", PROBLEM, sentence)
+    yield from folders.about(folder, private=role != RUN)
+    if role == KEYS:
+        yield from credentials.of_label_holder(folder, where.host if where else "")
+    if role == MINE:
+        yield from credentials.of_party(folder)
+    if role == STATES:
+        yield folders.sealed_files(folder)
+
+
+def _of_network(
+    folder: Path, is_party: bool, where: network.Address | None, ports: range
+) -> Iterator[Finding]:
+    if where:
+        yield from network.about(where, folder, is_party)
+    if not is_party:
+        yield network.free_ports(ports)
+    elif where:
+        yield network.stream_port(where.host, ports)
+
+
+def in_words(found: Sequence[Finding]) -> str:
+    """Return how many problems and warnings there are, in one line."""
+    counts = {noun: sum(each.result == noun for each in found) for noun in (PROBLEM, WARNING)}
+    said = [many(count, noun) for noun, count in counts.items() if count]
+    return f"{' and '.join(said)}." if said else "All is well."

@@ -1,0 +1,114 @@
+"""Checks of this machine: versions, code, compiled modules and the limit of open files."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.provenance import code_digest, versions
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding
+
+_SHOWN = ("vfl-flower", "flwr", "torch", "numpy", "python")
+_LOADED = ("vfl_flower", "strategies", "flwr", "torch", "numpy")
+_FEW_FILES = 1024
+_SPOKEN = 16  # hexadecimal digits of a digest: too many to find another code with them
+
+
+def description() -> dict[str, Any]:
+    """Return what another organisation compares: versions, and the digest of the code."""
+    return {
+        "versions": {"vfl-flower": version("vfl-flower"), **versions()},
+        "code": code_digest(),
+    }
+
+
+def about(compared: Path | None) -> Iterator[Finding]:
+    """Yield the findings about this machine."""
+    here = description()
+    said = ", ".join(f"{name} {here['versions'][name]}" for name in _SHOWN)
+    yield Finding("versions", OK, said)
+    spoken = here["code"][:_SPOKEN]
+    groups = " ".join(spoken[at : at + 4] for at in range(0, _SPOKEN, 4))
+    yield Finding("code", OK, f"{groups} (all organisations must have the same)")
+    if compared:
+        yield from differences(here, _read(compared))
+    yield compiled_modules()
+    yield open_files()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the description of another organisation.
+
+    Raises
+    ------
+    ConfigError
+        If the file is not the output of `vfl doctor --json`.
+    """
+    try:
+        there = json.loads(file.expanduser().read_text())
+        return {"versions": dict(there["versions"]), "code": str(there["code"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file} is not the output of `vfl doctor --json`. Ask the other organisation for it."
+        ) from error
+
+
+def differences(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what differs between two descriptions, or that nothing does."""
+    same = "Install the same version at all organisations, with deploy/requirements.txt."
+    if here["code"] != there["code"]:
+        yield Finding(
+            "compared code",
+            PROBLEM,
+            f"The other organisation has other code, and the run will refuse it. {same}",
+        )
+    else:
+        yield Finding("compared code", OK, "The other organisation has the same code.")
+    differ = [
+        f"{name} is {ours} here and {str(there['versions'].get(name))[:40]!r} there"
+        for name, ours in here["versions"].items()
+        if ours != there["versions"].get(name)
+    ]
+    if differ:
+        said = f"{', '.join(differ)}. Results may differ in their last digits. {same}"
+        yield Finding("compared versions", WARNING, said)
+    else:
+        yield Finding("compared versions", OK, "The other organisation has the same versions.")
+
+
+def compiled_modules() -> Finding:
+    """Check whether the modules that a node loads have bytecode on the disk.
+
+    Python has just written it, unless it may not or cannot.
+    """
+    import_module("vfl_flower.client_app")
+    import_module("vfl_flower.server_app")
+    modules = [each for name, each in list(sys.modules.items()) if name.split(".")[0] in _LOADED]
+    specs = [spec for each in modules if (spec := each.__spec__) and spec.cached and spec.origin]
+    missing = [spec for spec in specs if not Path(str(spec.cached)).exists()]
+    if not missing:
+        return Finding("bytecode", OK, f"The {len(specs)} modules that a node loads are compiled.")
+    why = "PYTHONDONTWRITEBYTECODE is set" if sys.dont_write_bytecode else "Python cannot write it"
+    where = max(path for path in sys.path if path and str(missing[0].origin).startswith(path))
+    said = (
+        f"{len(missing)} of {len(specs)} modules have no bytecode, and {why}. Each process starts "
+        f"seconds later. Run `python -m compileall -q {where}`."
+    )
+    return Finding("bytecode", WARNING, said)
+
+
+def open_files() -> Finding:
+    """Check the limit of open files, up to which a label holder raises its own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= _FEW_FILES:
+        said = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
+        return Finding("open files", OK, f"A process may open many files ({said}).")
+    said = f"A process may open only {hard} files. Raise `ulimit -Hn` to {4 * _FEW_FILES}."
+    return Finding("open files", WARNING, said)

@@ -1,0 +1,267 @@
+"""Checks of the network: the SuperLink's proxy and its clock, a party's key, stream ports.
+
+Nothing secret leaves this machine, except one signed call over TLS that the certificate vouches
+for. The call does nothing at the SuperLink.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from cryptography import x509
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.tools.doctor.credentials import expiry
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
+from vfl_flower.transport.flower_internals import CLOCK_AHEAD, CLOCK_BEHIND, signature
+from vfl_flower.transport.nodes.gate import FLEET, NOT_KNOWN
+
+_SECONDS = 10.0  # limit of a connection
+_ASKED = 6  # times that the clock is read: answers name whole seconds
+_APART = 0.2  # seconds
+_DRIFT = 5.0  # seconds that a clock may be behind without a warning
+_WRONG = 60.0  # seconds behind that nobody's clock is who keeps it
+_CALL = f"{FLEET}get-run"
+
+
+class Address(NamedTuple):
+    """Host and port of a SuperLink."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def address(text: str) -> Address:
+    """Return the address that a user names.
+
+    Raises
+    ------
+    ConfigError
+        If it is not HOST:PORT.
+    """
+    try:
+        parts = urlsplit(f"//{text}")
+        if parts.hostname and parts.port and parts.netloc == text and "@" not in text:
+            return Address(parts.hostname, parts.port)
+    except ValueError:
+        pass
+    raise ConfigError(f"--superlink {text!r} is not HOST:PORT, such as vfl.bank.example:8000.")
+
+
+def about(where: Address, folder: Path, is_party: bool) -> Iterator[Finding]:
+    """Yield the findings about a SuperLink, as parties reach it.
+
+    Parameters
+    ----------
+    folder : has superlink.crt and, at a party, supernode.key.
+    """
+    trust = folder / "superlink.crt"
+    try:
+        socket.create_connection(where, _SECONDS).close()
+    except OSError as error:
+        yield Finding("port", PROBLEM, unreachable(where, error))
+        yield Finding("clock", UNKNOWN, "Nobody answers whose clock could be compared.")
+        return
+    port = certified(where, trust, is_party)
+    yield port
+    yield clock(where)
+    if port.result != PROBLEM:
+        yield from _fleet(where, _context(trust, is_party), folder if is_party else None)
+
+
+def unreachable(where: Address, error: OSError) -> str:
+    """Say why nobody answers at an address, and what to do."""
+    if isinstance(error, socket.gaierror):
+        return f"No machine is called {where.host}. Correct the name, or the name server."
+    if isinstance(error, ConnectionRefusedError):
+        return f"{where} refuses connections. The label holder starts deploy/superlink.sh."
+    if isinstance(error, TimeoutError):
+        return f"{where} does not answer within {_SECONDS:g} s. Open the port in the firewalls."
+    return f"{where} cannot be reached ({error.strerror or error}). Mend the network."
+
+
+def _context(trust: Path, is_party: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(trust))
+    if not is_party:  # the label holder's folder may lack the authority of its certificate
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+_REASONS = {  # OpenSSL's numbers of verification errors
+    9: "shows a certificate that is not valid yet. Correct the clocks.",
+    10: "shows an expired certificate. The label holder renews it (how-to guide: rotate keys).",
+    62: "shows a certificate for another host name. Use a name that it has, or renew it.",
+    64: "shows a certificate for another address. Use a name that it has, or renew it.",
+}
+
+
+def certified(where: Address, trust: Path, is_party: bool) -> Finding:
+    """Check that a server has the certificate that parties trust."""
+    other = f"shows a certificate that {trust} does not vouch for"
+    other += (
+        ". Ask the label holder for its superlink.crt."
+        if is_party
+        else ". Restart deploy/superlink.sh, which loads the present one."
+    )
+    try:
+        context = _context(trust, is_party)
+    except (OSError, ssl.SSLError):
+        return Finding("port", PROBLEM, f"{trust} is not a certificate that TLS can use.")
+    try:
+        with (
+            socket.create_connection(where, _SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=where.host) as secure,
+        ):
+            shown = secure.getpeercert(binary_form=True) or b""
+    except ssl.SSLCertVerificationError as error:
+        return Finding("port", PROBLEM, f"{where} {_REASONS.get(error.verify_code, other)}")
+    except (ssl.SSLError, OSError) as error:
+        said = f"{where} does not speak TLS ({type(error).__name__}). Correct the port."
+        return Finding("port", PROBLEM, said)
+    result, said = expiry(x509.load_der_x509_certificate(shown))
+    return Finding("port", result, f"{where} answers over TLS. Its certificate {said}.")
+
+
+def clock(where: Address) -> Finding:
+    """Compare this machine's clock with the dates of a server's answers.
+
+    A date is no secret, and clocks may be why the certificate is refused. So it is not checked.
+    """
+    trust = ssl.create_default_context()
+    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+    try:
+        with closing(HTTPSConnection(*where, timeout=_SECONDS, context=trust)) as connection:
+            low, high = _difference(connection)
+    except (OSError, HTTPException, ValueError, TypeError) as error:
+        said = f"{where} does not tell the time ({type(error).__name__})."
+        return Finding("clock", UNKNOWN, said)
+    ahead, error_of = (low + high) / 2, abs(high - low) / 2
+    said = f"This clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {where}"
+    said += f" (± {error_of:.1f} s)."
+    if -_DRIFT <= ahead <= CLOCK_AHEAD / 2:
+        return Finding("clock", OK, said)
+    said += (
+        f" Flower refuses calls from {CLOCK_AHEAD} s ahead and {CLOCK_BEHIND} s behind. Have NTP "
+        "set both clocks."
+    )
+    wrong = ahead >= CLOCK_AHEAD or ahead <= -_WRONG
+    return Finding("clock", PROBLEM if wrong else WARNING, said)
+
+
+def _difference(connection: HTTPSConnection) -> tuple[float, float]:
+    """Return bounds in seconds of how far this clock is ahead of the server's.
+
+    A date is the whole second in which the server answered, between the times of asking and of the
+    answer.
+    """
+    low, high = -math.inf, math.inf
+    for number in range(_ASKED):
+        time.sleep(_APART * (number > 0))
+        asked = time.time()
+        connection.request("HEAD", "/")
+        with connection.getresponse() as reply:
+            reply.read()
+        date = parsedate_to_datetime(str(reply.headers["Date"])).timestamp()
+        low, high = max(low, asked - date - 1), min(high, time.time() - date)
+    return low, high
+
+
+def _fleet(where: Address, context: ssl.SSLContext, party: Path | None) -> Iterator[Finding]:
+    """Yield whether a SuperLink is behind its proxy, and whether it knows a party's key."""
+    try:
+        status, code = _call(where, context, {})
+    except (OSError, HTTPException) as error:
+        said = f"{where} does not answer calls ({type(error).__name__})."
+        yield Finding("SuperLink", UNKNOWN, said)
+        return
+    if code != NOT_KNOWN:
+        down = status in (502, 503, 504)
+        said = "its SuperLink does not answer. The label holder starts deploy/superlink.sh again"
+        said = said if down else f"it answers HTTP {status}, so it is not deploy/superlink.sh"
+        yield Finding("SuperLink", PROBLEM if down else UNKNOWN, f"{where} answers, but {said}.")
+        return
+    yield Finding("SuperLink", OK, f"The SuperLink behind {where} answers.")
+    if party:
+        yield _registered(where, context, party / "supernode.key")
+
+
+def _registered(where: Address, context: ssl.SSLContext, key: Path) -> Finding:
+    try:
+        _, code = _call(where, context, signature(key.read_bytes()))
+    except (OSError, HTTPException, ValueError, TypeError) as error:
+        said = f"{key} could not be shown to {where} ({type(error).__name__})."
+        return Finding("registration", UNKNOWN, said)
+    if code != NOT_KNOWN:
+        return Finding("registration", OK, f"{where} knows the key {key}.")
+    said = (
+        f"{where} does not know {key}, or refuses this clock. The label holder runs `flwr "
+        "supernode register supernode.pub vfl`."
+    )
+    return Finding("registration", PROBLEM, said)
+
+
+def _call(where: Address, context: ssl.SSLContext, headers: dict[str, str]) -> tuple[int, object]:
+    """Make a call that asks for nothing; return the status and Flower's code of the answer."""
+    kind = {"Content-Type": "application/x-protobuf"}
+    with closing(HTTPSConnection(*where, timeout=_SECONDS, context=context)) as connection:
+        connection.request("POST", _CALL, b"", {**kind, **headers})
+        reply = connection.getresponse()
+        return reply.status, _code(reply)
+
+
+def _code(reply: HTTPResponse) -> object:
+    try:
+        return json.loads(reply.read(1 << 16)).get("code")
+    except (ValueError, AttributeError):
+        return None
+
+
+def free_ports(ports: range) -> Finding:
+    """Check that a run finds a free port for streams on this machine."""
+    free = [port for port in ports if _is_free(port)]
+    name = f"{ports[0]}-{ports[-1]}"
+    if free:
+        said = f"{len(free)} of {len(ports)} ports in {name} are free; a run takes {free[0]}."
+        return Finding("stream ports", OK, said)
+    said = f"No port in {name} is free. End the programs that use them, or set stream-ports."
+    return Finding("stream ports", PROBLEM, said)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def stream_port(host: str, ports: range) -> Finding:
+    """Check whether a party reaches the first port for streams. Only a run listens there."""
+    where = Address(host, ports[0])
+    try:
+        socket.create_connection(where, _SECONDS).close()
+    except ConnectionRefusedError:
+        said = f"{where} refuses: no run listens now. Check again while one does."
+        return Finding("stream port", UNKNOWN, said)
+    except TimeoutError:
+        said = f"{where} does not answer. Open the ports {ports[0]}-{ports[-1]} in the firewalls."
+        return Finding("stream port", WARNING, said)
+    except OSError as error:
+        return Finding("stream port", PROBLEM, unreachable(where, error))
+    return Finding("stream port", OK, f"{where} answers: a run listens, and this party reaches it.")

@@ -1,0 +1,124 @@
+"""Checks of a results folder: its checkpoint, its journal, and the parties' states."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from flwr.app import Context, RecordDict
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.data.partitioned import OF_A_FILE
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.checkpoint import JOURNAL, Checkpoint
+from vfl_flower.label_holder.earlier_run import PartyState, check_states
+from vfl_flower.party import state_file
+from vfl_flower.party.state import load_scalars
+from vfl_flower.protocol.privacy.journal import Journal, refused
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding, many
+
+
+def about(folder: Path, states: Sequence[Path]) -> Iterator[Finding]:
+    """Yield the findings about a run: whether it can be resumed, and predict.
+
+    Parameters
+    ----------
+    states : folders of parties on this machine, besides the results folder.
+    """
+    yield _summary(folder)
+    try:
+        found = checkpoint.load(folder)
+    except ConfigError as error:
+        yield Finding("checkpoint", PROBLEM, str(error))
+        return
+    end = "a finished run" if found.finished else f"a run at epoch {found.epoch:.3g}"
+    said = f"{folder} has checkpoint {found.number} of {end}."
+    yield Finding("checkpoint", OK, said)
+    if (mark := found.strategy.get("journal")) is not None:
+        yield _journal(folder, mark)
+    yield _states(found, folder, states)
+    yield from _data(found)
+
+
+def _summary(folder: Path) -> Finding:
+    file = folder / "summary.json"
+    if (folder / "run.lock").exists():
+        return Finding("run", OK, f"A run uses {folder} now.")
+    try:
+        failure = json.loads(file.read_text())["failure"]
+    except FileNotFoundError:
+        said = f"The run in {folder} was cut off. Continue it with resume='{folder}'."
+        return Finding("run", WARNING, said)
+    except (OSError, ValueError, KeyError, TypeError):
+        return Finding("run", PROBLEM, f"{file} cannot be read. Resume the run, or restore it.")
+    if failure is not None:
+        return Finding("run", WARNING, f"The run in {folder} ended early: {failure}")
+    return Finding("run", OK, f"The run in {folder} has ended well.")
+
+
+def _journal(folder: Path, mark: Sequence[int | str]) -> Finding:
+    """Check a copy of the journal, since reading mends the file that a run may be writing."""
+    file = folder / JOURNAL
+    if not file.exists():
+        return Finding("journal", PROBLEM, str(refused(file, "missing")))
+    try:
+        with TemporaryDirectory() as temporary:
+            copy = Path(temporary, file.name)
+            shutil.copy(file, copy)
+            events = sum(1 for _ in Journal(copy).read(mark))
+    except VflError as error:
+        return Finding("journal", PROBLEM, str(error).replace(str(copy), str(file)))
+    except OSError as error:
+        return Finding("journal", UNKNOWN, f"{file} cannot be copied ({error.strerror}).")
+    return Finding("journal", OK, f"{file} counts {many(events, 'release')}.")
+
+
+def _states(found: Checkpoint, folder: Path, others: Sequence[Path]) -> Finding:
+    """Check that the parties of this machine have the states of a checkpoint."""
+    places = {party: _place(found, party, (folder, *others)) for party in range(found.parties)}
+    here = {party: place for party, place in places.items() if place}
+    if not here:
+        said = "The parties keep their states. Each party names its folder to `vfl doctor`."
+        return Finding("party states", UNKNOWN, said)
+    kept, missing = [], sorted(places.keys() - here.keys())
+    try:
+        if folder in here.values() and missing:
+            raise ConfigError(f"Party {missing[0]} has no state in {folder}. Restore a backup.")
+        for party, place in here.items():
+            kept.append(_load(found, party, place))
+        check_states(found, kept, whole=False)
+    except (VflError, KeyError, ValueError, TypeError) as error:
+        return Finding("party states", PROBLEM, f"The run cannot predict. {error}")
+    said = f"The states of parties {', '.join(map(str, here))} fit the checkpoint."
+    return Finding("party states", OK, said)
+
+
+def _place(found: Checkpoint, party: int, folders: Sequence[Path]) -> Path | None:
+    pattern = f"run-{found.run}-party-{party}[-.]*state"
+    return next((each for each in folders if any(each.glob(pattern))), None)
+
+
+def _load(found: Checkpoint, party: int, place: Path) -> PartyState:
+    own: dict[str, bool | float | int | str] = {
+        "partition-id": party,
+        "num-partitions": found.parties,
+        "states": str(place),
+    }
+    node = Context(0, 0, own, RecordDict(), {})
+    state, number = state_file.load(node, found.run, found.number)
+    return PartyState(party, int(load_scalars(state)["exchange"]), number)
+
+
+def _data(found: Checkpoint) -> Iterator[Finding]:
+    """Yield whether the file of a partitioned data set is still there."""
+    kind, _, place = found.config.data.dataset.partition(":")
+    if kind not in OF_A_FILE:
+        return
+    if Path(place).expanduser().is_file():
+        yield Finding("data", OK, f"{place} is there.")
+    else:
+        said = f"{place} is missing, so the run can neither resume nor predict. Restore it."
+        yield Finding("data", PROBLEM, said)
