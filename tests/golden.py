@@ -44,6 +44,7 @@ from tests.golden_runs import (
 )
 from tests.organisations import cancer, cut
 from vfl_flower import client_app
+from vfl_flower.config.run_config import KEYS
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import predict_local, run_local, run_ray, run_supernodes
 from vfl_flower.transport.wire import Call, record_of, unpack
@@ -128,7 +129,10 @@ def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_AROUND = ("out", "resume", "observer")  # which have no part in what is computed
+_AROUND = {  # which have no part in what is computed
+    *("out", "resume", "observer", "log-format"),
+    *(key.name for key in KEYS.values() if key.section == "serving"),
+}
 
 
 def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
     keys = {"dataset": f"files:{organisations.labels}"}
     with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
         assert found.ask(new[0])[0]["missing"] == {}  # control
-        seeker = found.loaded.parties._seeker
+        seeker = found.loaded.parties.seeker
         assert seeker is not None
         right = seeker.proofs
         monkeypatch.setattr(seeker, "proofs", lambda party, ids: right(party, ids) ^ (party == 1))
@@ -250,7 +250,7 @@ def test_a_late_party_costs_one_deadline_and_is_flagged(
 ) -> None:
     keys = {"dataset": f"files:{trained.labels}", "score-timeout": 1.0}
     with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as some:
-        both = some.loaded.parties.present.all(1)
+        both = some.loaded.embeddings.present.all(1)
         ids = some.loaded.rows.ids[both][:3].tolist()
         _until(lambda: some.ask(*ids)[0]["missing"] == {})
         some.grid.late[some.node(1)] = 3.0
@@ -279,7 +279,7 @@ def test_scores_without_a_party_are_those_that_predict_gives_without_it(
 
 
 def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
-    both = some.loaded.parties.present.all(1)
+    both = some.loaded.embeddings.present.all(1)
     one = int(some.loaded.rows.ids[both][0])
     from vfl_flower.party import scoring
 
@@ -311,7 +311,7 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
     own = Organisations(folder, folder / trained.labels.name, files)
     keys = {"dataset": f"files:{own.labels}"}
     with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        both = found.loaded.parties.present.all(1)
+        both = found.loaded.embeddings.present.all(1)
         gone, kept = found.loaded.rows.ids[both][:2].tolist()
         before = found.ask(gone, kept)
         change(files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
@@ -332,7 +332,7 @@ def test_each_request_is_in_the_audit_logs_of_both_ends(
     shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
     nodes = [{**each, "states": str(states)} for each in trained.node_configs]
     with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-        both = found.loaded.parties.present.all(1)
+        both = found.loaded.embeddings.present.all(1)
         one, other = found.loaded.rows.ids[both][:2].tolist()
         name = found.http.post("/v1/predict", json={"ids": [one]}).json()["request"]
         found.ask(other)
@@ -370,7 +370,7 @@ def test_a_new_version_of_the_model_is_served_without_a_restart(
     own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
     keys = {"dataset": f"files:{own.labels}"}
     with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        one = int(found.loaded.rows.ids[found.loaded.parties.present.all(1)][0])
+        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
         first, name = found.ask(one)[0], found.loaded.name
         own.run("grown", {**SHORT, "grow": str(folder / "any")})
         for path in (folder / "grown").glob("run-*.state"):
@@ -389,7 +389,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_last_in_service(
     own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
     keys = {"dataset": f"files:{own.labels}"}
     with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        one = int(found.loaded.rows.ids[found.loaded.parties.present.all(1)][0])
+        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
         before, files = found.ask(one), found.loaded.files
         (folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
         _until(lambda: found.loaded.files != files)
@@ -426,7 +426,7 @@ def test_a_party_refuses_more_predictions_than_its_rule_allows(
 
     def asked() -> list[dict[str, Any]]:
         with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-            both = found.loaded.parties.present.all(1)
+            both = found.loaded.embeddings.present.all(1)
             one = int(found.loaded.rows.ids[both][0])
             answers = [found.ask(one)[0]["missing"] for _ in range(4)]
             text = found.http.get("/metrics").text
@@ -555,7 +555,7 @@ def test_embeddings_that_do_not_fit_are_left_out(
 
     keys = {"dataset": f"files:{trained.labels}"}
     with served(trained.folder / "any", tmp_path, keys, trained.node_configs, lying) as found:
-        both = found.loaded.parties.present.all(1)
+        both = found.loaded.embeddings.present.all(1)
         ids = found.loaded.rows.ids[both][:2].tolist()
         honest = found.ask(*ids)
         assert honest[0]["missing"] == {}
@@ -572,7 +572,7 @@ def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_pat
     keys = {"dataset": f"files:{trained.labels}"}
     with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
         node = found.node(0)
-        most = int(found.loaded.parties.present[:, 0].sum())
+        most = int(found.loaded.embeddings.present[:, 0].sum())
         found.service.queue.close()  # so that only this test uses the grid
         for rows in (np.array([most]), np.array([-1]), np.zeros(0), np.zeros((1, 1))):
             order = ScoreOrder(arrays={"rows": rows.astype(np.int32)})

@@ -82,6 +82,12 @@ class RowsToPredict:
     table: Table | None = None
     psi: bool = False
 
+    def known_by(self, parties: int) -> NDArray[np.bool_]:
+        """Return whether a party has a row, [N, M]."""
+        if self.present is None:
+            return np.ones((len(self.ids), parties), bool)
+        return self.present
+
     def seeker(self, run: str) -> Seeker | None:
         """Return what finds ids outside these rows at the parties.
 

@@ -9,26 +9,21 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import torch
 from flwr.app import Message
-from numpy.typing import NDArray
-from torch import Tensor
 
 from vfl_flower.alignment.reuse import proof_of
-from vfl_flower.config.errors import ConfigError, OutOfStepError, SumError, VflError
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.ids import encoded as encoded_id
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.protocol.aggregation.base import Collection
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,
@@ -41,7 +36,6 @@ from vfl_flower.transport.early_messages import (
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import (
     SMALL,
-    Arrays,
     Order,
     Payload,
     Scored,
@@ -74,7 +68,6 @@ class _Party:
 
     node : Flower's node; None if the party has not come yet.
     key, order, sent : the message that is out to it, what it asks, and when it was sent.
-    rows : rows of that order.
     why : the party's last refusal.
     """
 
@@ -83,39 +76,8 @@ class _Party:
     state: str = DOWN
     key: str = ""
     order: Order | None = None
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     sent: float = 0.0
     why: str = ""
-
-
-@dataclass
-class Found:
-    """Ids outside the alignment, and where the parties have them.
-
-    places : place of each id in a party's set, or -1, [k, M].
-    missing : party -> why it has not answered.
-    """
-
-    encoded: list[bytes]
-    places: NDArray[np.int32]
-    missing: dict[int, str]
-
-
-@dataclass
-class Embedded:
-    """The parties' embeddings of rows.
-
-    blocks : embeddings, [R, width]; zeros where a party has given none.
-    given, has : whether a party has given a row, and whether it should have it, [R, M].
-    missing : party -> why it has given nothing.
-    found : number of the last rows that are ids outside the alignment.
-    """
-
-    blocks: Tensor
-    given: NDArray[np.bool_]
-    has: NDArray[np.bool_]
-    missing: dict[int, str]
-    found: int
 
 
 class Parties:
@@ -138,14 +100,10 @@ class Parties:
         self._transport, self._config, self._predictor = transport, config, predictor
         self._rows, self._run, self._metrics = rows, run, metrics
         sizes = predictor.sizes
-        has = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
-        self.present = has
-        """Whether a party has a row, [N, M]."""
-        self._at = (np.cumsum(has, axis=0) - 1).astype(np.int32)  # among the party's own rows
         self._all = [_Party(number, None) for number in range(len(sizes))]
         self._apart = False  # whether parties of masked sums have served other orders
         self._tried = 0.0
-        self._seeker = rows.seeker(run)  # finds ids outside the alignment
+        self.seeker = rows.seeker(run)  # finds ids outside the alignment
 
     # --- the beginning ----------------------------------------------------------------------------
 
@@ -180,11 +138,11 @@ class Parties:
                 self._loaded(party, answer)
             except VflError as error:
                 raise ConfigError(f"Party {party.number} {error}") from None
-        if self._seeker:
+        if self.seeker:
             orders = dict.fromkeys(answers, self._opening)
             timeout, lenient = running.party_timeout, there is not None
             for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
-                self._seeker.opened(said.party, said)
+                self.seeker.opened(said.party, said)
 
     def begin_again(self) -> None:
         """Have the parties load this version again, since they may have loaded another."""
@@ -193,9 +151,9 @@ class Parties:
 
     @property
     def _opening(self) -> OpenSetOrder:
-        assert self._seeker is not None
+        assert self.seeker is not None
         about = json.dumps(self._predictor.found.config.values())
-        return OpenSetOrder(config=about, arrays=self._seeker.opening.arrays)
+        return OpenSetOrder(config=about, arrays=self.seeker.opening.arrays)
 
     def _loaded(self, party: _Party, answer: Serving) -> None:
         """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
@@ -203,7 +161,7 @@ class Parties:
         The message continues a sentence that names the party.
         """
         check_states(self._predictor.found, [answer], whole=False)
-        mine = int(self.present[:, party.number].sum())
+        mine = int(self._rows.known_by(len(self._all))[:, party.number].sum())
         same = (answer.party, answer.alignment, answer.code_digest, answer.rows) == (
             party.number,
             self._rows.alignment,
@@ -231,71 +189,7 @@ class Parties:
 
     # --- a batch ----------------------------------------------------------------------------------
 
-    def embed(self, rows: NDArray[np.int64], found: Found, until: float) -> Embedded:
-        """Return embeddings of aligned rows [n], and then of ids that were found, [k].
-
-        Parameters
-        ----------
-        until : monotonic time after which no party is waited for.
-        """
-        size = len(rows) + len(found.encoded)
-        said = Embedded(
-            torch.zeros(size, self._predictor.width),
-            np.zeros((size, len(self._all)), bool),
-            np.concatenate([self.present[rows], found.places >= 0]),
-            dict(found.missing),
-            len(found.encoded),
-        )
-        orders: dict[int, Order] = {}
-        for party in self._all:
-            number, has = party.number, said.has[:, party.number]
-            if not has.any():
-                said.missing.setdefault(number, UNKNOWN)
-                continue
-            party.rows = np.flatnonzero(has)
-            at = self._at[rows[has[: len(rows)]], number]
-            orders[number] = ScoreOrder(arrays={"rows": at, **self._of_found(found, number)})
-        answers, silent = self._ask(orders, Scored, until)
-        said.missing.update(silent)
-        collection = self._predictor.aggregation.collection(len(self._all))
-        for number, answer in answers.items():
-            reason = self._take(self._all[number], answer, said, collection)
-            if reason:
-                said.missing[number] = reason
-        if said.missing and self._predictor.aggregation.abreast and orders:
-            self._apart = True
-        return said
-
-    def find(self, ids: Sequence[int | str], until: float) -> Found:
-        """Find ids outside the alignment at the parties, in one round trip."""
-        nowhere = np.full((len(ids), len(self._all)), -1, np.int32)
-        if self._seeker is None or not ids:
-            return Found([], nowhere[:0], {})
-        encoded = [encoded_id(one) for one in ids]
-        found, points = Found(encoded, nowhere, {}), self._seeker.blinded(encoded)
-        known = {each.number: self._seeker.knows(each.number) for each in self._all}
-        orders: dict[int, Order] = {
-            number: SeekOrder(known=places, arrays={"ids": points})
-            for number, places in known.items()
-            if places
-        }
-        answers, found.missing = self._ask(orders, Sought, until)
-        for number, answer in answers.items():
-            try:
-                found.places[:, number] = self._seeker.places(number, encoded, answer.arrays)
-            except VflError as error:
-                found.missing[number] = self._refused(self._all[number], f"sent {error}")
-        return found
-
-    def _of_found(self, found: Found, number: int) -> Arrays:
-        """Return the arrays of an order about found ids that a party has."""
-        has = np.flatnonzero(found.places[:, number] >= 0)
-        if self._seeker is None or not len(has):
-            return {}
-        proofs = self._seeker.proofs(number, [found.encoded[at] for at in has.tolist()])
-        return {"places": found.places[has, number], "proofs": proofs}
-
-    def _ask(
+    def ask(
         self, orders: Mapping[int, Order], kind: type[P], until: float
     ) -> tuple[dict[int, P], dict[int, str]]:
         """Send orders to parties; return their answers, and why others have given none."""
@@ -329,35 +223,12 @@ class Parties:
                     self._lose(party)
                     missing[party.number] = DOWN
                 except VflError as error:
-                    missing[party.number] = self._refused(party, str(error))
+                    missing[party.number] = self.refused(party.number, str(error))
         return answers, missing
 
-    def _take(self, party: _Party, answer: Scored, said: Embedded, collection: Collection) -> str:
-        """Take a party's embeddings; return why they cannot be used, or an empty text."""
-        rows, size = party.rows, self._predictor.sizes[party.number]
-        try:
-            block = collection.add(party.number, answer.arrays, (len(rows), size))
-            gone = answer.arrays.get("gone", np.zeros(0, np.int32))
-            if (
-                gone.dtype != np.int32
-                or gone.ndim != 1
-                or not np.isin(gone, range(len(rows))).all()
-            ):
-                raise VflError("'gone' names rows that were not asked for.")
-        except SumError as error:
-            self._apart = True
-            return self._refused(party, str(error))
-        except VflError as error:
-            return self._refused(party, str(error))
-        there = np.ones(len(rows), bool)
-        there[gone] = False
-        if block is not None:
-            said.blocks[torch.from_numpy(rows), self._predictor.columns[party.number]] = block
-        said.given[rows[there], party.number] = True
-        return ""
-
-    def _refused(self, party: _Party, sentence: str) -> str:
-        refused = sentence.startswith("failed: ")
+    def refused(self, number: int, sentence: str) -> str:
+        """Note that a party has refused, or sent something useless; return which of both."""
+        party, refused = self._all[number], sentence.startswith("failed: ")
         if sentence != party.why:
             party.why = sentence
             notice.warning("Party %d %s", party.number, sentence)
@@ -381,6 +252,10 @@ class Parties:
             if party.state == DOWN and party.node is not None and now > party.sent + _AGAIN:
                 self._ask_to_load(party)
 
+    def come_apart(self) -> None:
+        """Note that parties of masked sums have served other orders, and need new keys."""
+        self._apart = True
+
     def _bring_together(self) -> None:
         """Have parties of masked sums agree anew, after one of them has missed an order."""
         if (
@@ -403,11 +278,11 @@ class Parties:
                 self._send(party, self._load_order, LOADING)
             elif isinstance(order, ServeOrder):
                 self._loaded(party, self._read(message, Serving))
-                if self._seeker:
+                if self.seeker:
                     self._send(party, self._opening, LOADING)
             elif isinstance(order, OpenSetOrder):
-                if self._seeker:
-                    self._seeker.opened(party.number, self._read(message, SetKept))
+                if self.seeker:
+                    self.seeker.opened(party.number, self._read(message, SetKept))
                 self._set(party, READY)
             else:  # an overdue answer: whatever it says, the party answers again
                 self._read(message, Sought if isinstance(order, SeekOrder) else Scored)
@@ -415,7 +290,7 @@ class Parties:
         except OutOfStepError:
             self._lose(party)
         except VflError as error:
-            self._refused(party, str(error))
+            self.refused(party.number, str(error))
             self._set(party, DOWN)
 
     def _lose(self, party: _Party) -> None:

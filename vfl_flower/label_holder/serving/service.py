@@ -24,8 +24,9 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
+from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
 from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.parties import UNKNOWN, Embedded, Parties
+from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
 from vfl_flower.label_holder.serving.releases import Releases
 from vfl_flower.label_holder.serving.requests import Queue, Request, Score
 from vfl_flower.protocol.aggregation import aggregation_of
@@ -71,6 +72,7 @@ class Loaded:
         self.any_subset = aggregation_of(found.config).any_subset
         self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)
+        self.embeddings = Embeddings(self.parties, self.predictor, self.rows)
         self.releases = Releases(config, found, len(self.rows.ids))
         self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()
@@ -239,14 +241,14 @@ class Service:
         ids = [one for request in batch for one in request.ids]
         asked = loaded.rows_of(ids)
         new = list(dict.fromkeys(ids[at] for at in np.flatnonzero(asked < 0).tolist()))
-        found = loaded.parties.find(new[:_NEW], until)
+        found = loaded.embeddings.find(new[:_NEW], until)
         matched = time.monotonic()
         self.metrics.stage_seconds.labels("match").observe(matched - began)
         rows, place = np.unique(asked, return_inverse=True)
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
         loaded.releases.count(rows)
-        embedded = loaded.parties.embed(rows, found, until)
+        embedded = loaded.embeddings.embed(rows, found, until)
         if not loaded.any_subset:
             self._refuse_without(embedded.missing)
         given = time.monotonic()
