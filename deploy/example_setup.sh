@@ -9,7 +9,7 @@ set -euo pipefail
 umask 077
 cd -- "$1"
 here=$OLDPWD/$(dirname -- "$0")
-bank=bank-secrets
+bank='bank-secrets'
 [ ! -f $bank/serve.token ] || exit 0
 rm -f -- *-secrets/* # of a start that was cut short
 

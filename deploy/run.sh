@@ -14,25 +14,25 @@ app=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 field() { # a value in the JSON that `flwr` prints
     python -P -c 'import json, sys; found = json.load(sys.stdin); print((found.get("runs") or [found])[0].get(sys.argv[1], ""))' "$1"
 }
-stop() {
-    trap - TERM INT
-    [ -z "$run" ] || flwr stop "$run" vfl || true
-    kill "$log" 2> /dev/null || true
-    exit 143
-}
-run= log=
-trap stop TERM INT
-said=$(flwr run "$app" vfl --format json -c "$2") && run=$(field run-id <<< "$said") || {
+run='' log='' status='' stopped=''
+trap 'stopped=yes; [ -z "$log" ] || kill "$log" 2> /dev/null || true' TERM INT
+if ! said=$(flwr run "$app" vfl --format json -c "$2"); then
     echo "$said" >&2
     exit 1
-}
-while true; do
+fi
+run=$(field run-id <<< "$said")
+until [ -n "$stopped" ]; do
     flwr log "$run" vfl --stream & # it may end before the run, if the connection breaks
     log=$!
-    wait $log || true
+    wait "$log" || true
+    [ -z "$stopped" ] || break
     status=$(flwr list vfl --run-id "$run" --format json | field status)
     case "$status" in finished:*) break ;; esac
     sleep 1
 done
+if [ -n "$stopped" ]; then
+    flwr stop "$run" vfl
+    exit 143
+fi
 echo "Run $run: $status"
 [ "$status" = finished:completed ]

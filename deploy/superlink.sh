@@ -6,8 +6,8 @@
 # FOLDER holds its key and certificate, made at the first start for HOST (127.0.0.1), its data base of
 # registered keys and runs, and what `FLWR_HOME=FOLDER flwr run . vfl` needs to be let in.
 # PORT in the environment is the port that parties reach (8000); the next is the SuperLink's own.
-# CREDENTIALS_DIRECTORY, which systemd and the containers set, may hold superlink.key and superlink.crt.
-# It may also hold the parties' public keys, *.pub, which are registered at each start.
+# CREDENTIALS_DIRECTORY, which systemd and the containers set, may hold superlink.key and superlink.crt. Public
+# keys of parties in it (else in FOLDER), *.pub, are registered at each start.
 set -euo pipefail
 umask 077
 folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)

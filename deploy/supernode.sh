@@ -14,7 +14,8 @@ umask 077
 folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
 
 credential() { # the path of a file that lies with the credentials, or in FOLDER
-    if [ -f "${CREDENTIALS_DIRECTORY:-}/$1" ]; then echo "$CREDENTIALS_DIRECTORY/$1"; else echo "$folder/$1"; fi
+    local given=${CREDENTIALS_DIRECTORY:-$folder}/$1
+    if [ -f "$given" ]; then echo "$given"; else echo "$folder/$1"; fi
 }
 key=$(credential supernode.key)
 if [ ! -f "$key" ]; then

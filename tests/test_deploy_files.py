@@ -84,6 +84,16 @@ def test_an_image_copies_what_is_there_and_no_more_than_its_context_has() -> Non
     assert all(os.access(CHECKOUT / each, os.X_OK) for each in scripts if each.endswith(".sh"))
 
 
+def test_the_linter_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
+    """It dislikes `CDPATH= cd`, and `mkdir -p -m`, whose parent folders the umask protects."""
+    meant = "--exclude=SC1007,SC2174"
+    found = ran("shellcheck", meant, *sorted(DEPLOY.glob("*.sh")))
+    assert found.returncode == 0, found.stdout
+    bad = tmp_path / "bad.sh"
+    bad.write_text("#!/bin/bash\nrm -rf $1/*\n")
+    assert ran("shellcheck", meant, bad).returncode != 0  # the control
+
+
 # --- compose ------------------------------------------------------------------------------------
 
 
