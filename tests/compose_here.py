@@ -3,8 +3,9 @@
     python -m tests.compose_here FOLDER
 
 Bubblewrap runs each service as in its container: with its command, variables and user. The root
-file system is read-only, and only volumes and /tmp can be written. Only two things differ. All services share one network, so that party N listens on port 9094 + N, and
-`label-holder` is a name of loopback. The image is the environment of this process.
+file system is read-only, and only volumes and /tmp can be written. Only two things differ. All
+services share one network, so that party N listens on port 9094 + N, and `label-holder` is a name
+of loopback. The image is the environment of this process.
 """
 
 from __future__ import annotations
