@@ -58,12 +58,16 @@ def test_the_services_train_over_streams(home: Path) -> None:
     assert run.summary["failure"] is None
     assert (run.summary["engine"], run.summary["transport"]) == ("supernodes", "stream")
     assert run.summary["parties"] == 2 and run.summary["test_accuracy"] > 0.9
-    assert "finished:completed" in (home / "train.log").read_text()
+    assert "finished:completed" in (home / "trained.log").read_text()
 
 
-def test_a_later_start_makes_and_trains_nothing_again(home: Path) -> None:
-    assert outcomes(home)["again"] == outcomes(home)["setup again"] == 0
-    assert (home / "again.log").read_text() == (home / "setup-again.log").read_text() == ""
+def test_a_later_start_trains_nothing_again_and_knows_the_parties(home: Path) -> None:
+    assert outcomes(home)["train again"] == 0 and (home / "train.log").read_text() == ""
+    assert (home / "setup.log").read_text().count("labels.csv") == 1
+    assert outcomes(home)["predict again"] == 0
+    scores = [home / f"volumes/bank-results/scores{each}.parquet" for each in ("", "-again")]
+    pd.testing.assert_frame_equal(*map(pd.read_parquet, scores))
+    assert "is not registered" not in (home / "label-holder.log").read_text()
 
 
 def test_a_container_writes_its_volumes_alone(home: Path) -> None:
@@ -82,10 +86,8 @@ def test_a_run_that_fails_or_is_stopped_ends_so(home: Path) -> None:
     assert outcomes(home)["stopped"] == 143
     text = (home / "list.log").read_text()
     found = [each["status"] for each in json.loads(text[text.index("{") :])["runs"]]
-    stopped = 1 + SERVES
-    assert sorted(found) == sorted(
-        ["finished:completed"] * 2 + ["finished:failed"] + ["finished:stopped"] * stopped
-    )
+    of_runs = ["completed"] * 3 + ["failed"] + ["stopped"] * (3 if SERVES else 1)
+    assert sorted(found) == sorted(f"finished:{each}" for each in of_runs)
 
 
 @pytest.mark.skipif(not SERVES, reason="`vfl serve` is not there yet")
