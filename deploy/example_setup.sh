@@ -20,4 +20,4 @@ for party in party-0 party-1; do
     cp $bank/superlink.crt $party-secrets/
     cp $party-secrets/supernode.pub $bank/$party.pub
 done
-python -P -c 'import secrets; print(secrets.token_urlsafe(32))' > $bank/serve.token
+python -P -c 'import secrets; print("example", secrets.token_urlsafe(32))' > $bank/serve.token

@@ -188,7 +188,7 @@ LONG |= {"patience": 0, "window": 1, "out": "/results/long"}
 _ASK = """
 import json, ssl, urllib.request as u
 trust = ssl.create_default_context(cafile='/run/secrets/superlink.crt')
-token = open('/run/secrets/serve.token').read().strip()
+token = open('/run/secrets/serve.token').read().split()[1]
 ids = [int(line.split(',')[0]) for line in open('/data/labels.csv').readlines()[1:4]]
 ask = u.Request('https://localhost:8443/v1/predict', json.dumps({'ids': ids}).encode(),
                 {'Authorization': f'Bearer {token}', 'Content-Type': 'application/json'})

@@ -35,7 +35,7 @@ METRICS = {
     "vfl_failures_total": {"party"},
 }
 """Metric -> its labels. Histograms are read by their buckets."""
-REASONS = {"unknown", "down", "refused", "late"}
+REASONS = {"unknown", "down", "refused", "late", "faulty"}
 ALERTS = DEPLOY / "alerts.yaml"
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana.json").read_text())
@@ -132,9 +132,9 @@ def test_an_operator_is_told_what_happened_and_what_to_do() -> None:
 HEALTHY = {
     "vfl_model_info{run='a',strategy='split-nn',version='1'}": "1x120",
     "vfl_party_connected{party='0'}": "1x120",
-    "vfl_requests_total{outcome='ok'}": "0+600x120",
-    "vfl_requests_total{outcome='late'}": "0+6x120",
-    "vfl_rows_total{outcome='ok'}": "0+6000x120",
+    "vfl_requests_total{outcome='answered'}": "0+600x120",
+    "vfl_requests_total{outcome='unavailable'}": "0+6x120",
+    "vfl_rows_total{outcome='answered'}": "0+6000x120",
     "vfl_request_seconds_bucket{le='0.1'}": "0+600x120",
     "vfl_request_seconds_bucket{le='1'}": "0+600x120",
     "vfl_request_seconds_bucket{le='+Inf'}": "0+600x120",
@@ -149,7 +149,7 @@ HEALTHY = {
 ILL = {
     "VflServiceGone": {"vfl_model_info{run='a',strategy='split-nn',version='1'}": "1x90"},
     "VflPartyDisconnected": {"vfl_party_connected{party='0'}": "1x100 0x20"},
-    "VflRequestsFail": {"vfl_requests_total{outcome='late'}": "0+60x120"},
+    "VflRequestsFail": {"vfl_requests_total{outcome='unavailable'}": "0+60x120"},
     "VflRequestsSlow": {"vfl_request_seconds_bucket{le='0.1'}": "0+500x120"},
     "VflAnswersLackParty": {
         "vfl_answers_missing_party_total{party='0',reason='late'}": "0+600x120"
