@@ -68,7 +68,8 @@ class Here:
         found += ["--uid", user, "--gid", group, "--clearenv", "--chdir", stage.folder]
         found += [word for key, value in environment.items() for word in ("--setenv", key, value)]
         found += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-        for place in ("/usr", "/etc", *prefixes, str(CHECKOUT)):
+        paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+        for place in ("/usr", "/etc", *prefixes, str(CHECKOUT), *paths):
             found += ["--ro-bind", place, place]
         for link in ("/bin", "/sbin", "/lib", "/lib64"):
             if Path(link).is_symlink():
