@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # The label holder's SuperLink: on loopback, behind a proxy that passes the calls of SuperNodes.
 #
-#   deploy/superlink.sh FOLDER [HOST]
+#   deploy/superlink.sh FOLDER [HOST [OTHER-NAME...]]
 #
 # FOLDER holds its key and certificate, made at the first start for HOST (127.0.0.1), its data base of
 # registered keys and runs, and what `FLWR_HOME=FOLDER flwr run . vfl` needs to be let in.
 # PORT in the environment is the port that parties reach (8000); the next is the SuperLink's own.
+# CREDENTIALS_DIRECTORY, which systemd and the containers set, may hold superlink.key and superlink.crt. Public
+# keys of parties in it (else in FOLDER), *.pub, are registered at each start. A file serve.token in it is copied
+# to FOLDER: the service asks for a file that no group can read.
 set -euo pipefail
 umask 077
 folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
@@ -22,7 +25,12 @@ nginx=$(PATH=$PATH:/usr/sbin:/sbin command -v nginx) || {
     exit 1
 }
 
-[ -f "$folder/superlink.crt" ] || python -P -m vfl_flower.transport.nodes.certificates host "$folder/superlink" "$host"
+credentials=${CREDENTIALS_DIRECTORY:-$folder}
+own=$credentials/superlink
+[ -f "$own.key" ] || own=$folder/superlink
+[ -f "$own.crt" ] || python -P -m vfl_flower.transport.nodes.certificates host "$own" "$host" "${@:3}"
+[ ! -f "$credentials/serve.token" ] || [ "$credentials" = "$folder" ] || install -m 600 "$credentials/serve.token" "$folder"
+
 rm -f "$folder"/loopback.* # nobody else has it, and so it is made anew
 python -P -m vfl_flower.transport.nodes.certificates host "$folder/loopback" localhost 127.0.0.1
 printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s"\n' \
@@ -31,7 +39,7 @@ printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "127.0.0.1:%s
 listen=0.0.0.0
 [ "$host" != 127.0.0.1 ] || listen=127.0.0.1
 mkdir -p "$folder/proxy"
-sed -e "s|@FOLDER@|$folder|g" -e "s|@LISTEN@|$listen|g" -e "s|@PORT@|$port|g" -e "s|@INNER@|$inner|g" \
+sed -e "s|@FOLDER@|$folder|g" -e "s|@OWN@|$own|g" -e "s|@LISTEN@|$listen|g" -e "s|@PORT@|$port|g" -e "s|@INNER@|$inner|g" \
     "$here/proxy.conf" > "$folder/proxy.conf"
 
 stop() { # both end together
@@ -55,6 +63,13 @@ link=$!
 until (exec 3<> "/dev/tcp/127.0.0.1/$inner") 2> /dev/null; do # who reaches the proxy finds it there
     kill -0 $link 2> /dev/null || exit 1
     sleep 0.2
+done
+for key in "$credentials"/*.pub; do
+    [ -f "$key" ] || continue
+    said=$(flwr supernode register "$key" vfl 2>&1) || case "$said" in
+        *"already in use"*) ;;
+        *) printf 'superlink.sh: %s is not registered: %s\n' "$key" "$said" >&2 ;;
+    esac
 done
 "$nginx" -e stderr -p "$folder" -c "$folder/proxy.conf" &
 proxy=$!

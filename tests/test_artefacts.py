@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from flwr.app import Context, Message
@@ -30,6 +32,7 @@ from tests.organisations import ID, read, write
 from tests.secure import Parties
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import unsealed, whole
 from vfl_flower.label_holder import results
 from vfl_flower.tools.report import report
 from vfl_flower.transport.wire import Call
@@ -103,6 +106,42 @@ def test_another_figure_would_be_found() -> None:
     said = THEN["psi"]["predicted"]
     other = said["prediction"].replace("0", "1", 1)
     assert differences(said, {**said, "prediction": other}) == ["prediction"]
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the options in a checkpoint, as another version would have written them."""
+    with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
+        arrays = dict(file)
+    text = json.loads(arrays["text"].tobytes())
+    change(text["config"])
+    arrays["text"] = np.frombuffer(json.dumps(text).encode(), np.uint8)
+    with whole(path, sealed=True) as new:
+        np.savez(new, **arrays)
+
+
+def test_an_option_that_an_older_version_did_not_have_is_its_default(folder: Path) -> None:
+    unpack("psi", folder)
+    rewrite(folder / "run/checkpoint.npz", lambda options: options.pop("lr-schedule"))
+    assert not differences(THEN["psi"]["predicted"], predicted("psi"))
+    assert not differences(THEN["psi"]["figures"], resumed("psi"))
+    unpack("psi", folder)  # the control
+    rewrite(folder / "run/checkpoint.npz", lambda options: options.pop("server-lr"))
+    assert differences(THEN["psi"]["figures"], resumed("psi"))
+
+
+def test_checkpoints_of_later_versions_and_of_0_1_0_are_refused(folder: Path) -> None:
+    """Version 0.1.0 wrote no checksums."""
+    path = folder / "run/checkpoint.npz"
+    for version in ("later", "0.1.0"):
+        unpack("psi", folder)
+        if version == "later":
+            rewrite(path, lambda options: options.update({"later-option": 3}))
+        else:
+            path.write_bytes(path.read_bytes()[:-32])
+        for use in (resumed, predicted):
+            with pytest.raises(VflError, match="is damaged, or another version wrote it") as raised:
+                use("psi")
+            assert "\n" not in str(raised.value)
 
 
 # --- alignments ---------------------------------------------------------------------------------
