@@ -111,7 +111,7 @@ def served(
     audit = AuditLog(tmp_path / "audit" / "audit.jsonl")
     service = Service(load, grid.wake, audit)
     try:
-        with listening(app_of(service, Tokens(tokens, made=False)), config.serving) as url:
+        with listening(app_of(service, Tokens(tokens)), config.serving) as url:
             worker = Thread(target=service.work)
             worker.start()
             headers = {"Authorization": f"Bearer {TOKEN}"}

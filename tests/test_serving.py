@@ -620,7 +620,7 @@ def test_files_of_tokens_that_are_not_safe_are_refused(
     path.write_text(text)
     path.chmod(mode)
     with pytest.raises(ConfigError, match=said):
-        Tokens(path, made=False)
+        Tokens(path)
 
 
 @pytest.mark.parametrize(

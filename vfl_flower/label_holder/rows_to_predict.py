@@ -128,7 +128,7 @@ def rows_to_predict(
         ids = np.arange(len(own))
         present = labels.present[1].copy() if labels.present else None
         return RowsToPredict(ids, labels.alignment, own, ids, labels.test, present)
-    if not config.data.own_data:
+    if not config.data.own_data and config.task != "serve":  # a service has the file of training
         raise ConfigError(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
             "dataset='files:PATH'."

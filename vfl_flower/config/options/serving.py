@@ -38,7 +38,7 @@ class ServingConfig:
     serve_token: str = key(
         "",
         "Names the file of callers and their bearer tokens, `NAME TOKEN` in each line. The empty "
-        "text stands for RUN/serve.token, which the service makes.",
+        "text stands for RUN/serve.token. The service makes a file that is missing.",
         example="task='serve' model='runs/a' serve-token='tokens.txt'",
         engine=_FLOWER,
         related=("serve-address",),

@@ -60,7 +60,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         ) from None
     folder = Path(config.model).expanduser().absolute()
     named = config.serving.serve_token
-    tokens = Tokens(Path(named).expanduser() if named else folder / _TOKENS, made=not named)
+    tokens = Tokens(Path(named).expanduser() if named else folder / _TOKENS)
     with ExitStack() as exits:
         exits.enter_context(in_use(folder, _LOCK))
         load = partial(Loaded, transport, config, given, run)
@@ -73,8 +73,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
             listening(app_of(service, tokens), config.serving) as url,
         ):
             notice.info("The model in %s is served at %s/docs", config.model, url)
-            if not named:
-                notice.info("The token is in %s", folder / _TOKENS)
+            notice.info("The tokens of its callers are in %s", tokens.path)
             service.work()
         notice.info("The service has ended.")
 

@@ -64,9 +64,12 @@ class Loaded:
         metrics: Metrics,
     ) -> None:
         self.config = config
-        self.files = _versions(config)
         self.found = found = checkpoint.load(config.model)
         there = available_parties(config, found)
+        dataset = given.get("dataset", found.config.data.dataset)
+        kind, _, path = dataset.partition(":")
+        self._paths = [Path(config.model) / checkpoint.FILE, *([Path(path)] * (kind == "files"))]
+        self.files = self._versions()
         self.rows = rows_to_predict(transport, config, given, found, run, there)
         self.predictor = Predictor(found, self.rows.own.shape[1])
         self.any_subset = aggregation_of(found.config).any_subset
@@ -86,22 +89,22 @@ class Loaded:
     @property
     def is_outdated(self) -> bool:
         """Return whether the checkpoint or the label holder's file has changed since."""
-        now = _versions(self.config)
+        now = self._versions()
         return now != self.files and 0 not in now
 
+    def is_known(self) -> None:
+        """Do not load the present files again."""
+        self.files = self._versions()
 
-def _versions(config: RunConfig) -> tuple[int, ...]:
-    """Return when the files of a service were last written; 0 for a file that is not there."""
-    named = [Path(config.model) / checkpoint.FILE]
-    kind, _, path = config.data.dataset.partition(":")
-    named += [Path(path)] if kind == "files" else []
-    found = []
-    for each in named:
-        try:
-            found.append(each.expanduser().stat().st_mtime_ns)
-        except OSError:
-            found.append(0)
-    return tuple(found)
+    def _versions(self) -> list[int]:
+        """Return when the files were last written; 0 for a file that is not there."""
+        found = []
+        for each in self._paths:
+            try:
+                found.append(each.expanduser().stat().st_mtime_ns)
+            except OSError:
+                found.append(0)
+        return found
 
 
 class Service:
@@ -186,7 +189,7 @@ class Service:
         try:
             self.loaded = self._load(self.metrics)
         except VflError as error:
-            last.files = _versions(last.config)  # do not try this version again
+            last.is_known()  # do not try this version again
             last.parties.begin_again()
             notice.warning("The service goes on with model %s: %s", last.name, error)
             return

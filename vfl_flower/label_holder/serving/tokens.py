@@ -21,19 +21,18 @@ class Tokens:
 
     Parameters
     ----------
-    path : the file. A default file is made if it is missing.
-    made : whether to make a missing file.
+    path : the file. A missing file is made, with one caller.
 
     Raises
     ------
     ConfigError
-        If the file is missing, others can read it, or a line has no name and token.
+        If the file cannot be read or made, others can read it, or a line has no name and token.
     """
 
-    def __init__(self, path: Path, made: bool) -> None:
-        self._path = path
+    def __init__(self, path: Path) -> None:
+        self.path = path
         check_own(path.parent)
-        if made and not path.exists():
+        if not path.exists():
             with told(path):
                 write_whole(path, f"default {secrets.token_urlsafe(32)}\n".encode())
         self._version, self._looked = 0, 0.0
@@ -59,18 +58,14 @@ class Tokens:
     def _read(self) -> None:
         self._looked = time.monotonic()
         try:
-            about = self._path.stat()
+            about = self.path.stat()
             if about.st_mtime_ns == self._version:
                 return
             if stat.S_IMODE(about.st_mode) & 0o077:
-                raise ConfigError(
-                    f"Other users can read {self._path}. Run `chmod 600 {self._path}`."
-                )
-            lines = self._path.read_text().split("\n")
+                raise ConfigError(f"Other users can read {self.path}. Run `chmod 600 {self.path}`.")
+            lines = self.path.read_text().split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{self._path} cannot be read as a file of tokens: {error}."
-            ) from None
+            raise ConfigError(f"{self.path} cannot be read as a file of tokens: {error}.") from None
         names: dict[bytes, str] = {}
         for number, line in enumerate(lines, 1):
             name, _, token = line.strip().partition(" ")
@@ -78,12 +73,12 @@ class Tokens:
                 continue
             if len(token.strip()) < _SHORTEST:
                 raise ConfigError(
-                    f"Line {number} of {self._path} has no token of {_SHORTEST} letters or more. "
+                    f"Line {number} of {self.path} has no token of {_SHORTEST} letters or more. "
                     "Write NAME TOKEN, as in `bank $(openssl rand -hex 32)`."
                 )
             names[_digest(token.strip())] = name
         if not names:
-            raise ConfigError(f"{self._path} has no token. Write NAME TOKEN in a line.")
+            raise ConfigError(f"{self.path} has no token. Write NAME TOKEN in a line.")
         self._names, self._version = names, about.st_mtime_ns
 
 
