@@ -204,8 +204,6 @@ def _failure(error: Exception, message: Message, context: Context) -> Message:
     log(ERROR, "%s", "".join(traceback.format_tb(error.__traceback__)))
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
-    if simulated(context):  # one owner may read it all
-        return to_failure(f"raised {type(error).__name__} in {where}: {error}", message)
     # The label holder does not get the error's text, which may quote data.
     return to_failure(f"raised {type(error).__name__} in {where}; see its own log.", message)
 
