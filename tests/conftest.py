@@ -148,9 +148,11 @@ def own_log() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
 
-    handler, disabled = Keep(), logger.disabled
+    handler, disabled, level = Keep(), logger.disabled, logger.level
     logger.addHandler(handler)
     logger.disabled = False
+    logger.setLevel(logging.INFO)  # a command of an earlier test may have set another
     yield lines
     logger.disabled = disabled
+    logger.setLevel(level)
     logger.removeHandler(handler)
