@@ -141,6 +141,15 @@ def test_a_run_that_was_cut_off_or_failed_is_a_warning(
     assert found(run)["run"].result == OK
 
 
+def test_others_may_not_read_the_tokens_of_a_service(run: Path) -> None:
+    token = run / "serve.token"
+    for mode, result in ((0o600, OK), (0o644, PROBLEM)):
+        token.touch()
+        token.chmod(mode)
+        (finding,) = [each for each in examine([run], "", "9500", None) if each.check == "secrets"]
+        assert finding.result == result and token.name in finding.said
+
+
 @pytest.mark.parametrize("how", ["whole", "damaged", "missing", "short"])
 def test_a_private_run_has_the_journal_of_its_releases(tmp_path: Path, how: str) -> None:
     keys = {

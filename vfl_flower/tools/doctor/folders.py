@@ -14,7 +14,7 @@ from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, many,
 _GIB = 2**30
 _LEAST = 0.1 * _GIB  # bytes for logs, histories and checkpoints of small models
 _OTHERS = 0o077
-_SECRET = ("*.key", "*.secret", "*.draws", "credentials.yaml")
+_SECRET = ("*.key", "*.secret", "*.token", "*.draws", "credentials.yaml")
 _SEALED = (
     *("*.state", "*.key", "*.draws", "*.ids", "*.uploads"),
     *("alignments/*.npz", "sets/*.npz"),
@@ -26,11 +26,10 @@ def about(folder: Path, private: bool) -> Iterator[Finding]:
 
     Parameters
     ----------
-    private : whether the folder has secrets, so that others may not even list it.
+    private : whether others may not even list it, since it is a folder of keys.
     """
     yield _permissions(folder, private)
-    if private:
-        yield from _secret_files(folder)
+    yield from _secret_files(folder)
     yield space(folder)
 
 
