@@ -26,7 +26,7 @@ from vfl_flower.label_holder import progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.progress import shown
 from vfl_flower.launch.engines import run_local
-from vfl_flower.launch.submission import _as_text, _cause, _sentence
+from vfl_flower.launch.submission import _as_text, _cause, sentence_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 
@@ -269,13 +269,13 @@ An unhandled exception occurred in the ServerApp.
 
 def test_the_sentence_is_found_in_json_lines_too(written: io.StringIO) -> None:
     sentence = "Party 1 refuses system vafl. Ask it to change its rule systems."
-    assert _sentence(_as_text(TEXT)) == _sentence(TEXT) == sentence
+    assert sentence_of(_as_text(TEXT)) == sentence_of(TEXT) == sentence
     with logs.described("json"):
         log.error(sentence)
         log.error("Exit Code: 201\nAn unhandled exception occurred in the ServerApp.")
     as_json = "Start `flwr-serverapp` process\n" + written.getvalue()
-    assert _sentence(as_json) is None  # the control
-    assert _sentence(_as_text(as_json)) == sentence
+    assert sentence_of(as_json) is None  # the control
+    assert sentence_of(_as_text(as_json)) == sentence
     assert _cause(_as_text('{"time": "2026", "level": "ERROR", "message": "no space left"}\n')) == (
         "no space left."
     )

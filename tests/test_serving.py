@@ -8,7 +8,9 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,15 +25,22 @@ from vfl_flower import client_app
 from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import find, verify
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.files import unsealed
+from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import listening as listening_module
-from vfl_flower.label_holder.serving import service as service_module
 from vfl_flower.label_holder.serving import web
+from vfl_flower.label_holder.serving.requests import Request
+from vfl_flower.label_holder.serving.serve import lasting, serve
+from vfl_flower.label_holder.serving.service import UnavailableError
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.party import scoring
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Scored
+from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import to_reply
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
@@ -219,6 +228,9 @@ def test_made_up_ids_count_and_stop_at_the_partys_rule(
             assert found.ask(*range(-9, 0))[0]["missing"]["1"] == "refused"
             assert found.ask(new[2], *range(-9, 0))[0]["missing"] == {"1": "refused"}
             assert found.ask(new[0])[0]["missing"] == {}
+    seeks = (organisations.folder / "any" / "party-1-audit.jsonl").read_text()
+    assert seeks.count('"event":"seek"') == 10  # the log shows who probes
+    assert seeks.count('"outcome":"refused"') == 4
     kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
     assert kept["asked"] == 2 and "ahead" not in kept
 
@@ -240,6 +252,80 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
         assert found.ask(new[1])[0]["missing"] == {}
     kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
     assert kept["wrong"] == 1
+
+
+def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    """A batch has the requests of several callers, and a party refuses to look for the new ids."""
+    organisations, new = newcomers
+    nodes: list[dict[str, Any]] = [{**each, "max-ids": 0} for each in organisations.node_configs]
+    keys = {"dataset": f"files:{organisations.labels}"}
+    found_of: dict[str, Any] = {}
+    with served(organisations.folder / "run", tmp_path, keys, nodes) as found:
+        old = int(found.loaded.rows.ids[0])
+        found.service.queue.close()  # so that only this test scores
+        batch = [
+            Request(name, name, ids, partial(found_of.__setitem__, name))
+            for name, ids in (("honest", [old]), ("other", [new[0]]), ("both", [old, new[1]]))
+        ]
+        found.service._score(batch)
+    assert found_of["honest"][1][0]["missing"] == {}
+    assert isinstance(found_of["other"], UnavailableError)
+    assert isinstance(found_of["both"], UnavailableError)
+
+
+def test_a_party_that_is_slow_to_find_an_id_does_not_cost_the_others(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}", "score-timeout": 2.0}
+    nodes = organisations.node_configs
+    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+        old = int(found.loaded.rows.ids[0])
+        _until(lambda: found.ask(old, new[0])[1]["missing"] == {})
+        found.grid.late[found.node(1)] = 30.0
+        answers = found.ask(old, new[0])
+    assert [each["missing"] for each in answers] == [{"1": "late"}] * 2
+    assert [each["parties"] for each in answers] == [[0]] * 2
+
+
+def test_a_limit_of_epochs_does_not_limit_new_ids_and_a_limit_of_uploads_does(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    for rule, missing in (("max-epochs", {}), ("max-uploads", {"1": "refused"})):
+        organisations.words = [{}, {rule: 1000}]  # type: ignore[dict-item]
+        run = organisations.run(rule, {**SHORT, "subsets": "sampled"}).folder
+        with served(run, tmp_path, keys, organisations.node_configs) as found:
+            old = int(found.loaded.rows.ids[0])
+            assert found.ask(old)[0]["missing"] == {}
+            assert found.ask(new[0])[0]["missing"] == missing
+
+
+def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    organisations.run("sum", {"epochs": 3, "aggregation": "secure", "top-model": "sum"})
+    keys = {"dataset": f"files:{organisations.labels}"}
+    table = organisations.predict("sum").set_index(ID)["probability_1"]
+    nodes = organisations.node_configs
+    with served(organisations.folder / "sum", tmp_path, keys, nodes) as found:
+        old = int(found.loaded.rows.ids[0])
+        for _ in range(2):
+            first, second = found.ask(old, new[0])
+            assert first["probabilities"]["1"] == pytest.approx(table[old], abs=1e-4)
+            assert second["prediction"] is None
+        # A party that has started anew knows neither its rows nor the others' keys.
+        scoring._served.pop((found.grid.run_id, 1)).audit.close()
+        found.grid.contexts[found.node(1)].state.clear()
+        ask = partial(found.http.post, "/v1/predict", json={"ids": [old]})
+        assert ask().status_code == 503
+        _until(lambda: ask().status_code == 200)
+        chance = found.ask(old)[0]["probabilities"]["1"]
+        assert chance == pytest.approx(table[old], abs=1e-4)
 
 
 # --- parties that are missing -------------------------------------------------------------------
@@ -281,8 +367,6 @@ def test_scores_without_a_party_are_those_that_predict_gives_without_it(
 def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
     both = some.loaded.embeddings.present.all(1)
     one = int(some.loaded.rows.ids[both][0])
-    from vfl_flower.party import scoring
-
     kept = scoring._served.pop((some.grid.run_id, 1))
     kept.audit.close()  # as the end of a process does
     assert some.ask(one)[0]["missing"] == {"1": "down"}
@@ -322,6 +406,31 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
         assert got == pytest.approx(due, abs=1e-6)  # the file's rows have another order now
 
 
+def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
+    states = tmp_path / "states"
+    shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
+    nodes[1] |= {"max-predictions": 1000, "states": str(states)}
+    keys = {"dataset": f"files:{trained.labels}"}
+
+    def counted() -> int:
+        return int(np.frombuffer(unsealed(states / "party-1.predictions"), "<u8")[-1])
+
+    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+        both = found.loaded.embeddings.present.all(1)
+        assert found.ask(int(found.loaded.rows.ids[both][0]))[0]["missing"] == {}
+        assert counted() == 10  # a hundredth of the limit, ahead
+        found.service.queue.close()
+        over = SessionEnd(connected=True, served=1, cause="")
+        monkeypatch.setattr("vfl_flower.client_app.stream.serve", lambda *_: over)
+        context = found.grid.contexts[found.node(1)]
+        order = SessionOrder(address="a", certificate="", token="t", keep=False)
+        assert client_app.app.session(context, order) is over
+        assert counted() == 1
+
+
 # --- the audit log ------------------------------------------------------------------------------
 
 
@@ -341,6 +450,7 @@ def test_each_request_is_in_the_audit_logs_of_both_ends(
     assert [each["request"] for each in said] == [name]
     assert said[0]["caller"] == "bank" and said[0]["parties"] == {"0": 1, "1": 1}
     assert verify(log).lines == 3
+    assert '"event":"seek"' not in (states / "party-0-audit.jsonl").read_text()
     for party in (0, 1):
         log = states / f"party-{party}-audit.jsonl"
         assert len(list(find(log, [encoded(one)]))) == 1
@@ -410,6 +520,27 @@ def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> Non
                 spent.append(found.http.get("/v1/model").json()["epsilon"])
     first, other, again, restarted, _, last = spent
     assert first == other < again < restarted < last  # a restart forgets which row it was
+
+
+def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, _ = newcomers
+    keys = {"dataset": f"files:{organisations.labels}"}
+    nodes = organisations.node_configs
+    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+        gone, kept = found.loaded.rows.ids[:2].tolist()
+        before = found.ask(kept)
+
+        def broken(frame: Any) -> Any:
+            frame = frame[frame[ID] != gone].copy()
+            feature = next(name for name in frame if name != ID)
+            frame.loc[frame[ID] == kept, feature] = np.nan  # which the party's file must not have
+            return frame
+
+        change(organisations.files[1], broken)
+        _until(lambda: found.ask(gone)[0]["missing"] == {"1": "unknown"})
+        assert found.ask(kept) == before  # by its earlier columns
 
 
 # --- rules --------------------------------------------------------------------------------------
@@ -644,6 +775,31 @@ def test_addresses_that_cannot_serve_are_refused(
         pass
 
 
+def test_a_service_over_flowers_messages_is_refused() -> None:
+    config = resolve({"task": "serve", "model": "runs/a", "transport": "messages"})
+    slow: Any = SimpleNamespace(medium="messages")
+    with pytest.raises(ConfigError, match="needs streams"):
+        serve(slow, config, {}, "1")
+    assert lasting(config).running.transport == "messages"
+    assert lasting(resolve({"task": "serve", "model": "runs/a"})).running.transport == "stream"
+
+
+WITH_CHECKPOINT = [
+    each for each in SYSTEMS.known if each not in ("local-only", "intersection-only")
+]
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("strategy", WITH_CHECKPOINT)
+def test_every_system_serves_what_it_predicts(tmp_path: Path, strategy: str) -> None:
+    options = {"strategy": strategy, "epochs": 1, "dataset": "breast-cancer"}
+    run = run_local(3, {**options, "out": str(tmp_path / "run")})
+    table = read(predict_local({"model": str(run.folder)}))
+    with served(run.folder, tmp_path) as found:
+        chances = [each["probabilities"]["1"] for each in found.ask(*table["id"].tolist())]
+    np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
+
+
 def test_masked_sums_are_served_and_a_missed_order_needs_new_keys(tmp_path: Path) -> None:
     keys = {"epochs": 1, "aggregation": "secure", "top-model": "sum", "dataset": "breast-cancer"}
     run = run_local(2, {**keys, "out": str(tmp_path / "run")})
@@ -667,6 +823,3 @@ def _until(fact: Any, seconds: float = 20.0) -> None:
     while not fact():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-_ = write, service_module

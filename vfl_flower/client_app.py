@@ -121,7 +121,10 @@ class PartyApp(ClientApp):
         run = state_file.run_name(context, order.nonce)
         if order.keep:
             state_file.load_latest(context, run)
-        end = stream.serve(self, order, context, lambda: between.largest_order(context))
+        try:
+            end = stream.serve(self, order, context, lambda: between.largest_order(context))
+        finally:
+            scoring.forget(context.run_id, index_and_parties(context)[0])
         if order.keep:
             state_file.save(context, run=run)
         return end

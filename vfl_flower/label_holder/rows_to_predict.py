@@ -91,13 +91,13 @@ class RowsToPredict:
     def seeker(self, run: str) -> Seeker | None:
         """Return what finds ids outside these rows at the parties.
 
-        Return None if the model reads columns of the label holder, or if ids were compared by
-        another method.
+        Return None if the model reads columns of the label holder, or if ids were not compared by
+        psi.
         """
-        own = self.own.shape[1]
-        if self.table is None or own or not self.psi or self.table.path.startswith("memory:"):
+        table = self.table
+        if table is None or self.own.shape[1] or not self.psi or table.path.startswith("memory:"):
             return None
-        return Seeker(self.table, run)
+        return Seeker(table, run)
 
 
 def rows_to_predict(

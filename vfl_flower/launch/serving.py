@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,10 +19,16 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.serving.serve import PROCESS
 from vfl_flower.launch.engines import check_files, in_process, of_server
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere
+from vfl_flower.launch.submission import (
+    from_anywhere,
+    of_node_from_anywhere,
+    said_in,
+    sentence_of,
+)
 from vfl_flower.party import scoring
 from vfl_flower.protocol.systems import resolve
 
+_SERVED = re.compile(r"(The model in .* is served at .*|The tokens of its callers are in .*)")
 _ENDING = 20.0  # seconds that the service's process may take to end
 
 
@@ -62,9 +70,10 @@ def serve_supernodes(
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, parties = _checked(run_config, node_configs)
     folder = Path(config.model).expanduser().absolute()
-    submitted = {**from_anywhere(run_config), "task": "serve", "model": str(folder)}
     log, process_file = folder / "serve.log", folder / PROCESS
     found = checkpoint.load(folder).config.data
+    file = {"dataset": found.dataset} if found.own_data else {}  # perhaps relative to this folder
+    submitted = {**from_anywhere({**file, **run_config}), "task": "serve", "model": str(folder)}
     permitted = {"align": "ids" if found.align == "ids" else "psi"} if found.own_data else {}
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
@@ -72,23 +81,30 @@ def serve_supernodes(
         for party in range(parties):
             node_config = {**permitted, **(node_configs[party] if node_configs else {})}
             stack.enter_context(superlink.supernode(party, parties, node_config))
-        started = time.time()
+        started, read = time.time(), log.stat().st_size if log.exists() else 0
         process = superlink.submit(submitted, parties, log)
-        stack.callback(_end, process_file, started)
-        process.wait()
-        raise VflError(f"The service has ended. {log} says why.")
+        stack.callback(_end, process_file, started, process)
+        told = False
+        while process.poll() is None:
+            time.sleep(0.2)
+            if not told and (said := _SERVED.findall(said_in(log, read))):
+                print(*said, sep="\n", flush=True)
+                told = True
+        cause = sentence_of(said_in(log, read)) or f"The service has ended. {log} says why."
+        raise VflError(cause)
 
 
-def _end(process_file: Path, started: float) -> None:
-    """End the service's own process, so that it finishes the requests that it has taken."""
-    with suppress(OSError, ValueError):
+def _end(process_file: Path, started: float, run: subprocess.Popen[bytes]) -> None:
+    """End the service's own process, so that it finishes what it has taken; then wait for its run.
+
+    The parties then give back what they have counted ahead.
+    """
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
         if process_file.stat().st_mtime < started:
             return
         number = int(process_file.read_text())
         os.kill(number, signal.SIGTERM)
-        deadline = time.monotonic() + _ENDING
-        while process_file.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        run.wait(_ENDING)
 
 
 def _checked(

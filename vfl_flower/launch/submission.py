@@ -109,8 +109,8 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
             while process.poll() is None:
                 time.sleep(0.2)
                 look()
-            said = _as_text(_COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace")))
-            if sentence := _sentence(said):
+            said = said_in(log, read)
+            if sentence := sentence_of(said):
                 raise VflError(sentence)
             if _touched(summary) != before[1]:
                 break
@@ -132,6 +132,11 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
             )
 
 
+def said_in(log: Path, read: int) -> str:
+    """Return what Flower's log says after its first ``read`` bytes, as text without colours."""
+    return _as_text(_COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace")))
+
+
 def _touched(path: Path) -> int | None:
     """Return when a file was last written; None if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else None
@@ -149,7 +154,7 @@ def _as_text(said: str) -> str:
     return "\n".join(lines)
 
 
-def _sentence(said: str) -> str | None:
+def sentence_of(said: str) -> str | None:
     """Return our error that ended the ServerApp.
 
     It has no traceback, and an exit code follows."""

@@ -8,7 +8,10 @@ file again, and says which rows have gone.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.seeking import OpenSet
 from vfl_flower.config.audit_log import AuditLog
-from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
@@ -144,30 +147,21 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     there = np.concatenate([at, singles]) >= 0
     ids = [rows.ids[row] if rows.ids else b"i:%d" % row for row in asked.tolist()]
     ids += served.opened.ids(singles) if served.opened and len(singles) else []
-    try:
-        served.budget.take(int(there.sum()))
-    except ConfigError:
-        _record(served, ids, "refused")
-        raise
-    _record(served, ids, "answered")
-    party, learner = served.party, served.party.learner
-    if party.limits:
-        if len(places):
-            raise VflError("scores only aligned rows: its rule max-uploads counts them by row.")
-        counted, names = served.block.tested[asked[there]], served.block.test_rows
-        party.limits.count(names, counted if len(names) else slice(None))
-    embedding = np.zeros((len(there), learner.size), np.float32)
+    with _recorded(served, "score", len(ids), ids):
+        _count(served, asked[there[: len(asked)]], singles, int(there.sum()))
+    embedding = np.zeros((len(there), served.party.learner.size), np.float32)
     if (at >= 0).any():
-        found = learner.embeddings(rows.features, at[at >= 0].astype(np.int32))
-        embedding[: len(at)][at >= 0] = found.cpu().numpy()
+        places_in_memory = at[at >= 0].astype(np.int32)
+        embedding[: len(at)][at >= 0] = _embeddings(served, rows.features, places_in_memory)
     if (singles >= 0).any():
-        found = learner.embeddings(_singles(served, singles[singles >= 0]))
-        embedding[len(at) :][singles >= 0] = found.cpu().numpy()
-    if party.seal:
+        embedding[len(at) :][singles >= 0] = _embeddings(
+            served, _singles(served, singles[singles >= 0])
+        )
+    if seal := served.party.seal:
         if not there.all():
             raise VflError("has lost rows of masked sums. Start the service anew.")
-        party.seal.bind(order)
-        return Scored(arrays=party.seal.hide({"embedding": embedding}))
+        seal.bind(order)
+        return Scored(arrays=seal.hide({"embedding": embedding}))
     gone = np.flatnonzero(~there).astype(np.int32)
     return Scored(arrays={"embedding": embedding} | ({"gone": gone} if len(gone) else {}))
 
@@ -203,7 +197,39 @@ def seek(context: Context, order: SeekOrder) -> Sought:
         raise OutOfStepError("has opened no set of blinded ids.")
     _current(context, served)
     points = order.arrays.get("ids", np.zeros(0))
-    return Sought(arrays=served.opened.again(points, order.known))
+    with _recorded(served, "seek", len(points)):
+        return Sought(arrays=served.opened.again(points, order.known))
+
+
+def _count(served: _Served, aligned: Places, singles: Places, rows: int) -> None:
+    """Count the rows of an order before they are embedded.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If a rule allows no more.
+    """
+    limits = served.party.limits
+    if limits and limits.uploads is not None:
+        if len(singles):
+            raise VflError("scores only aligned rows: its rule max-uploads counts them by row.")
+        limits.count(served.block.test_rows, served.block.tested[aligned])
+    served.budget.take(rows)
+
+
+def _embeddings(
+    served: _Served, features: Any, places: NDArray[np.int32] | None = None
+) -> NDArray[np.float32]:
+    """Return embeddings, with fresh noise if the run has any.
+
+    Equal noise of two rows would vanish in the difference of their embeddings.
+    """
+    learner = served.party.learner
+    learner.exchange += 1
+    if learner.config.privacy.noise_seed < 0:
+        learner.secret = secrets.token_bytes(16)
+    found: NDArray[np.float32] = learner.embeddings(features, places).cpu().numpy()
+    return found
 
 
 def _of(context: Context) -> _Served:
@@ -214,9 +240,12 @@ def _of(context: Context) -> _Served:
     return served
 
 
-def forget(run: int) -> None:
-    """Drop what a Flower run has loaded; give back predictions that it has not used."""
-    for key in [key for key in list(_served) if key[0] == run]:
+def forget(run: int, party: int | None = None) -> None:
+    """Drop what a Flower run has loaded for one party, or for all in this process.
+
+    What was counted ahead and not used is given back.
+    """
+    for key in [each for each in list(_served) if each[0] == run and party in (None, each[1])]:
         _close(_served.pop(key))
 
 
@@ -247,14 +276,29 @@ def _audit_log(context: Context) -> AuditLog:
         raise VflError("cannot write its audit log: its own log says why.") from None
 
 
-def _record(served: _Served, ids: list[bytes], outcome: str) -> None:
-    """Write an order to the audit log, before the party embeds any row."""
-    run, hashes = served.party.origin.counted_since, served.audit.hashes(ids)
+@contextmanager
+def _recorded(
+    served: _Served, event: str, number: int, ids: Sequence[bytes] = ()
+) -> Iterator[None]:
+    """Write an order to the audit log at the end of the block, also if the block refuses it.
+
+    Parameters
+    ----------
+    number : number of ids that the order is about.
+    ids : these ids, if the party knows them.
+    """
+    outcome = "refused"
     try:
-        served.audit.write("score", run=run, number=len(ids), ids=hashes, outcome=outcome)
-    except VflError as error:
-        log.warning("%s", error)
-        raise VflError("cannot write its audit log: its own log says why.") from None
+        yield
+        outcome = "answered"
+    finally:
+        hashes = {"ids": served.audit.hashes(ids)} if ids else {}
+        run = served.party.origin.counted_since
+        try:
+            served.audit.write(event, run=run, number=number, outcome=outcome, **hashes)
+        except VflError as error:
+            log.warning("%s", error)
+            raise VflError("cannot write its audit log: its own log says why.") from None
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -320,24 +364,27 @@ def _current(context: Context, served: _Served) -> _Rows:
     rows.looked, version = now, _version(rows.file)
     if version in (0, rows.version):
         return rows
+    rows.version = version
     try:
         own = own_source(context)
-        rows.features, rows.at = _read_again(own, served)
-        rows.own, rows.single = own, {}
-        if served.opened:
-            served.opened.read(own)
-        log.info("The party has read its file again: %d rows have gone.", (rows.at < 0).sum())
+        row_of = {one: row for row, one in enumerate(own.ids)}
     except (VflError, OSError) as error:  # it may be half written
         log.warning("The party serves the earlier rows, since its file has changed: %s", error)
-    rows.version = version
-    return rows
-
-
-def _read_again(own: Source, served: _Served) -> tuple[Any, Places]:
-    """Return samples of the served ids that the data have now, and the position of each id."""
-    assert served.block.preparation is not None
-    row_of = {one: row for row, one in enumerate(own.ids)}
-    found = np.array([row_of.get(one, -1) for one in served.rows.ids], np.int64)
+        return rows
+    found = np.array([row_of.get(one, -1) for one in rows.ids], np.int64)
     there = found >= 0
-    at = np.where(there, np.cumsum(there) - 1, -1)
-    return prepared(own, found[there], served.block.preparation), at
+    try:
+        assert served.block.preparation is not None
+        if there.any():
+            rows.features = prepared(own, found[there], served.block.preparation)
+            rows.at = np.where(there, np.cumsum(there) - 1, -1)
+        if served.opened:
+            served.opened.read(own)
+        rows.own, rows.single = own, {}
+    except (VflError, OSError) as error:
+        log.warning("The party serves the earlier columns, since its file has changed: %s", error)
+    rows.at = np.where(
+        there, rows.at, -1
+    )  # a person who has gone is not scored, even if the file is wrong
+    log.info("The party has read its file again: %d rows have gone.", (~there).sum())
+    return rows

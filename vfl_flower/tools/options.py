@@ -250,13 +250,13 @@ vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
 """)
 
 SERVE_EXAMPLES = _examples("""
-# the test rows of a data set, to try it out; -c "serve-address='127.0.0.1:8001'" moves it
+# the test rows of a data set, to try it out; -c "serve-address='127.0.0.1:8081'" moves it
 vfl serve runs/a
 # people in files, with real nodes on this machine
 vfl serve runs/b --engine supernodes -c "dataset='files:today.csv'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
 # scores of two people
-curl -H "Authorization: Bearer TOKEN" -d '{"ids": [7, 12]}' http://127.0.0.1:8000/v1/predict
+curl -H "Authorization: Bearer TOKEN" -d '{"ids": [7, 12]}' http://127.0.0.1:8080/v1/predict
 """)
 
 REPORT_EXAMPLES = _examples("""

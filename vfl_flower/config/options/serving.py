@@ -14,9 +14,9 @@ class ServingConfig:
     """Where the service listens, and how long it waits for a party."""
 
     serve_address: str = key(
-        "127.0.0.1:8000",
+        "127.0.0.1:8080",
         "Sets the address and the port on which the label holder answers requests for scores.",
-        example="task='serve' model='runs/a' serve-address='127.0.0.1:8001'",
+        example="task='serve' model='runs/a' serve-address='127.0.0.1:8081'",
         engine=_FLOWER,
         related=("task", "serve-certificate", "serve-token"),
     )

@@ -40,14 +40,14 @@ class Embedded:
     blocks : embeddings, [R, width]; zeros where a party has given none.
     given, has : whether a party has given a row, and whether it should have it, [R, M].
     missing : party -> why it has given nothing.
-    found : number of the last rows that are ids outside the alignment.
+    found : the last rows, which are ids outside the alignment.
     """
 
     blocks: Tensor
     given: NDArray[np.bool_]
     has: NDArray[np.bool_]
     missing: dict[int, str]
-    found: int
+    found: Found
 
 
 class Embeddings:
@@ -71,8 +71,8 @@ class Embeddings:
             torch.zeros(size, self._predictor.width),
             np.zeros((size, self._count), bool),
             np.concatenate([self.present[rows], found.places >= 0]),
-            dict(found.missing),
-            len(found.encoded),
+            {},
+            found,
         )
         orders: dict[int, Order] = {}
         for number in range(self._count):

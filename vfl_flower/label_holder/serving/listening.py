@@ -116,7 +116,7 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"serve-address = {text!r} must be HOST:PORT, such as 127.0.0.1:8000.")
+        raise ConfigError(f"serve-address = {text!r} must be HOST:PORT, such as 127.0.0.1:8080.")
     return host, int(port)
 
 

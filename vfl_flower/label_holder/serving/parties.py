@@ -103,7 +103,9 @@ class Parties:
         self._all = [_Party(number, None) for number in range(len(sizes))]
         self._apart = False  # whether parties of masked sums have served other orders
         self._tried = 0.0
-        self.seeker = rows.seeker(run)  # finds ids outside the alignment
+        # Finds ids outside the alignment. Masked sums need the same order to all parties, which
+        # places in their different sets would not be.
+        self.seeker = None if predictor.aggregation.abreast else rows.seeker(run)
 
     # --- the beginning ----------------------------------------------------------------------------
 
@@ -264,6 +266,11 @@ class Parties:
         ):
             self._tried = time.monotonic()
             try:
+                if self._rows.shown is not None:  # one of them may have started anew
+                    orders = {each.node: self._reuse for each in self._all if each.node is not None}
+                    timeout = self._config.running.party_timeout
+                    for said in gather(self._transport, orders, Reused, timeout).values():
+                        self._check_kept(said)
                 self.begin(None)
                 self._apart = False
             except VflError as error:
@@ -273,8 +280,7 @@ class Parties:
         order = party.order
         try:
             if isinstance(order, ReuseOrder):
-                if self._read(message, Reused).became != "kept":
-                    raise VflError("has lost its rows. Start the service anew.")
+                self._check_kept(self._read(message, Reused))
                 self._send(party, self._load_order, LOADING)
             elif isinstance(order, ServeOrder):
                 self._loaded(party, self._read(message, Serving))
@@ -300,9 +306,13 @@ class Parties:
 
     def _ask_to_load(self, party: _Party) -> None:
         """Have a party that has come back use the same rows, and load its model."""
-        if self._rows.shown is None:
-            self._send(party, self._load_order, LOADING)
-            return
+        aligned = self._rows.shown is not None
+        self._send(party, self._reuse if aligned else self._load_order, LOADING)
+
+    @property
+    def _reuse(self) -> ReuseOrder:
+        """Return the order to use the rows of this service's alignment again."""
+        assert self._rows.shown is not None
         parties = len(self._all)
         who = sorted(self._rows.nodes) if self._rows.nodes else range(parties)
         proofs = np.zeros((parties, 32), np.uint8)
@@ -310,8 +320,12 @@ class Parties:
             proof = proof_of(shown, self._rows.alignment, self._run)
             proofs[number] = np.frombuffer(proof, np.uint8)
         about = json.dumps(self._predictor.found.config.values())
-        order = ReuseOrder(alignment=self._rows.alignment, config=about, arrays={"proofs": proofs})
-        self._send(party, order, LOADING)
+        return ReuseOrder(alignment=self._rows.alignment, config=about, arrays={"proofs": proofs})
+
+    @staticmethod
+    def _check_kept(answer: Reused) -> None:
+        if answer.became != "kept":
+            raise VflError("has lost its rows. Start the service anew.")
 
     # --- messages ---------------------------------------------------------------------------------
 

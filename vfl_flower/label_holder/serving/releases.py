@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,14 +26,17 @@ class Releases:
     def __init__(self, config: RunConfig, found: Checkpoint, rows: int) -> None:
         self._config, self._found = config, found
         self._times = np.zeros(rows, np.int64) if counts_uploads(found) else None
+        self._of_ids: Counter[int | str] = Counter()  # of ids outside the alignment
         self._counted = 0
         self.epsilon: float | None = None
 
-    def count(self, rows: NDArray[np.int64]) -> None:
-        """Count one release of each of these rows."""
-        if self._times is None or not len(rows):
+    def count(self, rows: NDArray[np.int64], ids: Sequence[int | str]) -> None:
+        """Count one release of each of these rows, and of these ids outside the alignment."""
+        if self._times is None:
             return
         self._times[rows] += 1
-        while self._counted < self._times[rows].max():
+        self._of_ids.update(ids)
+        most = max([self._times[rows].max(initial=0), *(self._of_ids[one] for one in ids)])
+        while self._counted < most:
             self.epsilon = count_uploads(self._config, self._found)
             self._counted += 1

@@ -51,6 +51,10 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
     """
     if not config.model:
         raise ConfigError("There is no model to serve. Set model to a run's results folder.")
+    if transport.medium == "messages":
+        raise ConfigError(
+            "A service needs streams: Flower's messages take seconds. Leave transport out."
+        )
     try:
         from vfl_flower.label_holder.serving.listening import listening
         from vfl_flower.label_holder.serving.web import app_of
@@ -79,12 +83,15 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
 
 
 def lasting(config: RunConfig) -> RunConfig:
-    """Return the configuration with sessions that last as long as a service.
+    """Return the configuration with streams, and sessions that last as long as a service.
 
     A session ends so that parties save their states. A service changes no state, and a new process
     of a party would have to load its model again.
     """
-    return config.with_values({"session-seconds": _SESSION})
+    values: dict[str, Any] = {"session-seconds": _SESSION}
+    if config.running.transport == "auto":
+        values["transport"] = "stream"  # never fall back on Flower's messages
+    return config.with_values(values)
 
 
 @contextmanager

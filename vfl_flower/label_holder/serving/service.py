@@ -39,6 +39,7 @@ _BATCH = 2048  # most ids of a batch, unless one request has more
 _WAITING = 20_000  # most ids that wait
 _NEW = 1000  # most ids outside the alignment in a batch
 _LOOK = 1.0  # seconds between two looks for a new version
+_FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
@@ -137,13 +138,13 @@ class Service:
     def about(self) -> dict[str, Any]:
         """Return what the model is, for ``GET /v1/model``."""
         loaded, found = self.loaded, self.loaded.found
-        entries = found.strategy["history"]["entries"]
+        figures: dict[str, Any] = found.strategy.get("figures") or {}
         said = {
             "model": loaded.name,
             "run": Path(loaded.config.model).name,
             "strategy": found.config.strategy,
             "finished": found.finished,
-            "figures": entries[-1] if entries else {},
+            "figures": {k: v for k, v in figures.items() if k.startswith(_FIGURES)},
             "classes": found.about_labels["classes"] or None,
             "ids": len(loaded.rows.ids),
             "parties": len(loaded.predictor.sizes),
@@ -158,10 +159,14 @@ class Service:
         request: str,
         caller: str,
         ids: Sequence[int | str],
-        scores: list[Score] | None,
+        found: tuple[str, list[Score]] | None,
         outcome: str,
     ) -> None:
         """Write a request to the audit log, before it is answered.
+
+        Parameters
+        ----------
+        found : the model's version and the scores; None if there are none.
 
         Raises
         ------
@@ -169,7 +174,8 @@ class Service:
             If the log cannot be written.
         """
         hashes = self._audit.hashes([encoded(one) for one in ids])
-        used = Counter(party for score in scores or () for party in score["parties"])
+        model, scores = found or (self.loaded.name, [])
+        used = Counter(party for score in scores for party in score["parties"])
         self._audit.write(
             "score",
             request=request,
@@ -177,7 +183,7 @@ class Service:
             number=len(ids),
             ids=hashes,
             parties={str(party): used[party] for party in sorted(used)},
-            model=self.loaded.name,
+            model=model,
             outcome=outcome,
         )
 
@@ -244,16 +250,15 @@ class Service:
         ids = [one for request in batch for one in request.ids]
         asked = loaded.rows_of(ids)
         new = list(dict.fromkeys(ids[at] for at in np.flatnonzero(asked < 0).tolist()))
-        found = loaded.embeddings.find(new[:_NEW], until)
+        # A party that is late here has half of the time left to give its aligned rows.
+        found = loaded.embeddings.find(new[:_NEW], (began + until) / 2)
         matched = time.monotonic()
         self.metrics.stage_seconds.labels("match").observe(matched - began)
         rows, place = np.unique(asked, return_inverse=True)
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
-        loaded.releases.count(rows)
+        loaded.releases.count(rows, new)
         embedded = loaded.embeddings.embed(rows, found, until)
-        if not loaded.any_subset:
-            self._refuse_without(embedded.missing)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
         scores = self._scores(rows, embedded)
@@ -264,7 +269,8 @@ class Service:
         for request in batch:
             pairs = zip(request.ids, at, strict=False)
             answers = [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
-            request.answer((loaded.name, answers))
+            refusal = None if loaded.any_subset else _refusal(answers)
+            request.answer(refusal or (loaded.name, answers))
 
     def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
@@ -302,9 +308,11 @@ class Service:
         """Return the parties that are not in the score of a row, with the reason."""
         whys: dict[int, str] = {}
         for party in np.flatnonzero(~embedded.given[row]).tolist():
-            whole = embedded.missing.get(party, UNKNOWN)
-            outside = row >= len(embedded.has) - embedded.found
-            whys[party] = whole if embedded.has[row, party] or outside else UNKNOWN
+            outside = row >= len(embedded.has) - len(embedded.found.encoded)
+            of_find = embedded.found.missing.get(party, UNKNOWN) if outside else UNKNOWN
+            whys[party] = (
+                embedded.missing.get(party, of_find) if embedded.has[row, party] else of_find
+            )
             self.metrics.missing.labels(str(party), whys[party]).inc()
         return whys
 
@@ -313,12 +321,13 @@ class Service:
         missing = {str(party): why for party, why in whys.items()}
         return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
 
-    def _refuse_without(self, missing: dict[int, str]) -> None:
-        gone = {number: why for number, why in missing.items() if why != UNKNOWN}
-        if gone:
-            who = ", ".join(f"party {number} ({why})" for number, why in sorted(gone.items()))
-            for number, why in gone.items():
-                self.metrics.missing.labels(str(number), why).inc()
-            raise UnavailableError(
-                f"The model needs all its parties, and these do not answer: {who}."
-            )
+
+def _refusal(scores: Sequence[Score]) -> UnavailableError | None:
+    """Return the refusal of a request, if a party that its scores need does not answer."""
+    gone = {
+        party: why for score in scores for party, why in score["missing"].items() if why != UNKNOWN
+    }
+    if not gone:
+        return None
+    who = ", ".join(f"party {party} ({why})" for party, why in sorted(gone.items()))
+    return UnavailableError(f"The model needs all its parties, and these do not answer: {who}.")

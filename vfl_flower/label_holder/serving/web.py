@@ -94,11 +94,13 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
             loop.call_soon_threadsafe(_settle, future, found)
 
         caller, size = call.scope["vfl_caller"], len(query.ids)
-        outcome, reply, scores = "answered", None, None
+        outcome, reply, found = "answered", None, None
         retry = {"Retry-After": "1"}
         try:
             if service.queue.put(requests.Request(name, caller, query.ids, answer)):
-                model, scores = await future
+                found = await future
+            elif service.queue.closed:
+                outcome, reply = "ending", _refusal(503, "The service is ending.", name, retry)
             else:
                 sentence = "Too many ids wait for their scores. Try again in a second."
                 outcome, reply = "full", _refusal(429, sentence, name, retry)
@@ -107,14 +109,15 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         except VflError as error:
             outcome, reply = "failed", _refusal(500, str(error), name)
         try:
-            service.record(name, caller, query.ids, scores, outcome)
+            service.record(name, caller, query.ids, found, outcome)
         except VflError as error:
             log.error("%s", error)
             sentence = "The audit log cannot be written, so nothing is answered."
             outcome, reply = "failed", _refusal(503, sentence, name, retry)
         _count(service, outcome, size, began)
-        if reply is not None or scores is None:
+        if reply is not None or found is None:
             return reply or _refusal(500, "The service failed.", name)
+        model, scores = found
         predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
         said = {"request": name, "model": model, "predictions": predictions}
         return Response(orjson.dumps(said), media_type="application/json")

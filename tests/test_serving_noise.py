@@ -1,0 +1,63 @@
+"""Noise on embeddings in the online service: fresh for each score, and counted for each row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.organisations import ID, cancer, cut, read, write
+from tests.serving import Served, served
+from vfl_flower.transport.gather import gather
+from vfl_flower.transport.messages import Scored, ScoreOrder
+
+SHORT = {"epochs": 2, "bottom-model": "linear", "embedding-size": 4, "top-hidden": 8}
+NOISE = {"privacy": "perturbed-embedding", "embedding-noise": 4.0}
+
+
+def embedded(found: Served, *rows: int) -> NDArray[Any]:
+    """Return the embeddings that party 0 uploads for these rows."""
+    order = ScoreOrder(arrays={"rows": np.array(rows, np.int32)})
+    node = found.node(0)
+    return np.asarray(gather(found.grid, {node: order}, Scored, 30)[node].arrays["embedding"])
+
+
+@pytest.mark.parametrize("seed", [{}, {"noise-seed": 0}], ids=["secret", "seed"])
+@pytest.mark.parametrize("noise", [{}, NOISE], ids=["plain", "noise"])
+def test_no_two_scores_have_the_same_noise(
+    tmp_path: Path, noise: dict[str, Any], seed: dict[str, int]
+) -> None:
+    """Equal noise of two rows would vanish in their difference. The control is without noise."""
+    organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    organisations.run("run", {**SHORT, **noise, **(seed if noise else {})})
+    keys = {"dataset": f"files:{organisations.labels}"}
+    with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+        found.service.queue.close()  # so that only this test uses the grid
+        once, again = embedded(found, 0), embedded(found, 0)
+        assert np.array_equal(once, again) == (not noise)
+        first, second = embedded(found, 1), embedded(found, 2)
+        together = embedded(found, 1, 2)
+        alike = np.allclose(first - second, together[:1] - together[1:], atol=1e-4)
+        assert alike == (not noise)
+
+
+def test_each_release_of_a_row_counts_also_of_an_id_outside_the_alignment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+    organisations = cut(tmp_path / "files", cancer(columns=6, rows=200), known=1.0)
+    everyone = read(organisations.labels)
+    write(everyone[:160], organisations.labels)
+    organisations.run("run", {**SHORT, **NOISE, "subsets": "sampled"})
+    new, other = everyone[ID][160:162].tolist()
+    keys = {"dataset": f"files:{organisations.labels}"}
+    spent = []
+    with served(organisations.folder / "run", tmp_path, keys, organisations.node_configs) as found:
+        for asked in (new, other, new, new):
+            assert found.ask(asked)[0]["missing"] == {}
+            spent.append(found.http.get("/v1/model").json()["epsilon"])
+    first, of_other, again, last = spent
+    assert first == of_other < again < last
