@@ -383,8 +383,7 @@ def _current(context: Context, served: _Served) -> _Rows:
         rows.own, rows.single = own, {}
     except (VflError, OSError) as error:
         log.warning("The party serves the earlier columns, since its file has changed: %s", error)
-    rows.at = np.where(
-        there, rows.at, -1
-    )  # a person who has gone is not scored, even if the file is wrong
+    # A person who has gone is not scored, even if the file is wrong.
+    rows.at = np.where(there, rows.at, -1)
     log.info("The party has read its file again: %d rows have gone.", (~there).sum())
     return rows
