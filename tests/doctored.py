@@ -13,12 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
+from vfl_flower.tools.doctor import network
 from vfl_flower.tools.doctor.examine import examine
 from vfl_flower.tools.doctor.finding import Finding
 from vfl_flower.transport.nodes.certificates import _general, write_for_host, write_for_supernode
@@ -180,3 +182,15 @@ def in_thread(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         thread.join()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read other clocks in little time, to less than a second."""
+    monkeypatch.setattr(network, "_APART", 0.01)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """Return the folder of a label holder."""
+    return label_holder(tmp_path / "keys")

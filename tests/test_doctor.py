@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests import doctored
-from tests.doctored import HOST, PORTS, dated, found, write_key
+from tests.doctored import HOST, PORTS, dated, found, keys, quick, write_key
 from tests.organisations import contents
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_sealed
@@ -39,15 +39,8 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(machine, "compiled_modules", lambda: finding)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read other clocks in little time, to less than a second."""
-    monkeypatch.setattr(network, "_APART", 0.01)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    return doctored.label_holder(tmp_path / "keys")
+__all__ = ["keys", "quick"]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture

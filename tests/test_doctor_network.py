@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import doctored
-from tests.doctored import HOST, Proxy, dated, found
+from tests.doctored import HOST, Proxy, dated, found, keys, quick
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.tools.cli import main
@@ -19,16 +19,8 @@ from vfl_flower.tools.doctor import network
 from vfl_flower.tools.doctor.examine import examine
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read other clocks in little time, to less than a second."""
-    monkeypatch.setattr(network, "_APART", 0.01)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    return doctored.label_holder(tmp_path / "keys")
+__all__ = ["keys", "quick"]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_all_keys_are_renewed_in_a_run_which_ends_as_if_they_had_not_been(
     status = {each["node-id"]: each["status"] for each in listed["nodes"]}
     assert {status[node] for node in nodes} == {"unregistered"}
 
-    # Somebody who has stolen the old key, and who knows the new certificate.
+    # A thief of the old key knows the new certificate, which is public.
     thief = old / "party-0"
     (thief / "superlink.crt").write_bytes(renewed)
     words = f"{here.words[0]} partition-id=0 num-partitions={PARTIES}"

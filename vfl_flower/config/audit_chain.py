@@ -211,7 +211,7 @@ def hashes_of(ids: Iterable[bytes], key: bytes) -> list[str]:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return the digest by which a log names its key."""
+    """Return the digest that identifies a key in a log."""
     return hashlib.blake2b(key, digest_size=_HASH, person=b"vfl audit key").hexdigest()
 
 

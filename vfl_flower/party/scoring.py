@@ -243,7 +243,7 @@ def _of(context: Context) -> _Served:
 def forget(run: int, party: int | None = None) -> None:
     """Drop what a Flower run has loaded for one party, or for all in this process.
 
-    What was counted ahead and not used is given back.
+    The party gives back what it has counted ahead and not used.
     """
     for key in [each for each in list(_served) if each[0] == run and party in (None, each[1])]:
         _close(_served.pop(key))

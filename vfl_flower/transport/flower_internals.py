@@ -96,7 +96,7 @@ CLOCK_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 
 def signature(key: bytes) -> dict[str, str]:
-    """Return the headers by which a SuperNode with this private key signs a call now."""
+    """Return the signed headers of a call that a SuperNode makes now with this private key."""
     import httpx
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor

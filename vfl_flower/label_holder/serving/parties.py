@@ -1,4 +1,4 @@
-"""The parties of a service: who is ready, who is late, and who is down.
+"""The parties of a service, and their states: ready, asked, late, loading or down.
 
 At most one message is out to a party. A party that misses the deadline of an order is not waited
 for again until it answers. A party that has lost its model is asked to load it again.

@@ -23,7 +23,7 @@ def of_label_holder(folder: Path, host: str) -> Iterator[Finding]:
 
     Parameters
     ----------
-    host : the name by which parties reach it; empty if unknown.
+    host : its name in the network; empty if unknown.
     """
     certificate, key = folder / "superlink.crt", folder / "superlink.key"
     yield lifetime(certificate, _RENEW)
