@@ -172,6 +172,7 @@ def main(folder: Path) -> None:
         here.up()  # again, by the same volumes
         outcomes["train again"] = here.running.pop("train").wait(STARTING) if not SERVES else 0
         if SERVES:
+            until(partial(here.is_healthy, "serve"), STARTING)
             outcomes["serve again"] = here.terminate("serve")
         outcomes["predict again"] = here.run("train", run_options(**NEW_AGAIN), "predict-again")
         runs = ["sh", "-c", "FLWR_HOME=/keys exec flwr list vfl --format json"]

@@ -35,17 +35,18 @@ from vfl_flower.transport.base import FlowerTransport
 from vfl_flower.transport.flower_internals import (
     CLOCK_AHEAD,
     CLOCK_BEHIND,
+    ask_each_second,
     begin_task,
     config_record,
     demand_token,
     flower_home,
     from_bytes,
-    hide_tokens,
     in_ray,
     run_installed_code_only,
     set_message_id,
     set_replied_to,
     signature,
+    start_tasks_by,
     state_from_bytes,
     state_to_bytes,
     to_bytes,
@@ -191,36 +192,33 @@ def test_nobody_can_guess_the_id_of_a_message_and_answer_it_in_anothers_place() 
     assert len({each.object_id for each in [original, *pushed]}) == 3
 
 
-def test_no_argument_of_a_process_has_the_token_of_its_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_superexec_starts_tasks_by_the_function_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
     types = import_module("flwr.supercore.superexec.executor.types")
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr(executor, "subprocess", executor.subprocess)
-    started: list[list[str]] = []
-    read: list[tuple[str, int]] = []
-
-    class Process:
-        def __init__(self, arguments: list[str], **_: Any) -> None:
-            started.append(arguments)
-            file = Path(arguments[arguments.index("--token-file") + 1])
-            read.append((file.read_text(), file.stat().st_mode & 0o777))
-
-        def wait(self) -> None:
-            pass
-
-    monkeypatch.setattr("subprocess.Popen", Process)
-    hide_tokens()
+    started: list[tuple[str, bool]] = []
+    start_tasks_by(lambda arguments, quiet: started.append((arguments[0], quiet)))
     given: dict[str, Any] = dict.fromkeys(types.ExecutionSpec.__dataclass_fields__)
-    given |= {
-        "task_type": "flwr-clientapp",
-        "token": "secret",
-        "runtime_api_address": "here:1",
-        "task_id": 1,
-    }
-    executor.SubprocessExecutor().launch(types.ExecutionSpec(**given))
-    assert read == [("secret", 0o600)] and "secret" not in str(started)
+    given |= {"token": "secret", "runtime_api_address": "here:1", "task_id": 1}
+    for kind, quiet in (("flwr-clientapp", False), ("flwr-serverapp", True)):
+        spec = types.ExecutionSpec(**{**given, "task_type": kind, "suppress_output": quiet})
+        executor.SubprocessExecutor().launch(spec)
+    assert started == [("flwr-clientapp", False), ("flwr-serverapp", True)]
+
+
+def test_a_supernode_that_has_no_message_asks_again_after_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    monkeypatch.setattr(supernode, "time", supernode.time)
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    ask_each_second()
+    for seconds in (3, 0.5):  # for a message; for an answer
+        supernode.time.sleep(seconds)
+    assert slept == [1, 0.5]
 
 
 @pytest.mark.parametrize(

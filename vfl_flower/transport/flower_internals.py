@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
-from tempfile import mkstemp
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -238,29 +237,17 @@ def guard_fleet(gate: type) -> None:
     extensions.get_middleware = lambda: (extensions.Middleware(gate, caller=caller),)
 
 
-def hide_tokens() -> None:
-    """Have a SuperExec that starts in this process give tasks their tokens in files.
+def start_tasks_by(start: Callable[[list[str], bool], None]) -> None:
+    """Have a SuperExec that runs in this process start tasks by this function.
 
-    A task's token gives access to its messages and state, and every user of a machine can read the
-    arguments of a process.
+    It gets a task's command with its arguments, and whether to discard the task's output.
     """
     executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
 
-    def start(arguments: list[str], **more: Any) -> None:
-        at = arguments.index("--token")
-        descriptor, name = mkstemp(dir=flower_home())  # which makes it its owner's alone
-        with os.fdopen(descriptor, "w") as file:
-            file.write(arguments[at + 1])
-        hidden = [*arguments[:at], "--token-file", name, *arguments[at + 2 :]]
-        process = subprocess.Popen(hidden, **more)
+    def popen(arguments: list[str], stdout: int | None = None, stderr: int | None = None) -> None:
+        start(arguments, stdout == subprocess.DEVNULL)
 
-        def remove() -> None:
-            process.wait()
-            Path(name).unlink(missing_ok=True)
-
-        Thread(target=remove, daemon=True).start()
-
-    executor.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    executor.subprocess = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
 
 
 def run_installed_code_only() -> None:
@@ -294,3 +281,9 @@ def run_installed_code_only() -> None:
             yield node, receive, send, run_of_own_app, lambda *_: fab, *objects
 
     supernode.http_request_response = connected
+
+
+def ask_each_second() -> None:
+    """Have this process's SuperNode ask for messages each second; Flower's asks each third."""
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    supernode.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 1.0)))

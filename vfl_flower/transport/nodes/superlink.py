@@ -11,7 +11,8 @@ sends. This module closes them:
 - The Control API asks for a token, fresh at each start. `flwr` commands with the same FLWR_HOME
   find it in their credentials.yaml.
 - The Runtime API asks for Flower's SuperExec secret, fresh too. The SuperExec is a separate
-  process, and gives tasks their tokens in files.
+  process, and forks one that is warm for each task (`transport.nodes.warm`). So no task's token
+  stands among the arguments of a process, which every user of a machine can read.
 - A SuperNode runs the installed ClientApp of this package, whatever a SuperLink sends.
 
 The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``, and before it
@@ -34,14 +35,23 @@ from vfl_flower.config import logs
 from vfl_flower.config.files import make_folder, write_whole
 from vfl_flower.config.run_config import pairs
 from vfl_flower.transport.flower_internals import (
+    ask_each_second,
     demand_token,
     flower_home,
     guard_fleet,
-    hide_tokens,
     keep_token,
     run_installed_code_only,
+    start_tasks_by,
 )
 from vfl_flower.transport.nodes.gate import Gate, LogBudget
+from vfl_flower.transport.nodes.warm import WarmTasks
+
+_OF_BOTH = ["pandas", "sklearn.datasets", "torch._dynamo"]  # the last for any optimiser of torch
+NEEDED = {
+    "superlink": ["flwr.superlink.cli", *_OF_BOTH, "matplotlib.figure", "vfl_flower.server_app"],
+    "supernode": ["flwr.supernode.cli", *_OF_BOTH, "vfl_flower.client_app"],
+}
+"""Modules that a task of a SuperLink or a SuperNode needs in most runs."""
 
 
 def superlink(options: list[str]) -> None:
@@ -54,15 +64,17 @@ def superlink(options: list[str]) -> None:
     budget = LogBudget()
     for name in ("flwr", "uvicorn.access", "uvicorn.error"):
         logging.getLogger(name).addFilter(budget)
-    _be("flower-superlink", [*options, *_with_secret(options, address)])
+    _be("flower-superlink", [*options, *_with_secret(options, address, "superlink")])
 
 
 def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
     run_installed_code_only()
+    ask_each_second()
     try:
         with _described(options):
-            _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
+            address = _address(options, 9094)
+            _be("flower-supernode", [*options, *_with_secret(options, address, "supernode")])
     except Exception:
         traceback.print_exc()
     finally:  # the thread that serves the Runtime API would keep a node that has given up
@@ -70,8 +82,12 @@ def supernode(options: list[str]) -> None:
 
 
 def superexec(options: list[str]) -> None:
-    """Start a SuperExec in this process."""
-    hide_tokens()
+    """Start a SuperExec in this process, for a SuperLink or a SuperNode: the first option."""
+    whose, *options = options
+    # `flwr run` may send another version of the ServerApp. A SuperNode runs what is installed.
+    fresh = ["vfl_flower", "strategies"] if whose == "superlink" else []
+    start_tasks_by(WarmTasks(NEEDED[whose], fresh).start)
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2")  # seconds
     _be("flower-superexec", options)
 
 
@@ -102,7 +118,7 @@ def _address(options: list[str], port: int) -> str:
     return f"{given.host}:{given.port}"
 
 
-def _with_secret(options: list[str], address: str) -> list[str]:
+def _with_secret(options: list[str], address: str, whose: str) -> list[str]:
     """Start the SuperExec with a secret; return the options that demand the secret."""
     file = flower_home() / f"superexec-{address.rpartition(':')[2]}.secret"
     make_folder(file.parent)
@@ -111,7 +127,14 @@ def _with_secret(options: list[str], address: str) -> list[str]:
     tls = ["--insecure"]
     if "--ssl-ca-certfile" in options:
         tls = ["--root-certificates", options[options.index("--ssl-ca-certfile") + 1]]
-    command = [sys.executable, "-P", "-m", "vfl_flower.transport.nodes.superlink", "superexec"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "vfl_flower.transport.nodes.superlink",
+        "superexec",
+        whose,
+    ]
     command += [*tls, "--runtime-api-address", address]
     subprocess.Popen([*command, "--parent-pid", str(os.getpid()), *secret])
     return ["--isolation", "process", *secret]

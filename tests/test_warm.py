@@ -1,0 +1,120 @@
+"""Tasks that are forked from a warm process: what they share, and what they must not share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fleet import until
+from vfl_flower.transport.nodes.superlink import NEEDED
+from vfl_flower.transport.nodes.warm import WarmTasks
+
+TELLS = """\
+import json, os, random, secrets, signal, sys
+from pathlib import Path
+import kept_module, fresh_module
+import numpy, torch
+
+Path(sys.argv[-1]).write_text(json.dumps({
+    "random": random.random(), "numpy": numpy.random.random(), "secret": secrets.token_hex(8),
+    "pid": os.getpid(), "parent": os.getppid(), "input": os.read(0, 1).decode(),
+    "kept": kept_module.BY, "fresh": fresh_module.BY,
+    "words": Path("/proc/self/cmdline").read_text(), "given": sys.argv[1:],
+    "ctrl_c": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "cuda": torch.cuda.is_initialized(),
+}))
+raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an installed package whose command `tells` writes what it sees to a file."""
+    (tmp_path / "tells.py").write_text(f"def main():\n    exec({TELLS!r})\n")
+    for name in ("kept_module", "fresh_module"):
+        (tmp_path / f"{name}.py").write_text("import os\nBY = os.getpid()\n")
+    about = tmp_path / "tells-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tells\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[console_scripts]\ntells = tells:main\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path
+
+
+@pytest.fixture
+def tasks(place: Path) -> Iterator[WarmTasks]:
+    warm = WarmTasks(["torch", "numpy", "kept_module", "fresh_module"], fresh=["fresh_module"])
+    yield warm
+    assert warm._process.stdin
+    warm._process.stdin.close()
+    assert warm._process.wait(timeout=60) == 0
+
+
+def told(path: Path) -> dict[str, Any]:
+    until(lambda: path.exists() and path.read_text().endswith("}"))
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_token(
+    tasks: WarmTasks, place: Path
+) -> None:
+    first, second = place / "1.json", place / "2.json"
+    for path in (first, second):
+        tasks.start(["tells", "--token", "secret", str(path)], quiet=True)
+    one, two = told(first), told(second)
+    warm = tasks._process.pid
+    for each in (one, two):
+        assert each["parent"] == each["kept"] == warm  # imported there, once
+        assert each["fresh"] == each["pid"] != warm
+        assert "secret" not in each["words"] and "secret" in each["given"]
+        assert each["input"] == "" and each["ctrl_c"] and not each["cuda"]
+    for name in ("random", "numpy", "secret", "pid"):
+        assert one[name] != two[name]
+
+
+def test_a_task_starts_although_the_warm_process_was_killed(tasks: WarmTasks, place: Path) -> None:
+    killed = tasks._process
+    killed.kill()
+    killed.wait()
+    tasks.start(["tells", str(place / "1.json")], quiet=True)
+    assert told(place / "1.json")["parent"] == tasks._process.pid != killed.pid
+
+
+def test_the_warm_process_ends_with_the_one_that_orders(place: Path) -> None:
+    code = (
+        "from vfl_flower.transport.nodes.warm import WarmTasks; import time; "
+        "print(WarmTasks(['json'])._process.pid, flush=True); time.sleep(600)"
+    )
+    orders = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert orders.stdout
+    warm = psutil.Process(int(orders.stdout.readline()))
+    orders.kill()
+    orders.wait()
+    until(lambda: not warm.is_running() or warm.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_nothing_that_is_imported_uses_a_gpu() -> None:
+    """A fork of a process that uses CUDA cannot use CUDA."""
+    modules = sorted({*NEEDED["superlink"], *NEEDED["supernode"]})
+    code = (
+        "import importlib, torch\n"
+        "def asked(*_, **__): raise SystemExit('asked')\n"
+        "for name in ('is_available', 'device_count', 'current_device', '_lazy_init'):\n"
+        "    assert hasattr(torch.cuda, name); setattr(torch.cuda, name, asked)\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        "print('imported')\n"
+        "try: torch.cuda.is_available()\n"
+        "except SystemExit: print('control')\n"
+    )
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert ran.stdout.split() == [b"imported", b"control"], ran.stderr

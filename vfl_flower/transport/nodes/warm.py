@@ -1,0 +1,93 @@
+"""Starts Flower's tasks without a wait for imports.
+
+Flower starts a process for each run of a ServerApp, and for each message to a ClientApp. Each
+imports torch, which takes seconds. Here one process imports torch once, and forks for each task. So
+a task starts in milliseconds and shares the memory of the modules.
+
+The process uses no GPU and opens no connection, because forks would inherit them in a broken state.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+
+
+class WarmTasks:
+    """Starts tasks by a process that has already imported what tasks need.
+
+    Parameters
+    ----------
+    modules : to import.
+    fresh : packages that each task imports anew, because a run may bring another version of them.
+    """
+
+    def __init__(self, modules: Sequence[str], fresh: Sequence[str] = ()) -> None:
+        names = [",".join(modules), ",".join(fresh)]
+        self._command = [sys.executable, "-P", "-m", "vfl_flower.transport.nodes.warm", *names]
+        self._begin()
+
+    def start(self, arguments: list[str], quiet: bool) -> None:
+        """Start a task.
+
+        Parameters
+        ----------
+        arguments : a command of an installed package, with its arguments. They pass through a
+            pipe, so that other users of this machine cannot read a token among them.
+        quiet : whether to discard the task's output.
+        """
+        order = json.dumps([arguments, quiet]).encode() + b"\n"
+        try:
+            self._give(order)
+        except BrokenPipeError:  # the process has ended, for example because memory ran out
+            self._begin()
+            self._give(order)
+
+    def _give(self, order: bytes) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(order)
+
+    def _begin(self) -> None:
+        """Start the process that forks. It ends with this one."""
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, bufsize=0)
+
+
+def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
+    """Fork for each line of standard input; return an exit code, also in each fork."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that gives orders
+    for name in modules:
+        import_module(name)
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in fresh:
+            del sys.modules[name]
+    gc.freeze()  # else the first collection in a fork would copy all memory
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for tasks
+    while order := sys.stdin.readline():
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return _run(*json.loads(order))
+    return 0
+
+
+def _run(arguments: list[str], quiet: bool) -> int:
+    """Run a command of an installed package in this process; return its exit code."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2) if quiet else (0,):
+        os.dup2(nowhere, descriptor)
+    if "numpy" in sys.modules:  # `random` does so itself, and torch starts with one seed anyway
+        sys.modules["numpy"].random.seed()
+    sys.argv = arguments
+    [script] = entry_points(group="console_scripts", name=arguments[0])
+    return int(script.load()() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(_fork_for_each_order(*(names.split(",") for names in sys.argv[1:])))
