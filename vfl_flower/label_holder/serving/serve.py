@@ -20,7 +20,6 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
-from vfl_flower.label_holder.serving.service import Loaded, Service
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.transport.base import Transport
 
@@ -57,6 +56,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         )
     try:
         from vfl_flower.label_holder.serving.listening import listening
+        from vfl_flower.label_holder.serving.service import Loaded, Service
         from vfl_flower.label_holder.serving.web import app_of
     except ImportError as error:
         raise ConfigError(
