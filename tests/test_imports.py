@@ -99,7 +99,7 @@ def test_a_run_needs_no_extra() -> None:
         [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    needs = text + "\nimport vfl_flower.label_holder.serving.service"
+    needs = text + "\nimport vfl_flower.label_holder.run_metrics"
     done = subprocess.run(
         [sys.executable, "-c", needs], cwd=CHECKOUT, capture_output=True, text=True
     )
