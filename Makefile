@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint docs clean
+.PHONY: help install demo serve-demo test test-all lint docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -27,6 +27,9 @@ $(VENV)/installed: pyproject.toml
 
 demo: install ## train on handwritten digits with four parties, by `vfl demo`
 	$(BIN)/vfl demo
+
+serve-demo: install ## train a model, serve it, and ask for 1,000 scores, by examples/serve_scores.py
+	$(BIN)/python examples/serve_scores.py
 
 test: install lint ## check types and style, and run the tests
 	$(BIN)/python -m pytest -q

@@ -192,6 +192,16 @@ class Run:
             may_stop_early=bool(self.config.training.patience and self.labels.validation),
         )
 
+    @property
+    def epsilon(self) -> float | None:
+        """Return the epsilon spent so far; None if the run claims none."""
+        spent: float | None = self.accountant.figures()["epsilon"]
+        return spent
+
+    def costs(self) -> list[dict[str, Any]]:
+        """Return the cost of each party so far."""
+        return [record.figures() for record in self.records]
+
     def stop(self, reason: str) -> None:
         """Order no more steps, and log why."""
         if self.budget.left > 0:
@@ -264,7 +274,7 @@ class Run:
             **self.accountant.figures(),
             "peak_memory_mb": round(max(self.messenger.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [record.party for record in self.records if not record.alive],
-            "by_party": [record.figures() for record in self.records],
+            "by_party": self.costs(),
         }
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -28,6 +32,46 @@ def test_two_parties_train_their_own_towers(capsys: Any) -> None:
     assert said.startswith("accuracy 0.9") and "among the first 3 0.9" in said
     assert len(model.predict()) == 360
     assert model.evaluate().keys() == {"loss", "accuracy", "top_3"}
+
+
+@pytest.mark.nightly
+def test_a_model_is_served_and_asked_for_scores_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    example, started = load("serve_scores"), []
+    start = subprocess.Popen
+
+    def noted(*words: Any, **more: Any) -> Any:
+        started.append(start(*words, **more))
+        return started[-1]
+
+    monkeypatch.setattr(example.subprocess, "Popen", noted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    example.main(requests=400, epochs=1)
+    said = capsys.readouterr().out
+    for step in ("1. Train", "2. Serve", "3. Ask for 400 scores", "4. Stop"):
+        assert f"\n{step}" in f"\n{said}"
+    found = dict(re.findall(r"(median|95 %|99 %|max) +([\d.]+) ms", said))
+    times = [float(found[name]) for name in ("median", "95 %", "99 %", "max")]
+    assert times[0] > 0 and times == sorted(times)
+    assert re.search(r"id 0: digit \d, probability \d.\d{3}, from parties 0, 1, 2, 3\n", said)
+    rate = re.search(r"rate +(\d+) requests/s", said)
+    assert rate and 1 < float(rate[1]) < 2000 / times[0]
+    assert [each.returncode for each in started] == [0]  # the service has ended by itself
+    assert not list((tmp_path / "here").iterdir()) and not list(tmp_path.glob("vfl-*"))
+
+
+def test_latencies_are_quantiles_of_the_requests() -> None:
+    found = load("serve_scores").figures(np.arange(1.0, 102.0))
+    assert list(found.values()) == ["51.0 ms", "96.0 ms", "100.0 ms", "101.0 ms", "20 requests/s"]
+
+
+def test_make_serve_demo_runs_the_example() -> None:
+    words = ["make", "-n", "-f", str(EXAMPLES.parent / "Makefile"), "serve-demo"]
+    said = subprocess.run(words, cwd=EXAMPLES.parent, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == ".venv/bin/python examples/serve_scores.py"
 
 
 @pytest.mark.nightly

@@ -90,6 +90,22 @@ def test_a_planted_import_breaks_the_contract(
     assert status == 1 and broken in said, said
 
 
+def test_a_run_needs_no_extra() -> None:
+    extras = ("prometheus_client", "uvicorn", "orjson", "optuna", "tensorboard", "peft")
+    modules = ("server_app", "client_app", "launch.engines", "launch.serving", "tools.cli")
+    text = f"import sys\nsys.modules.update(dict.fromkeys({extras}))\n"
+    text += "\n".join(f"import vfl_flower.{each}" for each in modules)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    needs = text + "\nimport vfl_flower.label_holder.run_metrics"
+    done = subprocess.run(
+        [sys.executable, "-c", needs], cwd=CHECKOUT, capture_output=True, text=True
+    )
+    assert "prometheus_client" in done.stderr  # the control
+
+
 def test_every_part_of_the_package_has_a_floor() -> None:
     """Else a new folder could import what it likes."""
     floors = {each for line in CONTRACTS["contracts"][0]["layers"] for each in line.split(" | ")}

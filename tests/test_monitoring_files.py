@@ -14,27 +14,10 @@ import pytest
 import yaml
 
 from tests.containers import DEPLOY
+from tests.monitored import OF_RUN, OF_SERVICE
 from tests.test_deploy_files import ran
 
-METRICS = {
-    "vfl_requests_total": {"outcome"},
-    "vfl_rows_total": {"outcome"},
-    "vfl_request_seconds_bucket": {"le"},
-    "vfl_stage_seconds_bucket": {"le", "stage"},
-    "vfl_party_seconds_bucket": {"le", "party"},
-    "vfl_party_connected": {"party"},
-    "vfl_answers_missing_party_total": {"party", "reason"},
-    "vfl_refusals_total": {"rule"},
-    "vfl_queue_rows": set(),
-    "vfl_model_info": {"run", "strategy", "version"},
-    "vfl_epoch": set(),
-    "vfl_loss": {"rows"},
-    "vfl_metric": {"name", "rows"},
-    "vfl_exchanges_total": {"party"},
-    "vfl_bytes_total": {"party", "direction"},
-    "vfl_failures_total": {"party"},
-}
-"""Metric -> its labels. Histograms are read by their buckets."""
+METRICS = OF_SERVICE | OF_RUN
 REASONS = {"unknown", "down", "refused", "late", "faulty"}
 ALERTS = DEPLOY / "alerts.yaml"
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
@@ -120,7 +103,7 @@ def test_the_dashboard_is_whole() -> None:
 
 
 def test_an_operator_is_told_what_happened_and_what_to_do() -> None:
-    assert 5 <= len(RULES) <= 8
+    assert 5 <= len(RULES) <= 9
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["annotations"].keys() == {"summary", "action"}
@@ -142,7 +125,9 @@ HEALTHY = {
     "vfl_answers_missing_party_total{party='0',reason='unknown'}": "0+600x120",
     "vfl_refusals_total{rule='max-predictions'}": "0x120",
     "vfl_queue_rows": "0 5000 10x118",
-    "vfl_epoch": "0+0.1x120",
+    "vfl_steps_total": "0+10x120",
+    "vfl_planned_steps": "1300x120",
+    "vfl_party_in_training{party='1'}": "1x120",
 }
 """Series, a value a minute, of a service and a run with which all is well."""
 
@@ -156,7 +141,8 @@ ILL = {
     },
     "VflPartyRefuses": {"vfl_refusals_total{rule='max-predictions'}": "0x110 5x10"},
     "VflQueueGrows": {"vfl_queue_rows": "2000x120"},
-    "VflTrainingStalls": {"vfl_epoch": "0+0.1x60 6x60"},
+    "VflTrainingStalls": {"vfl_steps_total": "0+10x100 1000x20"},
+    "VflTrainingLacksParty": {"vfl_party_in_training{party='1'}": "1x110 0x10"},
 }
 """Alert -> the series that differ when it must fire."""
 
@@ -194,6 +180,13 @@ def test_alerts_are_silent_while_all_is_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alert", ILL)
 def test_an_alert_fires_by_its_cause_alone(alert: str, tmp_path: Path) -> None:
     assert fired({**HEALTHY, **ILL[alert]}, tmp_path) == {alert}
+
+
+def test_no_alert_fires_once_a_run_has_taken_its_steps_or_before_it_has_begun(
+    tmp_path: Path,
+) -> None:
+    for steps in ("0+13x100 1300x20", "_x115 0x5", "0+10x60 stale"):
+        assert fired({**HEALTHY, "vfl_steps_total": steps}, tmp_path) == set(), steps
 
 
 def test_each_alert_has_a_test() -> None:

@@ -136,6 +136,7 @@ def test_without_an_extra_the_error_names_the_command_that_installs_it(
     asked = {
         "sweep": ["sweep", "vafl", "--search", "party-lr=1e-3..1:log", "--trials", "1", "-c", keys],
         "tensorboard": ["run", "-c", f"{keys} observer='tensorboard'"],
+        "serve": ["run", "-c", f"{keys} observer='prometheus'"],
         "hf": ["run", "-c", f"{keys} bottom-model='hf:{tmp_path}/model'"],
     }
     for extra, words in asked.items():

@@ -29,8 +29,8 @@ from vfl_flower.config.files import unsealed
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
+from vfl_flower.label_holder.serving import guard
 from vfl_flower.label_holder.serving import listening as listening_module
-from vfl_flower.label_holder.serving import web
 from vfl_flower.label_holder.serving.requests import Request
 from vfl_flower.label_holder.serving.serve import lasting, serve
 from vfl_flower.label_holder.serving.service import UnavailableError
@@ -619,7 +619,7 @@ def test_slow_callers_are_cut_off_and_others_are_served(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening_module, "_SILENT", 0.5)
-    monkeypatch.setattr(web, "_BODY_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "_BODY_SECONDS", 0.5)
     host, port = some.url.removeprefix("http://").split(":")
     silent = socket.create_connection((host, int(port)))
     half = socket.create_connection((host, int(port)))
@@ -773,6 +773,13 @@ def test_addresses_that_cannot_serve_are_refused(
         served(trained.folder / "any", tmp_path, keys, nodes),
     ):
         pass
+
+
+def test_an_address_is_taken_before_anybody_answers_there() -> None:
+    with listening_module._bound("127.0.0.1", 0, "") as first:
+        host, port = first.getsockname()
+        with pytest.raises(ConfigError, match="use"), listening_module._bound(host, port, "x"):
+            pass
 
 
 def test_a_service_over_flowers_messages_is_refused() -> None:

@@ -203,6 +203,8 @@ def test_files_are_named_so_that_they_are_found_from_anywhere(
     keys = {"strategy": "own.py:MINE", "codec": "top-k", "resume": "runs/a", "label": "a.py:b"}
     there = {"strategy": f"{tmp_path}/own.py:MINE", "resume": f"{tmp_path}/runs/a"}
     assert submission.from_anywhere(keys) == {**keys, **there}
+    tls = {"serve-certificate": "a.crt", "serve-key": "/b.key", "serve-token": "", "out": "x"}
+    assert submission.from_anywhere(tls) == {**tls, "serve-certificate": f"{tmp_path}/a.crt"}
     assert submission.from_anywhere({"dataset": 3, "none": "x", "resume": ""}) == {
         "dataset": 3,
         "none": "x",

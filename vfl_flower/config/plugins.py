@@ -325,6 +325,7 @@ OBSERVERS = Registry(
     {
         "none": "vfl_flower.label_holder.callbacks:Callback",
         "tensorboard": "vfl_flower.label_holder.tensorboard:TensorBoard",
+        "prometheus": "vfl_flower.label_holder.prometheus:Prometheus",
     },
     parts=("evaluated", "progressed", "failed", "ended", "began"),
 )

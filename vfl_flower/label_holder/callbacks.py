@@ -61,7 +61,10 @@ class RunState:
 
 
 class TrainingRun(Protocol):
-    """A run as a callback sees it: its state, and the requests that it accepts."""
+    """A run as a callback sees it: its state, and the requests that it accepts.
+
+    Another thread may read `state` and `costs`. All else is for the methods of a callback.
+    """
 
     config: RunConfig
     can_save: bool
@@ -69,6 +72,13 @@ class TrainingRun(Protocol):
     @property
     def state(self) -> RunState:
         """Return the current state of the run."""
+
+    @property
+    def epsilon(self) -> float | None:
+        """Return the epsilon spent so far; None if the run claims none."""
+
+    def costs(self) -> list[dict[str, Any]]:
+        """Return the cost of each party so far, as ``by_party`` of summary.json."""
 
     def stop(self, reason: str) -> None:
         """Order no more steps, and log the reason.

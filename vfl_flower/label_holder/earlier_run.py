@@ -41,6 +41,7 @@ def _has_results(folder: Path) -> bool:
 _MAY_DIFFER = (  # a resumed run may change these options: they do not change its results
     *("transport", "stream-address", "stream-ports", "session-seconds", "parties"),
     *("party-timeout", "on-party-failure", "checkpoint-every", "log-format", "resume"),
+    *("serve-address", "serve-certificate", "serve-key", "serve-token"),
 )
 
 

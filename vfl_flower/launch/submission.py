@@ -35,6 +35,10 @@ _RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR) *: +", re.MULTILINE)
 _ENDED = re.compile(
     r"Exit Code: (201|700)\b"
 )  # after an exception in the ServerApp or the simulation
+_PATHS = (
+    *("resume", "grow", "tokenizer"),
+    *("serve-certificate", "serve-key", "serve-token"),
+)
 _NO_RAY = "RuntimeError: Simulation Runtime crashed."  # no party has received anything
 
 
@@ -46,7 +50,7 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
         if key is None or not isinstance(value, str):
             continue
         kind, _, path = value.partition(":")
-        if name in ("resume", "grow", "tokenizer") and value:
+        if name in _PATHS and value:
             values[name] = _absolute(value)
         elif (name == "dataset" or key.registry) and kind.endswith(".py"):
             values[name] = f"{_absolute(kind)}:{path}"

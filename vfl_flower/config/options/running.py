@@ -91,10 +91,11 @@ class RunningConfig:
     observer: str = key(
         "none",
         "Names an observer of the run. It is told of evaluations, progress, failures and the end. "
-        "`tensorboard` writes scalars to RUN/tensorboard. FILE.py:NAME names your own Callback.",
+        "`tensorboard` writes scalars to RUN/tensorboard. `prometheus` answers GET /metrics at "
+        "`serve-address` during training. FILE.py:NAME names your own Callback.",
         example="observer='tensorboard'",
         registry=plugins.OBSERVERS,
-        related=("eval-every", "metrics"),
+        related=("eval-every", "metrics", "serve-address"),
     )
     log_format: str = key(
         "text",

@@ -1,4 +1,4 @@
-"""Options of the online service, which answers requests for scores."""
+"""Options of the online service, and of the figures of a run for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ _FLOWER = "flower"
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """Where the service listens, and how long it waits for a party."""
+    """Where the label holder listens, and how long a service waits for a party."""
 
     serve_address: str = key(
         "127.0.0.1:8080",
-        "Sets the address and the port on which the label holder answers requests for scores.",
+        "Sets the address and the port on which the label holder answers requests for scores. With "
+        "`observer='prometheus'`, it answers GET /metrics there during training.",
         example="task='serve' model='runs/a' serve-address='127.0.0.1:8081'",
         engine=_FLOWER,
-        related=("task", "serve-certificate", "serve-token"),
+        related=("task", "observer", "serve-certificate", "serve-token"),
     )
     serve_certificate: str = key(
         "",
-        "Names the file of the TLS certificate (PEM) of the service. Without it, the service "
-        "listens on this machine only.",
+        "Names the file of the TLS certificate (PEM) for `serve-address`. Without it, the label "
+        "holder listens on this machine only.",
         example="task='serve' model='runs/a' serve-certificate='bank.crt' serve-key='bank.key'",
         engine=_FLOWER,
         related=("serve-key", "serve-address"),
@@ -38,7 +39,8 @@ class ServingConfig:
     serve_token: str = key(
         "",
         "Names the file of callers and their bearer tokens, `NAME TOKEN` in each line. The empty "
-        "text stands for RUN/serve.token. The service makes a file that is missing.",
+        "text stands for RUN/serve.token. The label holder makes a file that is missing. "
+        "Prometheus needs a token too.",
         example="task='serve' model='runs/a' serve-token='tokens.txt'",
         engine=_FLOWER,
         related=("serve-address",),

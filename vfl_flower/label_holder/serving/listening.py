@@ -1,4 +1,4 @@
-"""Listen for HTTP until the service ends, by uvicorn in a separate thread."""
+"""Listen for HTTP within a block, by uvicorn in a separate thread."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def listening(app: ASGIApp, serving: ServingConfig) -> Iterator[str]:
     Raises
     ------
     ConfigError
-        If the address is taken or invalid, or would send scores unencrypted over a network. Also if
-        the certificate cannot be used.
+        If the address is taken or invalid, or would send answers unencrypted over a network. Also
+        if the certificate cannot be used.
     """
     host, port = _address(serving.serve_address)
     if bool(serving.serve_certificate) != bool(serving.serve_key):
@@ -65,7 +65,7 @@ def listening(app: ASGIApp, serving: ServingConfig) -> Iterator[str]:
     tls = bool(serving.serve_certificate)
     if not tls and not is_loopback(host):
         raise ConfigError(
-            f"serve-address = {serving.serve_address!r} would send scores unencrypted. Give "
+            f"serve-address = {serving.serve_address!r} would send answers unencrypted. Give "
             "serve-certificate and serve-key, or listen on 127.0.0.1 behind a proxy."
         )
     files = [
@@ -128,6 +128,7 @@ def _bound(host: str, port: int, said: str) -> Iterator[socket.socket]:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((host, port))
+            bound.listen()  # until then, another process may bind the address too
         except OSError as error:
             raise ConfigError(
                 f"serve-address = {said!r} cannot be used: {error.strerror}. Name another."

@@ -20,7 +20,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
-from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.label_holder.serving.tokens import tokens_of
 from vfl_flower.transport.base import Transport
 
 log = logging.getLogger("flwr")
@@ -31,7 +31,6 @@ PROCESS = "serve.pid"
 AUDIT_LOG = "audit.jsonl"
 """File in the run's results folder, with a line for each request."""
 _LOCK = "serve.lock"
-_TOKENS = "serve.token"
 _SESSION = 86400.0 * 365
 
 
@@ -63,8 +62,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
             f"The service needs {error.name}. Install it by `pip install 'vfl-flower[serve]'`."
         ) from None
     folder = Path(config.model).expanduser().absolute()
-    named = config.serving.serve_token
-    tokens = Tokens(Path(named).expanduser() if named else folder / _TOKENS)
+    tokens = tokens_of(config.serving, folder)
     with ExitStack() as exits:
         exits.enter_context(in_use(folder, _LOCK))
         load = partial(Loaded, transport, config, given, run)

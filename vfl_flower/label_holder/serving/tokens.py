@@ -11,7 +11,9 @@ from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import check_own, told, write_whole
+from vfl_flower.config.options import ServingConfig
 
+_FILE = "serve.token"
 _LOOK = 1.0  # seconds between two looks at the file
 _SHORTEST = 20  # letters
 
@@ -80,6 +82,18 @@ class Tokens:
         if not names:
             raise ConfigError(f"{self.path} has no token. Write NAME TOKEN in a line.")
         self._names, self._version = names, about.st_mtime_ns
+
+
+def tokens_of(serving: ServingConfig, folder: Path) -> Tokens:
+    """Return the tokens in the file of ``serve-token``, or in the run's results folder.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be used as a file of tokens.
+    """
+    named = serving.serve_token
+    return Tokens(Path(named).expanduser() if named else folder / _FILE)
 
 
 def _digest(token: str) -> bytes:

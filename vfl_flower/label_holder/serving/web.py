@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
+from vfl_flower.label_holder.serving.guard import Guard
 from vfl_flower.label_holder.serving.requests import Score
 from vfl_flower.label_holder.serving.service import Service, UnavailableError
 from vfl_flower.label_holder.serving.tokens import Tokens
@@ -23,8 +24,6 @@ log = logging.getLogger("flwr")
 
 MOST_IDS = 10_000
 """Most ids of one request."""
-_MOST_BYTES = 2**20  # of a request's body
-_BODY_SECONDS = 10.0  # within which a body must come
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
 _Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field()]
@@ -144,7 +143,7 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         """Return counters and histograms."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    return _Guard(app, tokens)
+    return Guard(app, tokens, _OPEN)
 
 
 def _settle(
@@ -182,67 +181,3 @@ def _sentence(error: ValidationError) -> str:
     if kind.startswith("json"):
         return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
     return 'The body must be {"ids": [...]}, with at least one whole number or text.'
-
-
-class _Guard:
-    """Checks the token before it reads the body, and bounds the body's size and time."""
-
-    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
-        self._app, self._tokens = app, tokens
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a call, or refuse it."""
-        if scope["type"] != "http" or (scope["path"] in _OPEN and scope["method"] == "GET"):
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        caller = self._tokens.caller(token.strip()) if kind.lower() == "bearer" else None
-        if caller is None:
-            await _refuse(scope, send, 401, "Send a valid token: Authorization: Bearer TOKEN.")
-            return
-        size = headers.get(b"content-length", b"0")
-        if not size.isdigit() or int(size) > _MOST_BYTES:
-            await _refuse(scope, send, 413, f"A body has at most {_MOST_BYTES} bytes.")
-            return
-        try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                body = await _body(receive)
-        except TimeoutError:
-            await _refuse(scope, send, 408, f"A body must come within {_BODY_SECONDS:g} seconds.")
-            return
-        if body is None:
-            await _refuse(scope, send, 413, f"A body has at most {_MOST_BYTES} bytes.")
-            return
-        whole: Message = {"type": "http.request", "body": body, "more_body": False}
-        parts = [whole]
-
-        async def again() -> Message:
-            return parts.pop() if parts else await receive()
-
-        scope["vfl_caller"] = caller
-        await self._app(scope, again, send)
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """Return the body of a call; None if it is too long."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > _MOST_BYTES:
-            return None
-        if not message.get("more_body"):
-            return bytes(body)
-
-
-async def _refuse(scope: Scope, send: Send, status: int, sentence: str) -> None:
-    async def nothing() -> Message:
-        return {"type": "http.disconnect"}
-
-    # The rest of a long body is read and dropped for some seconds, so that the caller sees this.
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 408: {"Connection": "close"}}.get(status)
-    response = Response(
-        orjson.dumps({"error": sentence}), status, headers, media_type="application/json"
-    )
-    await response(scope, nothing, send)

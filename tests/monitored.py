@@ -1,0 +1,35 @@
+"""The metrics that a label holder publishes, as name -> labels. Histograms are their buckets."""
+
+from __future__ import annotations
+
+OF_SERVICE = {
+    "vfl_requests_total": {"outcome"},
+    "vfl_rows_total": {"outcome"},
+    "vfl_request_seconds_bucket": {"le"},
+    "vfl_stage_seconds_bucket": {"le", "stage"},
+    "vfl_party_seconds_bucket": {"le", "party"},
+    "vfl_party_connected": {"party"},
+    "vfl_answers_missing_party_total": {"party", "reason"},
+    "vfl_refusals_total": {"rule"},
+    "vfl_queue_rows": set(),
+    "vfl_model_info": {"run", "strategy", "version"},
+}
+"""Metrics of a service."""
+
+OF_RUN = {
+    "vfl_run_info": {"run", "strategy"},
+    "vfl_steps_total": set(),
+    "vfl_planned_steps": set(),
+    "vfl_epoch": set(),
+    "vfl_run_seconds": set(),
+    "vfl_loss": {"rows"},
+    "vfl_metric": {"name", "rows"},
+    "vfl_party_in_training": {"party"},
+    "vfl_failures_total": {"party"},
+    "vfl_exchanges_total": {"party"},
+    "vfl_bytes_total": {"party", "direction"},
+    "vfl_epsilon": set(),
+    "vfl_checkpoints_total": set(),
+    "vfl_checkpoint_timestamp_seconds": set(),
+}
+"""Metrics of a training run."""

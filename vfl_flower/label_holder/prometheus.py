@@ -1,0 +1,77 @@
+"""Figures of a training run for Prometheus (``observer='prometheus'``).
+
+The label holder answers ``GET /metrics`` at ``serve-address`` while the run trains. A caller needs
+a token, as for `vfl serve`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.label_holder.callbacks import Callback
+from vfl_flower.label_holder.serving.tokens import tokens_of
+
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+
+class Prometheus(Callback):
+    """Answer ``GET /metrics`` from before the first step until the end of the run.
+
+    Another thread answers. It reads the run's state when Prometheus asks, so that a step of
+    training does nothing for it.
+
+    Raises
+    ------
+    ConfigError
+        If a package of the extra "serve" is missing.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from vfl_flower.label_holder.run_metrics import RunMetrics, app_of
+            from vfl_flower.label_holder.serving.listening import listening
+        except ImportError as error:
+            raise ConfigError(
+                f"observer = 'prometheus' needs {error.name}, which is not installed. Run: "
+                "pip install 'vfl-flower[serve]'."
+            ) from None
+        self._metrics_of, self._app_of, self._listening = RunMetrics, app_of, listening
+        self._exits = ExitStack()
+
+    def began(self, folder: Path) -> None:
+        """Listen.
+
+        Raises
+        ------
+        ConfigError
+            If the address, the certificate or the file of tokens cannot be used.
+        """
+        serving = self.run.config.serving
+        tokens = tokens_of(serving, folder)
+        self._metrics = self._metrics_of(self.run, folder.name)
+        app = self._app_of(self._metrics, tokens)
+        url = self._exits.enter_context(self._listening(app, serving))
+        notice.info("Prometheus can read this run at %s/metrics", url)
+        notice.info("The tokens of its callers are in %s", tokens.path)
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Compute the spent epsilon."""
+        self._metrics.epsilon = self.run.epsilon
+
+    def failed(self, party: int, error: VflError) -> None:
+        """Count a party's failure."""
+        self._metrics.failures[party] += 1
+
+    def saved(self) -> None:
+        """Note when the checkpoint was saved."""
+        self._metrics.checkpoints += 1
+        self._metrics.saved_at = time.time()
+
+    def ended(self) -> None:
+        """Stop listening, and free the port."""
+        self._exits.close()

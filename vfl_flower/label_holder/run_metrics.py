@@ -1,0 +1,111 @@
+"""Metrics of a training run in Prometheus' format, and the application that answers with them.
+
+No metric depends on one person, and none shows labels of rows, ids or features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from vfl_flower.label_holder.callbacks import RunState, TrainingRun
+from vfl_flower.label_holder.serving.guard import Guard
+from vfl_flower.label_holder.serving.tokens import Tokens
+
+_ROWS = ("train", "validation", "test")
+
+
+class RunMetrics(Collector):
+    """The metrics of a run, read when Prometheus asks.
+
+    The other attributes are the observer's, which hears of them in the run's thread.
+
+    Parameters
+    ----------
+    name : name of the run's results folder.
+
+    Attributes
+    ----------
+    failures : party -> how often it has failed.
+    checkpoints, saved_at : number of checkpoints, and when the last one was saved (Unix time).
+    epsilon : epsilon spent at the last evaluation; None if the run claims none.
+    """
+
+    def __init__(self, run: TrainingRun, name: str) -> None:
+        self._run, self._name = run, name
+        self.failures: Counter[int] = Counter()
+        self.checkpoints, self.saved_at = 0, 0.0
+        self.epsilon: float | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with its current value."""
+        run, state = self._run, self._run.state
+        info = GaugeMetricFamily("vfl_run_info", "The training run.", labels=["run", "strategy"])
+        info.add_metric([self._name, run.config.strategy], 1)
+        yield info
+        yield CounterMetricFamily("vfl_steps", "Party steps answered.", state.done)
+        yield GaugeMetricFamily("vfl_planned_steps", "Party steps of the whole run.", state.planned)
+        yield GaugeMetricFamily("vfl_epoch", "Epochs done, as a mean of the parties.", state.epoch)
+        yield GaugeMetricFamily(
+            "vfl_run_seconds", "Time since the run began, without interruptions.", state.seconds
+        )
+        yield from self._of_parties(state)
+        yield from _of_model(state)
+        if self.epsilon is not None:
+            yield GaugeMetricFamily("vfl_epsilon", "Epsilon spent.", self.epsilon)
+        yield CounterMetricFamily("vfl_checkpoints", "Checkpoints saved.", self.checkpoints)
+        if self.checkpoints:
+            yield GaugeMetricFamily(
+                "vfl_checkpoint_timestamp_seconds", "Time of the last checkpoint.", self.saved_at
+            )
+
+    def _of_parties(self, state: RunState) -> Iterator[Metric]:
+        party, text = ["party"], "1, or 0 from a party's failure to its return."
+        takes_part = GaugeMetricFamily("vfl_party_in_training", text, labels=party)
+        failures = CounterMetricFamily("vfl_failures", "Failures and refusals.", labels=party)
+        exchanges = CounterMetricFamily("vfl_exchanges", "Messages answered.", labels=party)
+        sent = CounterMetricFamily("vfl_bytes", "Array bytes.", labels=["party", "direction"])
+        for cost in self._run.costs():
+            number, who = cost["party"], [str(cost["party"])]
+            takes_part.add_metric(who, int(number not in state.failed))
+            failures.add_metric(who, self.failures[number])
+            exchanges.add_metric(who, cost["exchanges"])
+            for direction in ("up", "down"):
+                sent.add_metric([*who, direction], cost[f"bytes_{direction}"])
+        yield from (takes_part, failures, exchanges, sent)
+
+
+def _of_model(state: RunState) -> Iterator[Metric]:
+    """Yield the figures of the last evaluation, by their rows and names. Skip mappings."""
+    loss = GaugeMetricFamily("vfl_loss", "Mean loss.", labels=["rows"])
+    others = GaugeMetricFamily("vfl_metric", "Other figures.", labels=["name", "rows"])
+    for key, figure in state.last.items():
+        rows, _, name = key.partition("_")
+        if rows not in _ROWS or not isinstance(figure, int | float):
+            continue
+        if name == "loss":
+            loss.add_metric([rows], figure)
+        else:
+            others.add_metric([name, rows], figure)
+    yield from (loss, others)
+
+
+def app_of(metrics: RunMetrics, tokens: Tokens) -> ASGIApp:
+    """Return the application that answers ``GET /metrics`` for callers with a token."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+
+    async def answer(call: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return Guard(Starlette(routes=[Route("/metrics", answer)]), tokens)
