@@ -87,7 +87,7 @@ def superexec(options: list[str]) -> None:
     # `flwr run` may send another version of the ServerApp. A SuperNode runs what is installed.
     fresh = ["vfl_flower", "strategies"] if whose == "superlink" else []
     start_tasks_by(WarmTasks(NEEDED[whose], fresh).start)
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2")  # seconds
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")  # seconds
     _be("flower-superexec", options)
 
 
