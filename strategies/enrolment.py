@@ -187,6 +187,7 @@ def check(
         )
     if description.code_digest != code_digest():
         raise ConfigError(
-            f"{who} runs another version of this application's code: install the same on all, and "
-            "stop a local SuperLink that was started from another checkout."
+            f"{who} runs another version of this application's code: install the same on all, "
+            "restart its SuperNode, and stop a local SuperLink that was started from another "
+            "checkout."
         )

@@ -122,7 +122,7 @@ def started_by(pid: int, command: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if command in " ".join(process.cmdline()):
+            if process.name() == command:
                 found.append(process)
     return found
 

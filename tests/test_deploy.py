@@ -127,7 +127,7 @@ class Deployed:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("FLWR_HOME") == str(self.home / home) and any(
-                    word.endswith(command) for word in process.cmdline()
+                    word.endswith(command) for word in [process.name(), *process.cmdline()]
                 ):
                     found.append(process)
         return found

@@ -56,8 +56,10 @@ def test_each_release_of_a_row_counts_also_of_an_id_outside_the_alignment(
     keys = {"dataset": f"files:{organisations.labels}"}
     spent = []
     with served(organisations.folder / "run", tmp_path, keys, organisations.node_configs) as found:
-        for asked in (new, other, new, new):
-            assert found.ask(asked)[0]["missing"] == {}
+        for asked in (new, other, new, new, -1, -1, -1, -1):  # nobody has id -1
+            missing = {"0": "unknown", "1": "unknown"} if asked == -1 else {}
+            assert found.ask(asked)[0]["missing"] == missing
             spent.append(found.http.get("/v1/model").json()["epsilon"])
-    first, of_other, again, last = spent
+    first, of_other, again, last, *of_nobody = spent
     assert first == of_other < again < last
+    assert of_nobody == [last] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,19 +18,22 @@ from tests.fleet import until
 from vfl_flower.transport.nodes.superlink import NEEDED
 from vfl_flower.transport.nodes.warm import WarmTasks
 
+CHECKOUT = Path(__file__).parent.parent
 TELLS = """\
 import json, os, random, secrets, signal, sys
 from pathlib import Path
 import kept_module, fresh_module
 import numpy, torch
+from vfl_flower.config.provenance import code_digest
 
 Path(sys.argv[-1]).write_text(json.dumps({
     "random": random.random(), "numpy": numpy.random.random(), "secret": secrets.token_hex(8),
-    "pid": os.getpid(), "parent": os.getppid(), "input": os.read(0, 1).decode(),
+    "pid": os.getpid(), "parent": os.getppid(), "input": sys.stdin.read(),
     "kept": kept_module.BY, "fresh": fresh_module.BY,
+    "name": Path("/proc/self/comm").read_text(),
     "words": Path("/proc/self/cmdline").read_text(), "given": sys.argv[1:],
     "ctrl_c": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-    "cuda": torch.cuda.is_initialized(),
+    "cuda": torch.cuda.is_initialized(), "code": code_digest(),
 }))
 raise SystemExit(3)
 """
@@ -51,7 +55,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tasks(place: Path) -> Iterator[WarmTasks]:
-    warm = WarmTasks(["torch", "numpy", "kept_module", "fresh_module"], fresh=["fresh_module"])
+    modules = ["torch", "numpy", "not_installed", "kept_module", "fresh_module"]
+    warm = WarmTasks(modules, fresh=["fresh_module"])
     yield warm
     assert warm._process.stdin
     warm._process.stdin.close()
@@ -77,6 +82,7 @@ def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_tok
         assert each["fresh"] == each["pid"] != warm
         assert "secret" not in each["words"] and "secret" in each["given"]
         assert each["input"] == "" and each["ctrl_c"] and not each["cuda"]
+        assert each["name"] == "tells\n"
     for name in ("random", "numpy", "secret", "pid"):
         assert one[name] != two[name]
 
@@ -87,6 +93,26 @@ def test_a_task_starts_although_the_warm_process_was_killed(tasks: WarmTasks, pl
     killed.wait()
     tasks.start(["tells", str(place / "1.json")], quiet=True)
     assert told(place / "1.json")["parent"] == tasks._process.pid != killed.pid
+
+
+def test_a_task_names_the_code_that_it_runs_even_if_the_files_have_changed(
+    place: Path, request: pytest.FixtureRequest
+) -> None:
+    """Else a SuperNode that nobody has restarted after an upgrade would pass for upgraded."""
+    for name in ("vfl_flower", "strategies"):
+        shutil.copytree(CHECKOUT / name, place / name)
+    tasks: WarmTasks = request.getfixturevalue("tasks")
+    found = []
+    for number in range(2):
+        tasks.start(["tells", str(place / f"{number}.json")], quiet=True)
+        found.append(told(place / f"{number}.json")["code"])
+        with open(place / "vfl_flower" / "client_app.py", "a") as source:
+            source.write("# A later version.\n")
+    now = [sys.executable, "-P", "-c", "from vfl_flower.config import provenance as p; "]
+    now[-1] += "print(p.__file__, p.code_digest())"
+    file, after = subprocess.run(now, capture_output=True, text=True, check=True).stdout.split()
+    assert Path(file).is_relative_to(place) and found == [found[0]] * 2
+    assert found[0] != after  # the control
 
 
 def test_the_warm_process_ends_with_the_one_that_orders(place: Path) -> None:

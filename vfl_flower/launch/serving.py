@@ -87,7 +87,7 @@ def serve_supernodes(
         told = False
         while process.poll() is None:
             time.sleep(0.2)
-            if not told and (said := _SERVED.findall(said_in(log, read))):
+            if not told and len(said := _SERVED.findall(said_in(log, read))) > 1:
                 print(*said, sep="\n", flush=True)
                 told = True
         cause = sentence_of(said_in(log, read)) or f"The service has ended. {log} says why."

@@ -32,6 +32,12 @@ class Found:
     places: NDArray[np.int32]
     missing: dict[int, str]
 
+    @property
+    def at_parties(self) -> list[bytes]:
+        """Return the ids that some party has."""
+        there = np.flatnonzero((self.places >= 0).any(axis=1))
+        return [self.encoded[at] for at in there.tolist()]
+
 
 @dataclass
 class Embedded:

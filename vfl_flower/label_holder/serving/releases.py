@@ -26,12 +26,17 @@ class Releases:
     def __init__(self, config: RunConfig, found: Checkpoint, rows: int) -> None:
         self._config, self._found = config, found
         self._times = np.zeros(rows, np.int64) if counts_uploads(found) else None
-        self._of_ids: Counter[int | str] = Counter()  # of ids outside the alignment
+        self._of_ids: Counter[bytes] = Counter()  # of ids outside the alignment
         self._counted = 0
         self.epsilon: float | None = None
 
-    def count(self, rows: NDArray[np.int64], ids: Sequence[int | str]) -> None:
-        """Count one release of each of these rows, and of these ids outside the alignment."""
+    def count(self, rows: NDArray[np.int64], ids: Sequence[bytes]) -> None:
+        """Count one release of each of these rows, and of these ids outside the alignment.
+
+        Parameters
+        ----------
+        ids : ids that a party has. No other id is released.
+        """
         if self._times is None:
             return
         self._times[rows] += 1

@@ -257,7 +257,7 @@ class Service:
         rows, place = np.unique(asked, return_inverse=True)
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
-        loaded.releases.count(rows, new)
+        loaded.releases.count(rows, found.at_parties)
         embedded = loaded.embeddings.embed(rows, found, until)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)

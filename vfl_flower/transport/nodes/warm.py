@@ -16,8 +16,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
+from io import FileIO
+from pathlib import Path
+
+from vfl_flower.config.provenance import code_digest
 
 
 class WarmTasks:
@@ -62,14 +67,18 @@ class WarmTasks:
 def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
     """Fork for each line of standard input; return an exit code, also in each fork."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that gives orders
+    code_digest()  # cached for forks, which run this code even if its files change
     for name in modules:
-        import_module(name)
+        with suppress(Exception):  # a task that needs it fails, and its log says why
+            import_module(name)
     for name in [*sys.modules]:
         if name.partition(".")[0] in fresh:
             del sys.modules[name]
     gc.freeze()  # else the first collection in a fork would copy all memory
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for tasks
-    while order := sys.stdin.readline():
+    # Without a buffer, which would hand the next task's token to a fork.
+    orders = FileIO(0, closefd=False)
+    while order := orders.readline():
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -84,6 +93,8 @@ def _run(arguments: list[str], quiet: bool) -> int:
         os.dup2(nowhere, descriptor)
     if "numpy" in sys.modules:  # `random` does so itself, and torch starts with one seed anyway
         sys.modules["numpy"].random.seed()
+    with suppress(OSError):  # else `ps` would show all tasks by the same name
+        Path("/proc/self/comm").write_text(arguments[0])
     sys.argv = arguments
     [script] = entry_points(group="console_scripts", name=arguments[0])
     return int(script.load()() or 0)
