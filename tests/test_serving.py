@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +24,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
+from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, change, cut, read, write
 from tests.serving import TOKEN, Served, served
 from vfl_flower import client_app
@@ -789,6 +795,30 @@ def test_a_service_over_flowers_messages_is_refused() -> None:
         serve(slow, config, {}, "1")
     assert lasting(config).running.transport == "messages"
     assert lasting(resolve({"task": "serve", "model": "runs/a"})).running.transport == "stream"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("order", ["to the command", "to the service"])
+def test_the_command_serves_on_supernodes_and_ends_by_a_signal(tmp_path: Path, order: str) -> None:
+    folder = tmp_path / "run"
+    run_local(2, {"dataset": "breast-cancer", "epochs": 2, "out": str(folder)})
+    words = ["serve", str(folder), "--engine", "supernodes", "-c", "serve-address='127.0.0.1:0'"]
+    said = tmp_path / "said.txt"
+    with said.open("w") as file:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "vfl_flower.tools.cli", *words], stdout=file, stderr=file
+        )
+    until(lambda: "The tokens" in said.read_text() or command.poll() is not None)
+    url = re.search(r"http://127\.0\.0\.1:\d+", said.read_text())
+    assert url, said.read_text()
+    with Scores(url[0], str(folder / "serve.token")) as scores:
+        until(lambda: scores.predict([0])[0]["parties"] == [0, 1])
+    number = command.pid if order == "to the command" else int((folder / "serve.pid").read_text())
+    os.kill(number, signal.SIGTERM)
+    command.wait(120)
+    assert not (folder / "serve.pid").exists()
+    if order == "to the service":  # the command is not killed by it
+        assert command.returncode == 0 and "The service has ended." in said.read_text()
 
 
 WITH_CHECKPOINT = [

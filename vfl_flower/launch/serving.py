@@ -16,7 +16,7 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.serving.serve import PROCESS
+from vfl_flower.label_holder.serving.serve import ENDED, PROCESS
 from vfl_flower.launch.engines import check_files, in_process, of_server
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.launch.submission import (
@@ -62,10 +62,12 @@ def serve_supernodes(
 ) -> None:
     """Serve a model on a SuperLink and SuperNodes of this machine until SIGTERM or Ctrl-C.
 
+    The signal can go to this process, or to the one that `PROCESS` names.
+
     Raises
     ------
     ConfigError, VflError
-        As `serve_local`; or if the service ends by itself.
+        As `serve_local`; or if the service ends without a signal.
     """
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, parties = _checked(run_config, node_configs)
@@ -90,8 +92,12 @@ def serve_supernodes(
             if not told and len(said := _SERVED.findall(said_in(log, read))) > 1:
                 print(*said, sep="\n", flush=True)
                 told = True
-        cause = sentence_of(said_in(log, read)) or f"The service has ended. {log} says why."
-        raise VflError(cause)
+        said_at_end = said_in(log, read)
+        if cause := sentence_of(said_at_end):
+            raise VflError(cause)
+        if ENDED not in said_at_end:
+            raise VflError(f"The service ended without an order. {log} says why.")
+        print(ENDED)
 
 
 def _end(process_file: Path, started: float, run: subprocess.Popen[bytes]) -> None:

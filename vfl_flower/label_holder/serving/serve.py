@@ -30,6 +30,8 @@ PROCESS = "serve.pid"
 """File in the run's results folder, with the number of the service's process."""
 AUDIT_LOG = "audit.jsonl"
 """File in the run's results folder, with a line for each request."""
+ENDED = "The service has ended."
+"""The last record of a service that has ended by a signal."""
 _LOCK = "serve.lock"
 _SESSION = 86400.0 * 365
 
@@ -77,7 +79,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
             notice.info("The model in %s is served at %s/docs", config.model, url)
             notice.info("The tokens of its callers are in %s", tokens.path)
             service.work()
-        notice.info("The service has ended.")
+        notice.info(ENDED)
 
 
 def lasting(config: RunConfig) -> RunConfig:
