@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import guard
 from vfl_flower.label_holder.serving import listening as listening_module
+from vfl_flower.label_holder.serving import serve as serve_module
 from vfl_flower.label_holder.serving.requests import Request
 from vfl_flower.label_holder.serving.serve import lasting, serve
 from vfl_flower.label_holder.serving.service import UnavailableError
@@ -795,6 +797,26 @@ def test_a_service_over_flowers_messages_is_refused() -> None:
         serve(slow, config, {}, "1")
     assert lasting(config).running.transport == "messages"
     assert lasting(resolve({"task": "serve", "model": "runs/a"})).running.transport == "stream"
+
+
+@pytest.mark.parametrize("stuck", [True, False])
+def test_a_service_that_cannot_finish_gets_a_second_signal(
+    stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_module, "_FINISHING", 0.2)
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    ending = threading.Event()
+    try:
+        with serve_module._ended_by_signal(ending.set):
+            signal.raise_signal(signal.SIGTERM)
+            assert ending.wait(60) and not came
+            if stuck:
+                until(lambda: came)
+        time.sleep(0.5)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM] * stuck
 
 
 @pytest.mark.nightly

@@ -34,6 +34,7 @@ ENDED = "The service has ended."
 """The last record of a service that has ended by a signal."""
 _LOCK = "serve.lock"
 _SESSION = 86400.0 * 365
+_FINISHING = 15.0  # seconds that requests under way may take after a signal
 
 
 def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
@@ -106,24 +107,34 @@ def _process_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_signal(end: Callable[[], None]) -> Iterator[None]:
-    """Call ``end`` at the first SIGTERM or Ctrl-C; a second has its usual effect."""
+    """Call ``end`` at the first SIGTERM or Ctrl-C; a second has its usual effect.
+
+    The second comes by itself if the block has not ended after some seconds.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    ended = threading.Event()
 
     def restore() -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
 
+    def finish(number: int) -> None:
+        end()
+        if not ended.wait(_FINISHING):  # Flower waits without end for a SuperLink that has gone
+            os.kill(os.getpid(), number)
+
     def came(number: int, frame: FrameType | None) -> None:
         restore()
         # In a thread: the signal may have interrupted code that holds the queue's lock.
-        threading.Thread(target=end, daemon=True).start()
+        threading.Thread(target=finish, args=(number,), daemon=True).start()
 
     for each in before:
         signal.signal(each, came)
     try:
         yield
     finally:
+        ended.set()
         restore()
