@@ -210,6 +210,44 @@ def test_poisson_windows_are_steps_of_rows_that_do_not_repeat(
     assert np.array_equal(again.lengths, window.lengths)
 
 
+# --- sampling with replacement ------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 200),
+    batch=st.integers(1, 300),
+    party=st.none() | st.integers(0, 9),
+    cut=st.integers(0, 40),
+)
+def test_a_mini_batch_with_replacement_does_not_depend_on_its_window(
+    rows: int, batch: int, party: int | None, cut: int
+) -> None:
+    config = resolve({"sampling": "replacement", "batch-size": batch})
+    sampling = sampling_of(config, rows)
+    steps = sampling.per_epoch
+    whole, cut = sampling.window(party, 3, 0, steps, b""), min(cut, steps - 1)
+    parts = [(0, cut), (cut, steps - cut)] if cut else [(0, steps)]
+    windows = [sampling.window(party, 3, first, each, b"") for first, each in parts]
+    assert np.concatenate([each.ids for each in windows]).tolist() == whole.ids.tolist()
+    assert set(whole.lengths.tolist()) == {min(batch, rows)}
+    for step in np.split(whole.ids, steps):
+        assert len(set(step.tolist())) == len(step) and step.min() >= 0 and step.max() < rows
+    assert len(whole.ids) <= sampling.most_rows(steps)
+
+
+def test_sampling_with_replacement_takes_every_row_by_the_same_chance_and_each_step_anew() -> None:
+    rows, batch, epochs = 50, 20, 1700
+    sampling = sampling_of(resolve({"sampling": "replacement", "batch-size": batch}), rows)
+    by_step = np.concatenate(
+        [taken(sampling.window(0, epoch, 0, 3, b""), rows) for epoch in range(epochs)]
+    )
+    q = batch / rows
+    deviation = np.sqrt(q * (1 - q) / len(by_step))
+    assert np.abs(by_step.mean(0) - q).max() < 5 * deviation
+    both = (by_step[0::3] & by_step[1::3]).mean()  # of steps in a row; a shuffled epoch has none
+    assert both == pytest.approx(q * q, abs=5 * np.sqrt(q * q * (1 - q * q) / (epochs * rows)))
+
+
 def test_shuffled_steps_are_means_over_their_rows() -> None:
     config = resolve({"batch-size": 30})
     assert sampling_of(config, 67).divisors(np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]

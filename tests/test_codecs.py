@@ -116,6 +116,19 @@ def test_top_k_keeps_the_largest_entries_of_every_vector(each: list[Vector], kee
             assert squares(found.astype(np.float64) - v) <= bound * (1 + 1e-9)
 
 
+def test_top_k_of_32_bits_sends_exact_values_and_all_entries_unchanged_if_it_keeps_all() -> None:
+    rows, sizes = normal(*SHAPE), TWO
+    exact = TopK(CodecConfig(codec="top-k", keep=0.3, bits=32))
+    found = exact.decode("h", exact.encode("h", rows, sizes, ""), SHAPE, sizes)
+    kept = found != 0
+    assert np.array_equal(found[kept], rows[kept]) and 0 < kept.sum() < rows.size
+    rounded = top_k(0.3)
+    halves = rounded.decode("h", rounded.encode("h", rows, sizes, ""), SHAPE, sizes)
+    assert np.array_equal(halves != 0, kept) and (halves[kept] != rows[kept]).any()
+    whole = TopK(CodecConfig(codec="top-k", keep=1.0, bits=32))
+    assert np.array_equal(whole.decode("h", whole.encode("h", rows, sizes, ""), SHAPE, sizes), rows)
+
+
 def test_top_k_of_zeros_is_zeros_and_of_one_entry_is_that_entry() -> None:
     each: list[Vector] = [
         np.zeros(7, np.float32),

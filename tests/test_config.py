@@ -149,11 +149,6 @@ def test_number_too_large_for_a_float_is_refused() -> None:
         ("noise-multiplier", -0.5),
         ("eval-every", 0.0),
         ("eval-every", -0.5),
-        ("bits", 0),
-        ("bits", -1),
-        ("bits", 17),
-        ("downlink-bits", 0),
-        ("downlink-bits", 17),
     ],
 )
 def test_value_out_of_range_is_refused(key: str, value: float) -> None:
@@ -395,12 +390,19 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
         ({"strategy": "ef-vfl", "keep": 0.0}, "^keep = 0.0 is not a share. Give a number above 0"),
         ({"keep": 0.5}, "^keep is for codec = 'top-k', and not for 'identity'. Leave it out"),
         ({"codec": "qsgd", "keep": 0.5}, "^keep is for codec = 'top-k', and not for 'qsgd'"),
-        ({"bits": 2}, "^bits is for codec = 'qsgd', and not for 'identity'"),
-        ({"strategy": "cvfl", "bits": 2}, "^bits is for codec = 'qsgd', and not for 'top-k'"),
+        ({"bits": 2}, "^bits is for codec = 'qsgd' or 'top-k', and not for 'identity'"),
+        *(
+            ({"strategy": "cvfl", "bits": bits}, f"^bits = {bits} is not possible for top-k")
+            for bits in (2, 17, 33)
+        ),
+        *(
+            ({"codec": "qsgd", "bits": bits}, f"^bits = {bits} is not possible for qsgd")
+            for bits in (-1, 0, 17)
+        ),
         ({"downlink-keep": 0.5}, "^downlink-keep is for downlink-codec = 'top-k', and not for 'id"),
         (
             {"downlink-codec": "top-k", "downlink-bits": 2},
-            "^downlink-bits is for downlink-codec = 'qsgd', and not for 'top-k'",
+            "^downlink-bits = 2 is not possible for top-k",
         ),
         ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
         ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, which"),

@@ -73,8 +73,10 @@ class Recorded:
         return [group[0] for group in self.groups]
 
 
-@pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorded]:
+@pytest.fixture(params=["shuffle", "replacement"])
+def play(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[..., Recorded]:
     """Run a strategy in this process; what it drew and learned, step by step."""
 
     def start(strategy: str, **keys: Any) -> Recorded:
@@ -110,7 +112,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorded]:
         monkeypatch.setattr(ScalarNoise, "added_to_gradients", noised_top)
         for kind in (FirstOrder, SharedLabels, ZerothOrder):
             _watch(monkeypatch, kind, of)
-        trained(PARTIES, {**KEYS, "strategy": strategy, **keys})
+        trained(PARTIES, {**KEYS, "sampling": request.param, "strategy": strategy, **keys})
         assert len(of.groups) > 8
         return of
 
@@ -250,12 +252,13 @@ def test_cascaded(play: Callable[..., Recorded], strategy: str) -> None:
 
 
 @pytest.mark.parametrize("labels", ["private", "shared"])
-@pytest.mark.parametrize("codec", ["top-k", "identity"])
-def test_ef_vfl(play: Callable[..., Recorded], labels: str, codec: str) -> None:
-    keys = {"labels": labels, "codec": codec, "party-lr": 0.1, "server-lr": 0.2}
-    of = play("ef-vfl", **keys, **({"keep": 0.3} if codec == "top-k" else {}))
+@pytest.mark.parametrize("bits", [16, 32, None])
+def test_ef_vfl(play: Callable[..., Recorded], labels: str, bits: int | None) -> None:
+    top_k = {"codec": "top-k", "keep": 0.3, "bits": bits} if bits else {"codec": "identity"}
+    of = play("ef-vfl", **{"labels": labels, "party-lr": 0.1, "server-lr": 0.2, **top_k})
     bottoms, x, top, y = parts()
-    compress = on_the_wire(0.3) if codec == "top-k" else ef_vfl.top_k(1.0)
+    # The page's top-k of 32 bits, which sends values as they are
+    compress = on_the_wire(0.3) if bits == 16 else ef_vfl.top_k(0.3 if bits else 1.0)
     clients = [ef_vfl.Client(*each, SIZE, 0.1, compress) for each in zip(bottoms, x, strict=True)]
     server = ef_vfl.Server(top, y, PARTIES, SIZE, 0.2)
     algorithm = ef_vfl.algorithm_2 if labels == "private" else ef_vfl.algorithm_1
@@ -276,6 +279,7 @@ def on_the_wire(keep: float) -> ef_vfl.Compressor:
     return compress
 
 
+@pytest.mark.parametrize("play", ["of its calibration"], indirect=True)
 @pytest.mark.parametrize("calibration", ["known", "paper"])
 def test_dpzv(play: Callable[..., Recorded], calibration: str) -> None:
     sampling = "shuffle" if calibration == "known" else "poisson"
@@ -315,6 +319,7 @@ def _of_each_size(
         yield from dpzv.train(devices, server, [activation], 256 if poisson else len(rows))
 
 
+@pytest.mark.parametrize("play", ["shuffle"], indirect=True)
 def test_a_page_with_another_rate_is_not_the_same(play: Callable[..., Recorded]) -> None:
     of = play("split-nn", **{"party-lr": 0.1, "server-lr": 0.2})
     bottoms, x, top, y = parts()

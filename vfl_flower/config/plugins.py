@@ -220,6 +220,7 @@ SAMPLINGS = Registry(
     {
         "shuffle": "vfl_flower.protocol.sampling.base:Sampling",
         "poisson": "vfl_flower.protocol.sampling.poisson:Poisson",
+        "replacement": "vfl_flower.protocol.sampling.replacement:Replacement",
     },
     parts=("draw", "divisors", "uploaded"),
 )

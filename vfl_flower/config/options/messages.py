@@ -37,7 +37,8 @@ class ScheduleConfig:
     sampling: str = key(
         "shuffle",
         "Chooses how mini-batches are drawn. `shuffle` slices a shuffled epoch. `poisson` takes "
-        "each row with probability batch-size / rows.",
+        "each row with probability batch-size / rows. `replacement` draws each mini-batch from all "
+        "rows, as the papers do.",
         example="sampling='poisson'",
         registry=plugins.SAMPLINGS,
         related=("batch-size", "calibration"),
@@ -87,9 +88,10 @@ class CodecConfig:
     )
     bits: int | None = key(
         None,
-        "Sets the bits of qsgd, which has 2^bits levels.",
+        "Sets the bits of a number. qsgd has 2^bits levels, and 1 to 16 bits. top-k has 16, or 32 "
+        "for exact values.",
         example="codec='qsgd' bits=3",
-        auto="4",
+        auto="4 for qsgd, 16 for top-k",
         related=("codec",),
     )
     compression: str = key(

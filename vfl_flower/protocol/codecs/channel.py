@@ -204,14 +204,18 @@ def check(config: RunConfig) -> None:
             raise ConfigError(
                 f"{prefix}keep = {of.keep} is not a share. Give a number above 0, and at most 1."
             )
-        if of.bits is not None and not 1 <= of.bits <= 16:
-            raise ConfigError(f"{prefix}bits = {of.bits} must lie between 1 and 16.")
-        for name, value, codec in (("keep", of.keep, "top-k"), ("bits", of.bits, "qsgd")):
-            if value is not None and name not in CODECS.load(of.codec).uses:
+        kind = CODECS.load(of.codec)
+        of_codecs = (("keep", of.keep, "'top-k'"), ("bits", of.bits, "'qsgd' or 'top-k'"))
+        for name, value, codecs in of_codecs:
+            if value is not None and name not in kind.uses:
                 raise ConfigError(
-                    f"{prefix}{name} is for {prefix}codec = {codec!r}, and not for {of.codec!r}. "
-                    "Leave it out, or choose that codec."
+                    f"{prefix}{name} is for {prefix}codec = {codecs}, and not for {of.codec!r}. "
+                    "Leave it out, or choose another codec."
                 )
+        try:
+            kind(of)
+        except ConfigError as error:
+            raise ConfigError(f"{prefix}{error}") from None
 
 
 def zeros(shape: tuple[int, int]) -> Tensor:

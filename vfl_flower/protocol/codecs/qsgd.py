@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import VflError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.options import CodecConfig
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.protocol.codecs.bits import (
@@ -40,7 +40,10 @@ class QSGD:
     uses: ClassVar[tuple[str, ...]] = ("bits",)
 
     def __init__(self, config: CodecConfig) -> None:
-        self.levels = 2 ** (config.bits or _BITS)  # s
+        bits = _BITS if config.bits is None else config.bits
+        if not 1 <= bits <= 16:
+            raise ConfigError(f"bits = {bits} is not possible for qsgd: choose 1 to 16.")
+        self.levels = 2**bits  # s
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return the names of norms, counts and bits."""

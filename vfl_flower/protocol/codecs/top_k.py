@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import VflError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.options import CodecConfig
 from vfl_flower.protocol.codecs.bits import BitReader, Places, place_bits, read_places
 from vfl_flower.protocol.codecs.channel import Names, Rows, Sizes, flat_if_finite, padded
 from vfl_flower.protocol.codecs.halves import of_halves, to_halves
-from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.messages import Arrays, checked
 
 _KEEP = 0.1  # default of keep
 
@@ -21,38 +21,46 @@ class TopK:
     """Keep the k = ceil(keep * d) largest magnitudes of a vector of d entries.
 
     This operator, top_k, is contractive with alpha = k / d. A message has the positions of the
-    entries, and their values as float16 over a power of two for each vector.
+    entries, and their values: by 16 bits, float16 over a power of two for each vector; by 32 bits,
+    as they are.
     """
 
-    uses: ClassVar[tuple[str, ...]] = ("keep",)
+    uses: ClassVar[tuple[str, ...]] = ("keep", "bits")
 
     def __init__(self, config: CodecConfig) -> None:
         self.keep = config.keep or _KEEP
+        if config.bits not in (None, 16, 32):
+            raise ConfigError(f"bits = {config.bits} is not possible for top-k: choose 16 or 32.")
+        self.exact = config.bits == 32
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names of values, exponents and positions."""
-        return f"{name}.values", f"{name}.exponents", f"{name}.bits"
+        """Return the names of values, positions, and exponents of rounded values."""
+        exponents = () if self.exact else (f"{name}.exponents",)
+        return f"{name}.values", *exponents, f"{name}.bits"
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """Return the values, their exponents, and their positions."""
+        """Return the values, their positions, and exponents of rounded values."""
         v = flat_if_finite(name, rows)
         kept = self._kept(sizes)
         magnitudes = np.abs(v)
         places = _largest(magnitudes, sizes, kept)
+        positions = {f"{name}.bits": np.packbits(place_bits(places, len(v)))}
+        if self.exact:
+            return {f"{name}.values": v[places], **positions}
         values, exponents = to_halves(v[places], kept)
-        return {
-            f"{name}.values": values,
-            f"{name}.exponents": exponents,
-            f"{name}.bits": np.packbits(place_bits(places, len(v))),
-        }
+        return {f"{name}.values": values, f"{name}.exponents": exponents, **positions}
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
         """Return the rows, with zeros for all entries that were not sent."""
         kept = self._kept(sizes)
         total, ends = int(sizes.sum()), np.cumsum(sizes)
-        values = of_halves(name, arrays, kept)
+        if self.exact:
+            values = checked(arrays, f"{name}.values", "float32", (int(kept.sum()),))
+            flat_if_finite(f"{name}.values", values)
+        else:
+            values = of_halves(name, arrays, kept)
         reader = BitReader(f"{name}.bits", arrays)
         places = read_places(reader, len(values), total)
         reader.finish()

@@ -28,10 +28,13 @@ def _sampling_of(config: RunConfig, rows: int) -> Sampling:
 
 
 def check(config: RunConfig) -> None:
-    """Raise `ConfigError` if privacy needs sampling rates and a scheme states none."""
+    """Raise `ConfigError` if privacy needs to count draws of a row, and cannot for a scheme."""
     name = config.schedule.sampling
-    if mechanism_of(config).costs_by_step and name not in SAMPLINGS.known:
+    if mechanism_of(config).costs_by_step and name not in _COUNTED:
         raise ConfigError(
             f"privacy = {config.privacy.mechanism!r} does not know how often sampling = {name!r} "
-            f"draws a row. Choose sampling = {' or '.join(map(repr, SAMPLINGS.known))}."
+            f"draws a row. Choose sampling = {' or '.join(map(repr, _COUNTED))}."
         )
+
+
+_COUNTED = ("shuffle", "poisson")
