@@ -1,26 +1,35 @@
-"""Run a row of docs/reference/papers.md: its table, its picture, and its figures in JSON.
+"""Run a row of docs/reference/papers.md: its table, its pictures, and its figures in JSON.
 
-Without a row, all are listed. The runs of a row take turns, each with one seed after another.
+Without a row, all are listed. A row's learning rates are tuned first, on validation rows, with as
+many trials for each of its systems. With --resume, runs are kept in a folder, and those that are
+there already are not run again. `all` runs what is missing of all rows, and writes the page and its
+pictures. `page` writes them from what is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import torch
+from tqdm.auto import tqdm
 
 from benchmarks.common import parser, quiet_run, report, trained
 from benchmarks.images import cifar_of
-from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, vafl
+from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, page, tuning, vafl
 from benchmarks.papers.draw import draw
-from benchmarks.papers.rows import Column, Data, History, Job, Row
+from benchmarks.papers.results import Results
+from benchmarks.papers.rows import Data, History, Job, Row
 from benchmarks.papers.training import Training
 from vfl_flower.config.errors import DivergedError, PartyError
 
@@ -31,12 +40,25 @@ ROWS: dict[str, Row] = {
 }
 QUICK: dict[str, Any] = {"epochs": 1, "eval-every": 0.5, "checkpoint-every": 0}
 FEW = 240  # rows of each data set
+Wanted = Mapping[tuple[str, int], tuple[Job, Mapping[str, Any]]]
+"""Runs by name and seed: each with its job and its keys."""
+NAMES = Data("mnist", "credit", "cifar", "table")
+"""Names of the data sets in the keys by which kept runs are found, whatever their places."""
 
 
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     made = parser(__doc__)
-    made.add_argument("row", nargs="?", choices=ROWS, metavar="ROW", help="such as vafl-fig2")
+    made.add_argument(
+        "row",
+        nargs="?",
+        choices=[*ROWS, "all", "page"],
+        metavar="ROW",
+        help="such as vafl-fig2, or all",
+    )
+    made.add_argument(
+        "--resume", type=Path, metavar="FOLDER", help=f"where runs are kept (all: {page.KEPT.name})"
+    )
     places = {
         "credit": "../shared/data/uci_credit_default.npz",
         "cifar": "../shared/data/cifar10",
@@ -87,34 +109,102 @@ def part_of(place: Path, rows: int, to: Path) -> Path:
     return to
 
 
-def history_of(job: Job, row: Row, more: Mapping[str, Any]) -> History:
+def history_of(parties: int, keys: Mapping[str, Any], training: str) -> History:
     """The entries of a run, with the number of its parties; none if it diverges."""
-    keys, gradient = {**job.keys, **more}, row.training == "gradient"
+    torch.set_num_threads(1)  # several runs at a time use the cores better
     try:
-        if row.training:
-            strategy, _, _ = trained(job.parties, keys, lambda run: Training(run, gradient))
+        if training:
+            callback = partial(Training, gradient=training == "gradient")
+            strategy, _, _ = trained(parties, keys, callback)
             entries = strategy.history.entries
         else:
-            _, entries = quiet_run(job.parties, keys)
+            _, entries = quiet_run(parties, keys)
     except (PartyError, DivergedError) as error:
-        print(f"{row.about}: {error}", file=sys.stderr)
+        print(f"{keys['strategy']}: {error}", file=sys.stderr)
         return []
-    return [{**entry, "parties": job.parties} for entry in entries]
+    return [{**entry, "parties": parties} for entry in entries]
 
 
-def figure(column: Column, histories: Sequence[History]) -> tuple[str, dict[str, Any]]:
-    """A cell, "mean ± deviation", and its figures; how many seeds, where not all have one."""
-    if not all(histories):
-        return "diverges", {}
-    found = [column(history) for history in histories]
-    have = [each for each in found if each is not None]
-    if not have:
-        return "not reached", {"by_seed": found}
-    text = f"{mean(have):.4g}" + (f" ± {stdev(have):.2g}" if len(have) > 1 else "")
-    if len(have) < len(found):
-        text += f" ({len(have)} of {len(found)})"
-    by_seed = [None if each is None else float(f"{each:.6g}") for each in found]
-    return text, {"mean": float(f"{mean(have):.6g}"), "by_seed": by_seed}
+class Runs:
+    """The runs of a row: those that are kept, and those that are missing.
+
+    Parameters
+    ----------
+    only : runs whose name has this in it.
+    more : keys that replace those of every run.
+    """
+
+    def __init__(
+        self, name: str, data: Data, only: str, more: Mapping[str, Any], kept: Results
+    ) -> None:
+        self.name, self.row, self.more, self.kept = name, ROWS[name], more, kept
+        self._jobs = self.row.jobs(data)
+        self.names = [each for each in self._jobs if only in each]
+        self._trial: dict[str, int] = {}  # by job: number of the best
+
+    def tune(self, missing: bool = True) -> None:
+        """Choose the learning rates of each job, on validation rows.
+
+        Parameters
+        ----------
+        missing : whether to run trials that are not kept; else their jobs keep their own rates.
+        """
+        numbers = range(len(tuning.FACTORS)) if self.row.tuning else ()
+        tuned = dict.fromkeys(self._jobs[name].like or name for name in self.names)
+        wanted = {
+            (f"{name} @ {number}", 0): (
+                self._jobs[name],
+                {**tuning.trial(self._jobs[name], self.row, number), **self.more},
+            )
+            for name, number in product(tuned, numbers)
+        }
+        found = self._run(wanted) if missing else self._kept(wanted)
+        for name in tuned:
+            trials = [found.get((f"{name} @ {number}", 0)) for number in numbers]
+            if trials and None not in trials:
+                self._trial[name] = tuning.best([each or [] for each in trials])
+
+    def histories(self, seeds: int, missing: bool = True) -> page.Histories:
+        """Return the histories of all jobs, by seed.
+
+        Parameters
+        ----------
+        missing : whether to run those that are not kept.
+        """
+        wanted = {}
+        for seed, name in product(range(seeds), self.names):
+            job, seeded = self._jobs[name], {"seed": seed, "noise-seed": seed}
+            trial = self._trial.get(job.like or name)
+            keys = job.keys if trial is None else tuning.rates(job, trial)
+            wanted[name, seed] = job, {**keys, **self.more, **seeded}
+        found = self._run(wanted) if missing else self._kept(wanted)
+        return {
+            name: [found[name, seed] for seed in range(seeds) if (name, seed) in found]
+            for name in self.names
+        }
+
+    def _kept(self, wanted: Wanted) -> dict[tuple[str, int], History]:
+        """Return (name, seed) -> history of each run that is kept."""
+        found = {key: self.kept.get(*key, self.row, keys) for key, (_, keys) in wanted.items()}
+        return {key: history for key, history in found.items() if history is not None}
+
+    def _run(self, wanted: Wanted) -> dict[tuple[str, int], History]:
+        """Return (name, seed) -> history, after running those that are not kept."""
+        found = self._kept(wanted)
+        missing = [key for key in wanted if key not in found]
+        if missing:
+            with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
+                running = {
+                    pool.submit(history_of, job.parties, keys, self.row.training): key
+                    for key, (job, keys) in wanted.items()
+                    if key in missing
+                }
+                ended = tqdm(as_completed(running), self.name, len(running), leave=False)
+                for future in ended:
+                    key = running[future]
+                    found[key] = future.result()
+                    self.kept.put(*key, self.row, wanted[key][1], found[key])
+        return found
 
 
 def main() -> None:
@@ -123,30 +213,34 @@ def main() -> None:
         for name, each in ROWS.items():
             print(f"{name:24s} {each.about}")
         return
-    row = ROWS[options.row]
-    seeds = 1 if options.quick else options.seeds or row.seeds
     more: dict[str, Any] = dict(QUICK) if options.quick else {}
     more |= {"epochs": options.epochs} if options.epochs else {}
-    histories: dict[str, list[History]] = {}
-    figures: dict[str, Any] = {"seeds": seeds}
-    header = ["run", *(["the paper"] if row.theirs else []), *row.columns]
-    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    with data_of(options) as data:
-        for name, job in row.jobs(data).items():
-            if options.only not in name:
-                continue
-            histories[name] = [
-                history_of(job, row, {**more, "seed": seed, "noise-seed": seed})
-                for seed in range(seeds)
-            ]
-            cells = {title: figure(of, histories[name]) for title, of in row.columns.items()}
-            theirs = [row.theirs.get(name, "")] if row.theirs else []
-            texts = [name.replace(" | ", ", "), *theirs, *(text for text, _ in cells.values())]
-            print(f"| {' | '.join(texts)} |", flush=True)
-            figures[name] = {title: found for title, (_, found) in cells.items()}
-    for row_picture, path in zip(row.pictures, options.picture or (), strict=False):
-        draw({name: each for name, each in histories.items() if all(each)}, row_picture, path)
-    report(f"papers {options.row}", figures)
+    whole = options.row in ("all", "page")
+    figures: dict[str, Any] = {}
+    kept: dict[str, page.Histories] = {}
+    with data_of(options) as data, tempfile.TemporaryDirectory() as thrown_away:
+        folder = options.resume or (page.KEPT if whole else Path(thrown_away))
+        for name in ROWS if whole else [options.row]:
+            row, missing = ROWS[name], options.row != "page"
+            seeds = 1 if options.quick else options.seeds or row.seeds
+            # Rates for the page are those that were tuned for it.
+            runs = Runs(name, data, options.only, more, Results(folder, name, page.KEPT))
+            runs.tune(missing=missing and not options.quick)
+            histories = runs.histories(seeds, missing)
+            print("\n".join(page.table(row, histories)), flush=True)
+            figures[name] = {
+                run: {title: page.figure(of, each)[1] for title, of in row.columns.items()}
+                for run, each in histories.items()
+            }
+            paths = page.picture(name) if whole else options.picture or ()
+            drawn = {run: each for run, each in histories.items() if each and all(each)}
+            for row_picture, path in zip(row.pictures, paths, strict=False):
+                if drawn:
+                    draw(drawn, row_picture, path)
+            kept[name] = histories
+    if whole:
+        page.write(ROWS, kept)
+    report(f"papers {options.row}", figures if whole else {"seeds": seeds, **figures[options.row]})
 
 
 if __name__ == "__main__":

@@ -187,7 +187,6 @@ ROWS = {
         network,
         {**TIMES, "to loss 0.8": until("train_loss", 0.8, "virtual_seconds", falls=True)},
         LOSS,
-        seeds=1,
     ),
     "asyrevel-fig4": Row(
         "speed-up by the number of parties, credit: seconds to a loss of 0.5",

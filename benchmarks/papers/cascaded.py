@@ -82,7 +82,6 @@ ROWS = {
         PICTURES,
         theirs("{} parties", NUMBERS),
         "accuracy",
-        seeds=1,
     ),
     "cascaded-fig5a": Row(
         "test accuracy (Table II), and training curves (Figure 5a), of wider top models",
@@ -91,12 +90,10 @@ ROWS = {
         PICTURES,
         theirs("width {}", WIDTHS),
         "accuracy",
-        seeds=1,
     ),
     "cascaded-fig4": Row(
         "robustness to the rate: ZOO-VFL and VFL-Cascaded",
         robustness,
         {"test accuracy, %": last("test_accuracy", PERCENT)},
-        seeds=1,
     ),
 }

@@ -104,7 +104,6 @@ ROWS = {
         },
         (Picture("epoch", "gradient_norm", "epochs", "squared norm of the gradient"), BY_BYTES),
         training="gradient",
-        seeds=1,
     ),
     "ef-vfl-fig5": Row(
         "MNIST: private and shared labels",
@@ -121,6 +120,5 @@ ROWS = {
             **MEGABYTES,
         },
         (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
-        seeds=1,
     ),
 }

@@ -27,10 +27,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Job:
-    """A run: so many parties, and its keys."""
+    """A run: so many parties, and its keys.
+
+    Parameters
+    ----------
+    like : name of the job whose tuned rates this one takes, such as its variant without noise.
+        By default, its own are tuned, if the row's are.
+    """
 
     parties: int
     keys: Keys
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Row:
     theirs : by job, what the paper has in the place of the first column.
     training : "accuracy" or "gradient": what entries say of the training rows too.
     seeds : unless the command says otherwise.
+    tuning : epochs of each trial of learning rates; 0 keeps the jobs' own rates.
     """
 
     about: str
@@ -66,7 +74,8 @@ class Row:
     pictures: Sequence[Picture] = ()
     theirs: Mapping[str, str] = field(default_factory=dict)
     training: str = ""
-    seeds: int = 2
+    seeds: int = 5
+    tuning: float = 0
 
 
 def value(entry: Mapping[str, Any], name: str) -> float:

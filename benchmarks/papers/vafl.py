@@ -67,7 +67,7 @@ ABOUT = (
     "accuracy against time of sync, t-sync and async, with private variants: logistic regression"
 )
 ROWS = {
-    "vafl-fig2": Row(f"{ABOUT}, MNIST (or Fashion)", mnist, figures(0.9), PICTURES, seeds=3),
-    "vafl-fig2-cifar": Row(f"{ABOUT}, CIFAR-10", cifar, figures(0.35), PICTURES, seeds=1),
-    "vafl-fig2-table": Row(f"{ABOUT}, any table", table, figures(0.9), PICTURES, seeds=3),
+    "vafl-fig2": Row(f"{ABOUT}, MNIST (or Fashion)", mnist, figures(0.9), PICTURES),
+    "vafl-fig2-cifar": Row(f"{ABOUT}, CIFAR-10", cifar, figures(0.35), PICTURES),
+    "vafl-fig2-table": Row(f"{ABOUT}, any table", table, figures(0.9), PICTURES),
 }
