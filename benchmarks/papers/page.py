@@ -47,8 +47,9 @@ def render(template: str, rows: Mapping[str, Row], of: Mapping[str, Histories]) 
 
 
 def picture(name: str) -> list[Path]:
-    """Return where a row's picture is, if the page shows it."""
-    shown = f"](../papers/{name}.png)" in TEMPLATE.read_text()
+    """Return where a row's picture is, if the page shows it beside the row's kept runs."""
+    text = TEMPLATE.read_text()
+    shown = f"{{{{{name}}}}}" in text and f"](../papers/{name}.png)" in text
     return [PICTURES / f"{name}.png"] if shown else []
 
 
@@ -76,14 +77,18 @@ def figure(column: Column, histories: Sequence[History]) -> tuple[str, dict[str,
     have = [each for each in found if each is not None]
     if not have:
         return "not reached", {"by_seed": found}
-    text = f"{mean(have):.4g}"
+    text = _rounded(mean(have), 4)
     if len(have) > 1:
         half = float(student.ppf(0.975, len(have) - 1)) * stdev(have) / sqrt(len(have))
-        text += f" ± {half:.2g}"
+        text += f" ± {_rounded(half, 2)}"
     if len(have) < len(found):
         text += f" ({len(have)} of {len(found)})"
     by_seed = [None if each is None else float(f"{each:.6g}") for each in found]
     return text, {"mean": float(f"{mean(have):.6g}"), "by_seed": by_seed}
+
+
+def _rounded(number: float, digits: int) -> str:
+    return f"{float(f'{number:.{digits}g}'):g}"
 
 
 def write(rows: Mapping[str, Row], of: Mapping[str, Histories]) -> None:
