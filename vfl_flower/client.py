@@ -62,9 +62,13 @@ class Scores:
 
         Raises
         ------
+        ConfigError
+            If ids is one text.
         VflError
             If the service cannot be reached, or refuses. The message is the service's.
         """
+        if isinstance(ids, str):  # each letter would be an id
+            raise ConfigError(f"ids = {ids!r} is one text. Give a list of ids.")
         return [each for part in self._parts(ids) for each in self._ask(part)]
 
     def model(self) -> dict[str, Any]:
@@ -101,6 +105,11 @@ class Scores:
             reply = self._http.request(method, path, json=body)
             said = reply.json()
         except (self._errors, ValueError) as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise VflError(
+                    f"The certificate of the service at {self._http.base_url} is not trusted. Name "
+                    "its file by certificate=."
+                ) from None
             raise VflError(
                 f"The service at {self._http.base_url} cannot be reached: {error}. Is `vfl serve` "
                 "running there?"
@@ -113,7 +122,8 @@ class Scores:
 def _token(token: str | Path) -> str:
     """Return a token, or the first token in a file of `NAME TOKEN` lines."""
     text = str(token)
-    if isinstance(token, str) and not Path(token).expanduser().is_file():
+    is_path = "/" in text or "." in text  # no token has either
+    if isinstance(token, str) and not is_path and not Path(token).is_file():
         return text
     path = Path(text).expanduser()
     try:
