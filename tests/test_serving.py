@@ -803,6 +803,16 @@ def test_a_service_over_flowers_messages_is_refused() -> None:
     assert lasting(resolve({"task": "serve", "model": "runs/a"})).running.transport == "stream"
 
 
+def test_the_page_about_the_calls_loads_nothing_from_elsewhere(some: Served) -> None:
+    page = httpx.get(f"{some.url}/docs")
+    schema = httpx.get(f"{some.url}/openapi.json").json()
+    assert page.status_code == 200 and "POST /v1/predict" in page.text
+    assert all(
+        f"<h2>GET {path}</h2>" in page.text for path in set(schema["paths"]) - {"/v1/predict"}
+    )
+    assert not re.search(r"<script|<link|src=|https?://", page.text)
+
+
 @pytest.mark.parametrize("stuck", [True, False])
 def test_a_service_that_cannot_finish_gets_a_second_signal(
     stuck: bool, monkeypatch: pytest.MonkeyPatch

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
+from html import escape
 from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 from starlette.types import ASGIApp
 
@@ -64,8 +67,14 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
     app = FastAPI(
         title="vfl-flower scores",
         description="Scores of a vertical model. Send the token as `Authorization: Bearer TOKEN`.",
+        docs_url=None,  # FastAPI's page loads scripts from other hosts
         redoc_url=None,
     )
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """Return a page about the calls."""
+        return HTMLResponse(_page(app.openapi()))
 
     body = {"content": {"application/json": {"schema": Query.model_json_schema()}}}
 
@@ -170,6 +179,26 @@ def _refusal(
 ) -> Response:
     said = {"request": request, "error": sentence}
     return Response(orjson.dumps(said), status, headers, media_type="application/json")
+
+
+def _page(about: dict[str, Any]) -> str:
+    """Return an OpenAPI description as a page of plain HTML, without scripts."""
+    info = about["info"]
+    parts = [f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])}</p>"]
+    for path, calls in about["paths"].items():
+        for method, call in calls.items():
+            parts.append(
+                f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(call['summary'])}.</p>"
+            )
+            if "requestBody" in call:
+                schema = call["requestBody"]["content"]["application/json"]["schema"]
+                parts.append(f"<p>The body:</p><pre>{escape(json.dumps(schema, indent=2))}</pre>")
+    schemas = escape(json.dumps(about["components"]["schemas"], indent=2))
+    parts.append(f"<h2>Answers</h2><pre>{schemas}</pre>")
+    parts.append('<p>The same for programs: <a href="/openapi.json">/openapi.json</a></p>')
+    style = "body { font-family: sans-serif; max-width: 50em; margin: 2em auto; padding: 0 1em }"
+    head = f"<title>{escape(info['title'])}</title><style>{style}</style>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
 
 
 def _sentence(error: ValidationError) -> str:
