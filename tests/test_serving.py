@@ -630,8 +630,8 @@ def test_a_body_without_length_is_cut_off(some: Served) -> None:
 def test_slow_callers_are_cut_off_and_others_are_served(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening_module, "_SILENT", 0.5)
-    monkeypatch.setattr(guard, "_BODY_SECONDS", 0.5)
+    monkeypatch.setattr(listening_module, "_SILENT", 2.0)
+    monkeypatch.setattr(guard, "_BODY_SECONDS", 2.0)
     host, port = some.url.removeprefix("http://").split(":")
     silent = socket.create_connection((host, int(port)))
     half = socket.create_connection((host, int(port)))
