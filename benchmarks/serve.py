@@ -254,7 +254,7 @@ def memory(folder: Path, port: int, server: psutil.Process, some: list[str], req
 
 
 def new_ids(folder: Path, port: int, table: pd.DataFrame) -> None:
-    """Ask once for each person who is missing in the label holder's file."""
+    """Ask once for each person that the label holder's file lacks."""
     caller, took, wrong = Caller(folder, port), [], 0
     for one in table.index[-NEW:]:
         began = time.perf_counter()

@@ -332,6 +332,10 @@ NOT_A_BUDGET = (
             "^calibration = 'known' is for sampling = 'shuffle', but here sampling = 'poisson'",
         ),
         (
+            {"privacy": "perturbed-embedding", "sampling": "replacement"},
+            "^privacy = 'perturbed-embedding' does not know how often sampling = 'replacement'",
+        ),
+        (
             {"strategy": "dpzv", "sampling": "poisson"},
             "^calibration = 'known' is for sampling = 'shuffle', but here sampling = 'poisson'",
         ),

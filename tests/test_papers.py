@@ -20,8 +20,9 @@ LIKE = Job(2, {**JOB.keys, "privacy": "labels"}, like="first")
 ROW = Row("two runs", lambda data: {"first": JOB, "second": LIKE}, ACCURACY, seeds=2, tuning=3)
 
 
-def run(accuracy: float) -> History:
-    return [{"epoch": 1, "test_accuracy": accuracy, "validation_accuracy": accuracy}]
+def run(accuracy: float, loss: float = 1.0) -> History:
+    measured = {"test_accuracy": accuracy, "validation_accuracy": accuracy, "validation_loss": loss}
+    return [{"epoch": 1, **measured}]
 
 
 def test_a_run_is_kept_and_found_by_its_keys_wherever_the_data_are(tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ class Here:
 
 def test_a_trial_that_diverged_is_never_the_best() -> None:
     assert tuning.best([[], run(0.1), run(0.3), run(0.3), []]) == 2
+    assert tuning.best([[], run(0.0)]) == 1 and tuning.best([run(0.3, 0.5), run(0.3, 0.4)]) == 1
 
 
 def test_a_cell_has_the_95_percent_interval_of_the_mean() -> None:

@@ -45,6 +45,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tells.py").write_text(f"def main():\n    exec({TELLS!r})\n")
     for name in ("kept_module", "fresh_module"):
         (tmp_path / f"{name}.py").write_text("import os\nBY = os.getpid()\n")
+    last = f"from pathlib import Path\nPath({str(tmp_path)!r}, 'imported').touch()\n"
+    (tmp_path / "last_module.py").write_text(last)
     about = tmp_path / "tells-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tells\nVersion: 1\n")
@@ -55,7 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tasks(place: Path) -> Iterator[WarmTasks]:
-    modules = ["torch", "numpy", "not_installed", "kept_module", "fresh_module"]
+    modules = ["kept_module", "fresh_module", "torch", "not_installed", "last_module"]
     warm = WarmTasks(modules, fresh=["fresh_module"])
     yield warm
     assert warm._process.stdin
@@ -72,6 +74,7 @@ def told(path: Path) -> dict[str, Any]:
 def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_token(
     tasks: WarmTasks, place: Path
 ) -> None:
+    until((place / "imported").exists)
     first, second = place / "1.json", place / "2.json"
     for path in (first, second):
         tasks.start(["tells", "--token", "secret", str(path)], quiet=True)
@@ -85,6 +88,14 @@ def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_tok
         assert each["name"] == "tells\n"
     for name in ("random", "numpy", "secret", "pid"):
         assert one[name] != two[name]
+
+
+def test_a_task_waits_for_the_first_import_alone(tasks: WarmTasks, place: Path) -> None:
+    """Its order comes before the process has begun."""
+    tasks.start(["tells", str(place / "1.json")], quiet=True)
+    found = told(place / "1.json")
+    assert found["kept"] == found["parent"] == tasks._process.pid
+    assert found["fresh"] == found["pid"] and not (place / "imported").exists()
 
 
 def test_a_task_starts_although_the_warm_process_was_killed(tasks: WarmTasks, place: Path) -> None:

@@ -114,6 +114,10 @@ class Scores:
                 f"The service at {self._http.base_url} cannot be reached: {error}. Is `vfl serve` "
                 "running there?"
             ) from None
+        if reply.status_code == 401:
+            raise VflError(
+                "The service does not know this token. If you meant a file, check its path."
+            )
         if reply.status_code != 200:
             raise VflError(said.get("error", f"The service answered {reply.status_code}."))
         return said
@@ -122,8 +126,7 @@ class Scores:
 def _token(token: str | Path) -> str:
     """Return a token, or the first token in a file of `NAME TOKEN` lines."""
     text = str(token)
-    is_path = "/" in text or "." in text  # no token has either
-    if isinstance(token, str) and not is_path and not Path(token).is_file():
+    if isinstance(token, str) and not Path(token).expanduser().is_file():
         return text
     path = Path(text).expanduser()
     try:

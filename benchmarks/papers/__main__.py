@@ -42,8 +42,6 @@ QUICK: dict[str, Any] = {"epochs": 1, "eval-every": 0.5, "checkpoint-every": 0}
 FEW = 240  # rows of each data set
 Wanted = Mapping[tuple[str, int], tuple[Job, Mapping[str, Any]]]
 """Runs by name and seed: each with its job and its keys."""
-NAMES = Data("mnist", "credit", "cifar", "table")
-"""Names of the data sets in the keys by which kept runs are found, whatever their places."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -131,7 +129,7 @@ class Runs:
     Parameters
     ----------
     only : runs whose name has this in it.
-    more : keys that replace those of every run.
+    more : keys that replace a run's own.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class Runs:
         wanted = {
             (f"{name} @ {number}", 0): (
                 self._jobs[name],
-                {**tuning.trial(self._jobs[name], self.row, number), **self.more},
+                {**tuning.trial(self._jobs[name], self.row, number), **self.more, **_seeded(0)},
             )
             for name, number in product(tuned, numbers)
         }
@@ -173,10 +171,10 @@ class Runs:
         """
         wanted = {}
         for seed, name in product(range(seeds), self.names):
-            job, seeded = self._jobs[name], {"seed": seed, "noise-seed": seed}
+            job = self._jobs[name]
             trial = self._trial.get(job.like or name)
             keys = job.keys if trial is None else tuning.rates(job, trial)
-            wanted[name, seed] = job, {**keys, **self.more, **seeded}
+            wanted[name, seed] = job, {**keys, **self.more, **_seeded(seed)}
         found = self._run(wanted) if missing else self._kept(wanted)
         return {
             name: [found[name, seed] for seed in range(seeds) if (name, seed) in found]
@@ -205,6 +203,10 @@ class Runs:
                     found[key] = future.result()
                     self.kept.put(*key, self.row, wanted[key][1], found[key])
         return found
+
+
+def _seeded(seed: int) -> dict[str, int]:
+    return {"seed": seed, "noise-seed": seed}
 
 
 def main() -> None:

@@ -36,6 +36,12 @@ def rates(job: Job, number: int) -> Keys:
 
 
 def best(trials: list[History]) -> int:
-    """Return the number of the best trial; of equals the first. A trial that diverged has none."""
-    reached = [each[-1]["validation_accuracy"] if each else 0.0 for each in trials]
-    return max(range(len(reached)), key=reached.__getitem__)
+    """Return the number of the best trial; of equals, the one with less loss, or else the first."""
+
+    def reached(number: int) -> tuple[float, float]:
+        history = trials[number]
+        if not history:  # it has diverged
+            return -1.0, 0.0
+        return history[-1]["validation_accuracy"], -history[-1]["validation_loss"]
+
+    return max(range(len(trials)), key=reached)

@@ -383,7 +383,7 @@ def _current(context: Context, served: _Served) -> _Rows:
         rows.own, rows.single = own, {}
     except (VflError, OSError) as error:
         log.warning("The party serves the earlier columns, since its file has changed: %s", error)
-    # A person who has gone is not scored, even if the file is wrong.
+    # A removed row is not scored, even if the rest of the file cannot be used.
     rows.at = np.where(there, rows.at, -1)
     log.info("The party has read its file again: %d rows have gone.", (~there).sum())
     return rows

@@ -46,10 +46,10 @@ from vfl_flower.transport.flower_internals import (
 from vfl_flower.transport.nodes.gate import Gate, LogBudget
 from vfl_flower.transport.nodes.warm import WarmTasks
 
-_OF_BOTH = ["pandas", "sklearn.datasets", "torch._dynamo"]  # the last for any optimiser of torch
+_OF_BOTH = ["torch._dynamo", "sklearn.datasets", "pandas"]  # the first for any optimiser of torch
 NEEDED = {
-    "superlink": ["flwr.superlink.cli", *_OF_BOTH, "matplotlib.figure", "vfl_flower.server_app"],
-    "supernode": ["flwr.supernode.cli", *_OF_BOTH, "vfl_flower.client_app"],
+    "superlink": ["vfl_flower.server_app", "flwr.superlink.cli", *_OF_BOTH, "matplotlib.figure"],
+    "supernode": ["vfl_flower.client_app", "flwr.supernode.cli", *_OF_BOTH],
 }
 """Modules that a task of a SuperLink or a SuperNode needs in most runs."""
 

@@ -21,8 +21,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from io import FileIO
 from pathlib import Path
+from select import select
 
 from vfl_flower.config.provenance import code_digest
+
+_IDLE = 30.0  # seconds after an order, before the next import
 
 
 class WarmTasks:
@@ -30,7 +33,7 @@ class WarmTasks:
 
     Parameters
     ----------
-    modules : to import.
+    modules : to import, the most needed first.
     fresh : packages that each task imports anew, because a run may bring another version of them.
     """
 
@@ -65,25 +68,40 @@ class WarmTasks:
 
 
 def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
-    """Fork for each line of standard input; return an exit code, also in each fork."""
+    """Fork for each line of standard input; return an exit code, also in each fork.
+
+    The first module is imported before the first fork. The others wait while orders come, because a
+    node that starts again should serve at once.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that gives orders
-    code_digest()  # cached for forks, which run this code even if its files change
-    for name in modules:
-        with suppress(Exception):  # a task that needs it fails, and its log says why
-            import_module(name)
-    for name in [*sys.modules]:
-        if name.partition(".")[0] in fresh:
-            del sys.modules[name]
-    gc.freeze()  # else the first collection in a fork would copy all memory
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for tasks
+    code_digest()  # cached for forks, which run this code even if its files change
+    first, *others = modules
+    _import(first)
     # Without a buffer, which would hand the next task's token to a fork.
-    orders = FileIO(0, closefd=False)
-    while order := orders.readline():
+    orders, idle = FileIO(0, closefd=False), 0.0
+    while True:
+        if others and not select([orders], [], [], idle)[0]:
+            _import(others.pop(0))
+            idle = 0.0
+            continue
+        gc.freeze()  # else the first collection in a fork would copy all memory
+        order = orders.readline()
+        if not order:
+            return 0
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            for name in [*sys.modules]:
+                if name.partition(".")[0] in fresh:
+                    del sys.modules[name]
             return _run(*json.loads(order))
-    return 0
+        idle = _IDLE
+
+
+def _import(name: str) -> None:
+    with suppress(Exception):  # a task that needs it fails, and its log says why
+        import_module(name)
 
 
 def _run(arguments: list[str], quiet: bool) -> int:
