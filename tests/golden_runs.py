@@ -14,6 +14,7 @@ MANY_PARTIES = 16
 CANCER: dict[str, Any] = {
     **ALL_ROWS,
     "dataset": "breast-cancer",
+    "bottom-model": "mlp",
     "bottom-hidden": 8,
     "batch-size": 64,
     "embedding-size": 4,
@@ -29,6 +30,7 @@ DPZV = {"strategy": "dpzv", "noise-multiplier": 1.0, "party-lr": 0.01, "server-l
 
 SMALL: dict[str, dict[str, Any]] = {
     "split-nn": {},
+    "split-nn, tabular": {"bottom-model": "tabular"},
     "split-nn, windows, momentum, l2": {
         **{"window": 4, "optimizer": "momentum", "party-lr": 0.05, "server-lr": 0.05},
         **{"regulariser-weight": 0.01},

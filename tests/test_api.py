@@ -131,7 +131,7 @@ def test_frames_with_ids_are_aligned_and_answered_by_id() -> None:
     assert model.summary["parties"] == 3
     said = model.predict(frames, id="customer")
     assert set(said.index) == common and said.index.name == "customer"
-    assert (said == labels[said.index]).mean() > 0.93
+    assert (said == labels[said.index]).mean() > 0.9
 
 
 def test_columns_of_the_label_holders_own_take_part() -> None:

@@ -70,7 +70,7 @@ from vfl_flower.transport.wire import (
 # --- one upload ---------------------------------------------------------------------------------
 
 misbehaving: Any = Misbehaving
-BY_STEP = {**GOES_ON, "window": 1}  # each upload is answered before the next
+BY_STEP = {**GOES_ON, "bottom-model": "mlp", "window": 1}  # each upload is answered before the next
 
 
 @pytest.mark.parametrize("value", [1e30, 9e5], ids=["beyond all bounds", "beyond all before"])
@@ -78,7 +78,7 @@ BY_STEP = {**GOES_ON, "window": 1}  # each upload is answered before the next
     ("keys", "name"),
     [
         (BY_STEP, "embedding"),
-        ({**GOES_ON, "codec": "identity"}, "embedding"),
+        ({**GOES_ON, "bottom-model": "mlp", "codec": "identity"}, "embedding"),
         ({**ZEROTH, "on-party-failure": "continue"}, "perturbed"),
     ],
     ids=["step by step", "an epoch at once", "zeroth order"],

@@ -253,7 +253,7 @@ def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
 @pytest.mark.parametrize("combine", ["concat", "mean"])
 def test_split_learning_of_partial_rows_is_centralised_training(run: Start, combine: str) -> None:
     keys = {**QUICK, "combine": combine, "subsets": "off", "window": 1, "epochs": 3}
-    keys |= {"party-lr": 0.1, "server-lr": 0.1}
+    keys |= {"party-lr": 0.1, "server-lr": 0.1, "bottom-model": "mlp"}
     found = run(3, keys)
     bottoms, top = centralised(keys, 3)
     with np.load(found.folder / "top.npz") as arrays:

@@ -159,7 +159,11 @@ def by_hand(model: BottomModel, x: Tensor, inner: Tensor, outer: Tensor, bound: 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
     config = config_of(
-        optimizer=optimizer, inner_noise=0.5, embedding_activation="tanh", bottom_hidden=6
+        bottom_model="mlp",
+        optimizer=optimizer,
+        inner_noise=0.5,
+        embedding_activation="tanh",
+        bottom_hidden=6,
     )
     perturb = noise_of(config)
     inner, outer = drawn(perturb, 0, 6), drawn(perturb, LAST, 4)

@@ -38,7 +38,8 @@ TOTAL = PER_EPOCH * EPOCHS
 
 
 def config_of(**keys: Any) -> RunConfig:
-    keys = {"bottom_hidden": 8, "embedding_activation": "tanh", "epochs": EPOCHS, **keys}
+    keys = {"bottom_model": "mlp", "bottom_hidden": 8, "epochs": EPOCHS, **keys}
+    keys = {"embedding_activation": "tanh", **keys}
     return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 

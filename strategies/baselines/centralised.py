@@ -26,7 +26,7 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.models import passes
-from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.models.losses import penalty
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import model_arrays, step_along, trained
@@ -67,6 +67,8 @@ class Joined(Vertical):
             build_bottom(own, party, samples.first(block.train), size)
             for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
         ]
+        for model, block in zip(models, blocks, strict=True):
+            learn_bins(model, block.train)
         self.bottoms = bottoms = torch.nn.ModuleList(models).to(holder.device)
         optimizers = [
             build_optimizer(own, bottom, own.training.party_lr, run.budget.per_epoch)

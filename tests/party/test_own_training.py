@@ -117,4 +117,5 @@ def test_the_others_are_trained_as_the_run_says(tmp_path: Path) -> None:
     (one, other), (first_one, first_other) = models("one", still, {}), models("all", still, still)
     for name in one:
         np.testing.assert_array_equal(one[name], first_one[name])
-        assert (other[name] != first_other[name]).any()
+        learns = "edges" not in name
+        assert (other[name] != first_other[name]).any() == learns

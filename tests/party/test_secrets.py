@@ -67,7 +67,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
 
 
 def test_divided_data_and_permitted_seeds_give_the_models_that_the_seed_gives() -> None:
-    config = resolve({"dataset": "breast-cancer"})
+    config = resolve({"dataset": "breast-cancer", "bottom-model": "mlp"})
     first, second = (Party(config, 0, 2, 1).learner.model.state_dict() for _ in range(2))
     expected = build_bottom(config, 0, torch.zeros(15), 32).state_dict()
     for name, value in expected.items():
@@ -205,7 +205,9 @@ def test_a_permitted_seed_stays(node: Node) -> None:
 
 def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path: Path) -> None:
     organisations = cut(tmp_path, small(80))
-    run = organisations.run("run", {"epochs": 2, "embedding-size": 4, "party-lr": 0.0})
+    run = organisations.run(
+        "run", {"epochs": 2, "bottom-model": "mlp", "embedding-size": 4, "party-lr": 0.0}
+    )
     config = checkpoint.load(run.folder).config
     for party in range(2):
         kept = state_file.read(kept_state(run.folder, party))

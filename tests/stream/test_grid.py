@@ -88,7 +88,7 @@ def test_an_asynchronous_run_learns_as_much_as_in_process(
 
 def test_windows_that_are_not_given_go_by_what_exchanges_take(streamed: Streamed) -> None:
     keys = {key: each for key, each in KEYS.items() if key != "window"}
-    nodes = streamed.nodes(2, {**keys, "batch-size": 5, "epochs": 2})
+    nodes = streamed.nodes(2, {**keys, "bottom-model": "mlp", "batch-size": 5, "epochs": 2})
     strategy = streamed.train(nodes)
     figures = strategy.figures()
     assert figures["window_measured"]["exchange_seconds"] > 0

@@ -244,8 +244,11 @@ BOTTOMS = Registry(
     "bottom-model",
     "bottoms",
     {
-        name: f"vfl_flower.models.layers:{name}"
-        for name in ("linear", "mlp", "cnn", "lstm", "binarised", "scorecard")
+        "auto": "vfl_flower.models.layers:automatic",
+        **{
+            name: f"vfl_flower.models.layers:{name}"
+            for name in ("linear", "mlp", "tabular", "cnn", "lstm", "binarised", "scorecard")
+        },
     },
     of={"hf": "vfl_flower.models.pretrained:pretrained"},
 )

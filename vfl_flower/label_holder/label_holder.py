@@ -25,6 +25,7 @@ from vfl_flower.label_holder.held_out import Evaluated, HeldOut, of_group
 from vfl_flower.label_holder.links import HolderLinks
 from vfl_flower.label_holder.table import Table, own_features
 from vfl_flower.models import losses
+from vfl_flower.models.bottoms import learn_bins
 from vfl_flower.models.losses import loss_of
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import grow_top, load_top
@@ -100,6 +101,7 @@ class LabelHolder:
         # The top model.
         top_sizes = list(sizes.values()), labels.outputs, own.shape[1]
         self.top = self.aggregation.build_top(*top_sizes, alone).to(self.device)
+        learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
         self.server_update = server_update.choose(config)(config)

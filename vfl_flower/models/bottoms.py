@@ -39,8 +39,10 @@ from vfl_flower.data import samples
 from vfl_flower.data.augmentation import GENERATOR
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, OwnBottom
-from vfl_flower.models.layers import Builder, Shape
+from vfl_flower.models.layers import Builder, PiecewiseLinear, Shape
 from vfl_flower.models.training import check_size, trained
+
+_ROWS_FOR_BINS = 10_000
 
 
 def has_gradient(bottom: str, key: str = "") -> bool:
@@ -102,6 +104,21 @@ def build_bottom(
         layers = builder(tuple(sample.shape), size, models)
     activations = [each or last for _, each in layers]
     return BottomModel([layer for layer, _ in layers], activations, config.training.precision)
+
+
+def learn_bins(model: nn.Module, rows: Any) -> None:
+    """Learn the bins of a `tabular` model from its training rows; leave other models alone.
+
+    Parameters
+    ----------
+    rows : training rows [N, ...], or a reader of them. At most 10,000 of them are read.
+    """
+    encoders = [each for each in model.modules() if isinstance(each, PiecewiseLinear)]
+    if encoders and len(rows):
+        places = np.linspace(0, len(rows) - 1, min(len(rows), _ROWS_FOR_BINS)).astype(np.int64)
+        known = torch.from_numpy(np.asarray(rows[places]))
+        for each in encoders:
+            each.learn(known)
 
 
 def _check_size(builder: Builder, shape: Shape, size: int, models: ModelConfig) -> None:

@@ -41,6 +41,30 @@ def mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
     ]
 
 
+def tabular(shape: Shape, size: int, models: ModelConfig) -> Layers:
+    """Return parallel members on piecewise-linear encodings of numbers, for tables.
+
+    The encoding is that of Gorishniy et al. (2022), section 3.2.1. The members share their large
+    weights, as in TabM (Gorishniy et al., 2025).
+    """
+    features, hidden, bias = _flat(shape), models.bottom_hidden, models.bottom_bias
+    return [
+        (
+            nn.Sequential(
+                nn.Flatten(), PiecewiseLinear(features), _Members(features, hidden, bias)
+            ),
+            "relu",
+        ),
+        (_MeanOfMembers(hidden, size, bias), ""),
+    ]
+
+
+def automatic(shape: Shape, size: int, models: ModelConfig) -> Layers:
+    """Return `tabular` for a row of a table that is not too wide, else `mlp`."""
+    is_table = len(shape) == 1 and shape[0] <= _WIDEST
+    return (tabular if is_table else mlp)(shape, size, models)
+
+
 def cnn(shape: Shape, size: int, models: ModelConfig) -> Layers:
     """Return two 3x3 convolutions and a linear layer.
 
@@ -93,6 +117,81 @@ def scorecard(shape: Shape, size: int, models: ModelConfig) -> Layers:
 
 def _flat(shape: Shape) -> int:
     return int(np.prod(shape))
+
+
+_BINS = 32  # of each number; a number with fewer values fills fewer
+_MEMBERS = 8
+_WIDEST = 128  # numbers in a row that `automatic` encodes
+
+
+class PiecewiseLinear(nn.Module):
+    """Encode numbers by bins between the quantiles of the training rows.
+
+    Each bin has one output. It is 0 below the bin, 1 above it, and rises linearly inside. The
+    numbers themselves stay in front of the outputs: [R, F] becomes [R, F + F * bins].
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        # A parameter without a gradient: checkpoints hold it, and nothing trains it.
+        self.edges = nn.Parameter(torch.zeros(features, _BINS + 1), requires_grad=False)
+
+    def learn(self, rows: Tensor) -> None:
+        """Take the edges of the bins from training rows [N, ...]."""
+        shares = np.linspace(0.0, 1.0, _BINS + 1)
+        quantiles = np.quantile(rows.flatten(1).numpy(), shares, axis=0).astype(np.float32)
+        for edges, found in zip(self.edges, quantiles.T, strict=True):
+            distinct = np.unique(found)
+            edges.data.fill_(float(distinct[-1]))  # the other bins have no width
+            edges.data[: len(distinct)] = torch.from_numpy(distinct)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the numbers and their bins' outputs, [R, F + F * bins]."""
+        low, high = self.edges[:, :-1], self.edges[:, 1:]
+        wide = high > low
+        inside = (x[..., None] - low) / torch.where(wide, high - low, 1.0)
+        return torch.cat([x, (inside.clamp(0.0, 1.0) * wide).flatten(1)], 1)
+
+
+class _Members(nn.Module):
+    """Map encodings [R, F + F * bins] to the hidden units of each member, [R, members, hidden].
+
+    Each member scales the shared layer's inputs and outputs by its own factors (BatchEnsemble, Wen
+    et al., 2020). At first the bins do not count, and all members are the first layer of an mlp.
+    """
+
+    def __init__(self, features: int, hidden: int, bias: bool) -> None:
+        super().__init__()
+        first, bins = nn.Linear(features, hidden, bias), features * _BINS
+        self.shared = nn.Parameter(functional.pad(first.weight.detach(), (0, bins)))
+        self.into = nn.Parameter(torch.ones(_MEMBERS, features + bins))
+        # Signs that differ make members differ. They need not be secret, and no seed draws them.
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], (_MEMBERS, bins))
+        self.into.data[:, features:] = torch.from_numpy(signs)
+        self.out_of = nn.Parameter(torch.ones(_MEMBERS, hidden))
+        self.bias = nn.Parameter(first.bias.detach().repeat(_MEMBERS, 1)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return hidden units before their activation, [R, members, hidden]."""
+        z = functional.linear(x[:, None] * self.into, self.shared) * self.out_of
+        return z if self.bias is None else z + self.bias
+
+
+class _MeanOfMembers(nn.Module):
+    """Map the hidden units of members [R, members, hidden] to their mean output [R, size].
+
+    All members begin as the same last layer of an mlp.
+    """
+
+    def __init__(self, hidden: int, size: int, bias: bool) -> None:
+        super().__init__()
+        last = nn.Linear(hidden, size, bias)
+        self.weight = nn.Parameter(last.weight.detach().repeat(1, _MEMBERS))
+        self.bias = last.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean of the members' outputs, [R, size]."""
+        return functional.linear(x.flatten(1) / _MEMBERS, self.weight, self.bias)
 
 
 class _ChannelsFirst(nn.Module):

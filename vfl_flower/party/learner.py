@@ -17,7 +17,7 @@ from vfl_flower.data import augmentation, samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import OwnBottom
-from vfl_flower.models.bottoms import build_bottom, embedding_size
+from vfl_flower.models.bottoms import build_bottom, embedding_size, learn_bins
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import (
     choose_device,
@@ -77,6 +77,7 @@ class Learner:
         # With own data it seeds the first model too. A known first model would reveal features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
         self.model = build_bottom(own, index, inputs.sample, self.size, of_model).to(self.device)
+        learn_bins(self.model, inputs.block.train)
         self._check(own)
         rate = own.training.party_lr
         self.optimizer = build_optimizer(own, self.model, rate, self.sampling.per_epoch)

@@ -185,12 +185,13 @@ class StackedModel(BottomModel):
     def __init__(self, models: Sequence[BottomModel]) -> None:
         super().__init__([], [])
         self._one = models[:1]  # a list hides the model from torch's module registry
-        named = [trained(model) for model in models]
+        named = [dict(model.named_parameters()) for model in models]
         self._names = list(named[0])
         self.stacked = nn.ParameterList()
         for name in self._names:
             stacked = torch.stack([each[name].detach() for each in named])
-            self.stacked.append(stacked)
+            learns = named[0][name].requires_grad
+            self.stacked.append(nn.Parameter(stacked, requires_grad=learns))
             for each, mine in zip(named, stacked.unbind(), strict=True):
                 each[name].data = mine
 
@@ -225,7 +226,7 @@ class Stack:
         self.model: BottomModel = StackedModel([party.learner.model for party in parties])
         for party in parties:
             party.in_process.model = None  # its record shares another memory
-        group = {**one.optimizer.param_groups[0], "params": list(self.model.parameters())}
+        group = {**one.optimizer.param_groups[0], "params": list(trained(self.model).values())}
         self.optimizer = cast(Any, type(one.optimizer))([group])
         self.trace: Any = None
         self.pending = [party.pending for party in parties]  # windows that await feedback

@@ -211,13 +211,15 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
 
 
 def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of runs with partial rows, and of runs with noise on labels.
+    """Return the defaults of zeroth-order runs, of partial rows, and of noise on labels.
 
     The mean of the available embeddings does not depend on how many are missing. With partial rows
     a party steps on fewer rows of a mini-batch, so its gradients are smaller. Noise on labels has
     the same effect.
     """
     chosen: dict[str, Any] = {}
+    if values.get("estimator", "first-order") != "first-order":
+        chosen["bottom-model"] = "mlp"  # differences estimate fewer parameters better
     free = not values.keys() & _OF_STEPS
     if values.get("presence", 1.0) < 1 or values.get("align") == "any":
         if _has_exact_gradients(values):

@@ -29,7 +29,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import run_local
-from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.aggregation.secure import Secure
@@ -248,6 +248,7 @@ def _of_features(
     # If a secret has drawn the party's model, the attacker's model is independent of it.
     for whose, secret in (("the seed's", b""), ("a secret's", generator.bytes(16))):
         model = build_bottom(config, 0, samples.first(block), sent.shape[1], secret)
+        learn_bins(model, block)  # an attacker may know how the columns are distributed
         found = features.invert(model, sent[few], block.shape[1:], generator)
         success = features.explained(block[few], found, block[few].mean(0))
         attacker = f"label holder: first embeddings of party 0, by {whose} model"

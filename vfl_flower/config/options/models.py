@@ -13,10 +13,13 @@ class ModelConfig:
     """Bottom models, the top model, its loss and its metrics."""
 
     bottom: str = key(
-        "mlp",
-        "Chooses the party's model, which maps features to an embedding. `binarised` and "
-        "`scorecard` have no gradient, so they need a zeroth-order system. FILE.py:NAME names "
-        "your own torch module. On real nodes, each party names its own module.",
+        "auto",
+        "Chooses the party's model, which maps features to an embedding. `auto` is `tabular` for "
+        "rows of at most 128 numbers at parties that learn from gradients. Else it is `mlp`. "
+        "`tabular` encodes numbers by their quantiles, and averages 8 models with shared weights. "
+        "`binarised` and `scorecard` have no gradient, so they need a zeroth-order system. "
+        "FILE.py:NAME names your own torch module. On real nodes, each party names its own "
+        "module.",
         example="bottom-model='linear'",
         basic=True,
         name="bottom-model",
@@ -32,7 +35,8 @@ class ModelConfig:
     )
     bottom_hidden: int = key(
         64,
-        "Sets the hidden units (mlp, lstm) or channels (cnn) of the bottom model.",
+        "Sets the hidden units (mlp, lstm, each model of tabular) or channels (cnn) of the bottom "
+        "model.",
         example="bottom-hidden=128",
         least=1,
         related=("bottom-model",),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vfl_flower.models import passes
-from vfl_flower.models.training import autocast, step_along
+from vfl_flower.models.training import autocast, step_along, trained
 from vfl_flower.protocol.batches import step_means
 from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
 from vfl_flower.protocol.subsets import row_losses
@@ -78,7 +78,7 @@ class ByGradient(ServerUpdate):
                 )
             if own:
                 signal = top.spread_to(slice(top.received, None), rows, h_step)
-                whole += torch.autograd.grad(embedding, list(own.parameters()), signal)
+                whole += torch.autograd.grad(embedding, list(trained(own).values()), signal)
             all_outputs.append(outputs)
             all_rows.append(rows)
             if optimizer:
