@@ -37,7 +37,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.common import report
 from vfl_flower.config.options import DataConfig
-from vfl_flower.data.partitioned import open_dataset
+from vfl_flower.data.partitioned import Columns, open_dataset
 from vfl_flower.data.split import split
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.systems import resolve
@@ -188,7 +188,7 @@ def plain(keys: dict[str, Any], seeds: int) -> dict[str, dict[str, float]]:
     data = resolve(keys).data
     opened = open_dataset(data)
     numbers = keys.get("target") == "regression"
-    x, x_test, learnt = known_and_test(data, opened.features(lambda shape: ...))
+    x, x_test, learnt = known_and_test(data, opened.features(Columns(data, False, 0, 1)))
     y, y_test, _ = known_and_test(data, opened.labels())
     x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
     boosted = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier

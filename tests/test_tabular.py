@@ -77,7 +77,7 @@ def test_before_training_a_tabular_model_is_the_mlp_of_its_seed(bias: bool) -> N
     torch.testing.assert_close(models[0](x), models[1](x))
 
 
-def test_members_are_layers_with_factors_of_their_own() -> None:
+def test_each_member_scales_the_shared_layer_by_its_factors() -> None:
     generator = torch.Generator().manual_seed(0)
     model = build_bottom(config_of(bottom_model="tabular"), 0, torch.zeros(3), 4)
     weights = dict(model.named_parameters())

@@ -19,7 +19,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation
 from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.partitioned import columns_of, decisive, opened, version_of
+from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, RowMask, draw_row_masks
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.split import digest_of_rows, divide, split
@@ -198,7 +198,7 @@ def _load_part(
     data: DataConfig, version: Any, sequences: bool, party: int, parties: int
 ) -> FeatureBlock:
     dataset = opened(data, version)
-    found = dataset.features(lambda shape: columns_of(data, sequences, shape, party, parties))
+    found = dataset.features(Columns(data, sequences, party, parties))
     train, test, (train_rows, test_rows, validation) = split(data, found)
     digest = digest_of_rows(train_rows, test_rows)
     about: dict[str, Any] = {"ids_digest": digest, "alignment": digest, "validation": validation}

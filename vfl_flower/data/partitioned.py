@@ -1,8 +1,8 @@
 """Partitioned data sets: parties read their columns, the label holder the labels.
 
-`config.plugins.DATASETS` names the data sets of `data.formats` and `data.hugging_face`, by the
-prefix in ``dataset='npz:PATH'``. To add one, write such a function. A data set of your own is
-``dataset='waves.py:open_waves'``.
+`config.plugins.DATASETS` names the data sets of `data.formats`, `data.hugging_face` and
+`data.divided_folders`, by the prefix in ``dataset='npz:PATH'``. To add one, write such a function.
+A data set of your own is ``dataset='waves.py:open_waves'``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,26 @@ from vfl_flower.config.plugins import DATASETS
 from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]
-Columns = Callable[[tuple[int, ...]], Any]
-"""Function from the shape of one sample to the index of a party's columns."""
-
 _SHIPPED = ("digits", "breast-cancer")  # in scikit-learn
 OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
+OF_A_FOLDER = ("vertibench", "mars-vfl")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A party's columns: call it with the shape of a sample to get the index of an even part.
+
+    party, parties : number of the party, from 0, and of all parties.
+    """
+
+    data: DataConfig
+    sequences: bool
+    party: int
+    parties: int
+
+    def __call__(self, shape: tuple[int, ...]) -> Any:
+        """Return the index of the party's columns in samples of this shape."""
+        return columns_of(self.data, self.sequences, shape, self.party, self.parties)
 
 
 @dataclass(frozen=True)
@@ -61,16 +76,21 @@ def open_dataset(data: DataConfig) -> PartitionedData:
             raise ConfigError(
                 f"dataset = {data.dataset!r}: there is no such file. Correct its path."
             )
+        if place and kind in OF_A_FOLDER and not Path(place).exists():
+            raise ConfigError(
+                f"dataset = {data.dataset!r}: there is no such folder. Correct its path."
+            )
         return _opener(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     suffix = Path(data.dataset).suffix.removeprefix(".")
-    close = get_close_matches(kind.lower(), ("files", "hf", *OF_A_FILE) if place else _SHIPPED, 1)
+    kinds = ("files", "hf", *OF_A_FILE, *OF_A_FOLDER) if place else _SHIPPED
+    close = get_close_matches(kind.lower(), kinds, 1)
     likely = [f"{each}:{place}" if place else each for each in close]
     likely += [f"{suffix}:{data.dataset}"] * (suffix in OF_A_FILE and not place)
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known:{asked(data.dataset, likely, 'use')} digits, "
-        "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH or "
-        f"hf:NAME_OR_DIR{''.join(packages)}."
+        "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, hf:NAME_OR_DIR, "
+        f"vertibench:DIR or mars-vfl:DIR{''.join(packages)}."
     )
 
 
@@ -105,6 +125,8 @@ def version_of(data: DataConfig) -> Any:
     if not place:
         return ()
     path = Path(kind if kind.endswith(".py") else place).expanduser()
+    if kind in OF_A_FOLDER and path.is_file():
+        path = path.parent  # the other parties' files are beside it
     files = sorted(path.rglob("*")) if path.is_dir() else [path, Path(f"{path}.t")]
     return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
 
