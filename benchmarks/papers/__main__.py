@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import parser, quiet_run, report, trained
 from benchmarks.images import cifar_of
-from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, page, tuning, vafl
+from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, laser, page, tuning, vafl
 from benchmarks.papers.draw import draw
 from benchmarks.papers.results import Results
 from benchmarks.papers.rows import Data, History, Job, Row
@@ -35,7 +35,7 @@ from vfl_flower.config.errors import DivergedError, PartyError
 
 ROWS: dict[str, Row] = {
     name: row
-    for paper in (vafl, asyrevel, cascaded, ef_vfl, dpzv)
+    for paper in (vafl, asyrevel, cascaded, ef_vfl, dpzv, laser)
     for name, row in paper.ROWS.items()
 }
 QUICK: dict[str, Any] = {"epochs": 1, "eval-every": 0.5, "checkpoint-every": 0}
