@@ -26,9 +26,9 @@ EDGES = "layers.0.1.edges"
 
 def encoder_of(rows: Any) -> PiecewiseLinear:
     """An encoder that has learnt from these rows."""
-    rows = torch.tensor(rows, dtype=torch.float32)
-    encoder = PiecewiseLinear(rows.shape[1])
-    encoder.learn(rows)
+    x = torch.as_tensor(rows, dtype=torch.float32)
+    encoder = PiecewiseLinear(x.shape[1])
+    encoder.learn(x)
     return encoder
 
 
@@ -86,13 +86,14 @@ def test_each_member_scales_the_shared_layer_by_its_factors() -> None:
             weight.data = torch.randn(weight.shape, generator=generator)
     x = torch.randn(6, 3, generator=generator)
     learn_bins(model, x.numpy())
-    _, encoder, first = model.layers[0]
-    encoded = encoder(x)
+    encoded = encoder_of(x)(x)
+    of_first = [weights[f"layers.0.2.{name}"] for name in ("into", "out_of", "bias")]
+    of_last = weights["layers.1.weight"].split(64, 1)
     embeddings = []
-    for member, into_output in enumerate(model.layers[1].weight.split(64, 1)):
-        hidden = (encoded * first.into[member]) @ first.shared.T * first.out_of[member]
-        embeddings.append((hidden + first.bias[member]).relu() @ into_output.T)
-    expected = torch.stack(embeddings).mean(0) + model.layers[1].bias
+    for into, out_of, bias, last in zip(*of_first, of_last, strict=True):
+        hidden = (encoded * into) @ weights["layers.0.2.shared"].T * out_of
+        embeddings.append((hidden + bias).relu() @ last.T)
+    expected = torch.stack(embeddings).mean(0) + weights["layers.1.bias"]
     torch.testing.assert_close(model(x), expected.relu())
 
 
@@ -143,8 +144,8 @@ def test_a_model_predicts_by_the_bins_that_it_was_trained_with(tmp_path: Path) -
 
 
 def test_stacked_parties_keep_their_own_bins(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"dataset": "breast-cancer", "bottom-model": "tabular", "strategy": "split-nn"}
-    keys |= {**ALL_ROWS, "epochs": 2}
+    keys: dict[str, Any] = {"dataset": "breast-cancer", "bottom-model": "tabular", "epochs": 2}
+    keys |= ALL_ROWS
     parties = stacked.FEWEST
     together = run(parties, keys)
     monkeypatch.setattr(stacked, "FEWEST", parties + 1)
