@@ -15,9 +15,9 @@ from benchmarks.papers.rows import ACCURACY, Data, History, Job, Row, last
 from benchmarks.papers.tuning import FACTORS
 
 DATA = Data("npz:a/mnist.npz", "npz:a/credit.npz", "hf:a/cifar", "breast-cancer")
-JOB = Job(2, {"dataset": "npz:a/mnist.npz", "party-lr": 0.1, "server-lr": 0.02})
+JOB = Job(2, {"dataset": "npz:a/mnist.npz", "party-lr": 0.1, "server-lr": 0.02, "epochs": 3})
 LIKE = Job(2, {**JOB.keys, "privacy": "labels"}, like="first")
-ROW = Row("two runs", lambda data: {"first": JOB, "second": LIKE}, ACCURACY, seeds=2, tuning=3)
+ROW = Row("two runs", lambda data: {"first": JOB, "second": LIKE}, ACCURACY, seeds=2, tuned=True)
 
 
 def run(accuracy: float, loss: float = 1.0) -> History:

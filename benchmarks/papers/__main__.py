@@ -147,12 +147,12 @@ class Runs:
         ----------
         missing : whether to run trials that are not kept; else their jobs keep their own rates.
         """
-        numbers = range(len(tuning.FACTORS)) if self.row.tuning else ()
+        numbers = range(len(tuning.FACTORS)) if self.row.tuned else ()
         tuned = dict.fromkeys(self._jobs[name].like or name for name in self.names)
         wanted = {
             (f"{name} @ {number}", 0): (
                 self._jobs[name],
-                {**tuning.trial(self._jobs[name], self.row, number), **self.more, **_seeded(0)},
+                {**tuning.trial(self._jobs[name], number), **self.more, **_seeded(0)},
             )
             for name, number in product(tuned, numbers)
         }

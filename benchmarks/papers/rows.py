@@ -65,7 +65,7 @@ class Row:
     theirs : by job, what the paper has in the place of the first column.
     training : "accuracy" or "gradient": what entries say of the training rows too.
     seeds : unless the command says otherwise.
-    tuning : epochs of each trial of learning rates; 0 keeps the jobs' own rates.
+    tuned : whether learning rates are chosen on validation rows, by `tuning`.
     """
 
     about: str
@@ -75,7 +75,7 @@ class Row:
     theirs: Mapping[str, str] = field(default_factory=dict)
     training: str = ""
     seeds: int = 5
-    tuning: float = 0
+    tuned: bool = False
 
 
 def value(entry: Mapping[str, Any], name: str) -> float:
@@ -121,3 +121,4 @@ PERCENT = 100.0
 ACCURACY = {"test accuracy, %": last("test_accuracy", PERCENT)}
 TRAINED = {"training accuracy, %": last("train_accuracy", PERCENT)}
 MEGABYTES = {"MB": last("megabytes")}
+EPOCHS = {"epochs": last("epoch")}
