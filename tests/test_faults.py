@@ -581,7 +581,7 @@ def test_an_asynchronous_run_goes_on_without_the_party(run: Start, fault: Fault)
     # The others finish their 4 epochs; of the third, the 2 that were answered count.
     assert finished.summary["epochs"] == pytest.approx((4 + 4 + 2) / 3, abs=1e-3)
     assert finished.history[-1]["epoch"] == finished.summary["epochs"]
-    assert finished.summary["test_accuracy"] > 0.9
+    assert finished.summary["test_accuracy"] > 0.85
 
 
 @pytest.mark.parametrize("every", [1.0, 0.5])

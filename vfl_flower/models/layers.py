@@ -165,8 +165,10 @@ class _Members(nn.Module):
         first, bins = nn.Linear(features, hidden, bias), features * _BINS
         self.shared = nn.Parameter(functional.pad(first.weight.detach(), (0, bins)))
         self.into = nn.Parameter(torch.ones(_MEMBERS, features + bins))
-        # Signs that differ make members differ. They need not be secret, and no seed draws them.
+        # Signs that differ make members differ. They need not be secret, and no seed draws them. Of
+        # signs that cancel, the first gradient would be rounding errors, which Adam magnifies.
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (_MEMBERS, bins))
+        signs[0, signs.sum(0) == 0] *= -1
         self.into.data[:, features:] = torch.from_numpy(signs)
         self.out_of = nn.Parameter(torch.ones(_MEMBERS, hidden))
         self.bias = nn.Parameter(first.bias.detach().repeat(_MEMBERS, 1)) if bias else None
