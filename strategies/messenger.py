@@ -182,7 +182,7 @@ class Messenger(Outbox):
 
     def _use(self, record: PartyRecord, order: Turn, upload: Upload) -> None:
         if isinstance(order, EmbedOrder):
-            self._holder.refresh(record.party, order.arrays["ids"], upload)
+            self._holder.refresh(record.party, order.arrays.get("ids"), upload)
         elif isinstance(order, CheckpointOrder):
             record.checkpoint = order.number
 

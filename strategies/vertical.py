@@ -23,6 +23,7 @@ from strategies.history import History
 from strategies.messenger import Replies
 from strategies.party_record import FINAL, PartyRecord, State
 from strategies.run import Run
+from strategies.surrogates import begin_surrogates
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import with_row_masks
@@ -151,6 +152,8 @@ class Vertical(Strategy):
         with run.told(self.folder):
             if central and not run.history.entries:
                 central.evaluate(0)
+            if self.config.estimator.initial_surrogates != "zero":
+                begin_surrogates(run, self.wait_for)
             self.train()
             run.tell("trained")
             self.finish()
@@ -226,7 +229,7 @@ class Vertical(Strategy):
                 continue
             if together and record.evaluation > run.history.recorded:
                 continue
-            opening = {} if record.steps else run.holder.estimator.opening(run.holder)
+            opening = {} if record.steps else run.holder.opening(record.party)
             longest = window.next(record) if window.active else window.window
             epoch, first, steps = run.budget.window(record.steps, longest)
             if window.active:

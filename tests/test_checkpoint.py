@@ -16,6 +16,7 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
 from strategies.checkpoints import Checkpoints
+from strategies.vertical import Vertical
 from tests.organisations import change, contents, cut, small
 from tests.releases import log_of
 from vfl_flower import client_app
@@ -127,6 +128,10 @@ SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
     "perturbed": {"privacy": "perturbed-embedding", "noise-seed": 0},
     "partial rows": {"presence": 0.5, "window": 2},
     "ef-vfl, partial rows": {"strategy": "ef-vfl", "presence": 0.5},
+    "ef-vfl, initial surrogates": {
+        **{"strategy": "ef-vfl", "labels": "shared", "initial-surrogates": "embeddings"},
+        **{"downlink-codec": "top-k", "downlink-compression": "error-feedback"},
+    },
 }
 
 
@@ -145,6 +150,19 @@ def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
     # Exchanges are numbered, and decide noise: both runs must keep checkpoints alike.
     assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
     assert checkpoint.load(folder).finished and checkpoint.load(folder).number > number
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_a_run_cut_before_its_first_step_begins_its_surrogates_again(
+    tmp_path: Path, labels: str
+) -> None:
+    keys = {**CANCER, "strategy": "ef-vfl", "labels": labels, "epochs": 2, "checkpoint-every": 20}
+    keys["initial-surrogates"] = "embeddings"
+    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
+    with patch.object(Vertical, "train", side_effect=Cut), pytest.raises(Cut):
+        run_local(3, {**keys, "out": str(tmp_path / "cut")})
+    assert checkpoint.load(tmp_path / "cut").number == 0
+    assert_equal_runs(resumed(tmp_path / "cut", **{"checkpoint-every": 20}), whole)
 
 
 def test_it_ends_so_however_it_was_kept(tmp_path: Path) -> None:

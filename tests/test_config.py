@@ -409,6 +409,17 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
             "^downlink-bits = 2 is not possible for top-k",
         ),
         ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
+        *(
+            (
+                {**keys, "initial-surrogates": "embeddings"},
+                "^initial-surrogates = 'embeddings' needs error feedback, and codec = ",
+            )
+            for keys in ({}, {"strategy": "cvfl"}, {"strategy": "ef-vfl", "codec": "identity"})
+        ),
+        (
+            {**SHARED, "strategy": "ef-vfl", "initial-surrogates": "embeddings", "grow": "runs/a"},
+            "^initial-surrogates = 'embeddings' with labels = 'shared' begins with new models",
+        ),
         ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, which"),
         (
             {"strategy": "local-only", "labels": "shared"},

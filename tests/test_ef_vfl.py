@@ -416,6 +416,79 @@ def test_labels_of_many_classes_take_two_bytes() -> None:
     assert np.array_equal(sent, labels.train + 300)
 
 
+# --- initial surrogates -------------------------------------------------------------------------
+
+INITIAL = {"initial-surrogates": "embeddings"}
+
+
+class Weighing:
+    """The ClientApp; each party's messages of training, with bytes and array names of both ways."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[tuple[str, dict[str, int], int]]] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        arrays = message.content.array_records["arrays"].items()
+        down = {name: array.numpy().nbytes for name, array in arrays}
+        reply: Message = client_app.app(message, context)
+        if kind in ("train", "query.embed"):
+            up = read_reply(reply, Upload).nbytes
+            party = int(context.node_config["partition-id"])
+            self.seen.setdefault(party, []).append((kind, down, up))
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"strategy": "ef-vfl"}, ["uplink"]),
+        ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", *map("other-{}".format, range(3)), "top"]),
+        ({**VAFL, **TOP_K, "max-delay": 4}, ["uplink"]),
+        ({"strategy": "cascaded", **QSGD}, ["uplink"]),
+        ({"strategy": "ef-vfl", "presence": 0.5}, ["uplink"]),
+        ({**FASTER, "strategy": "dpzv", **TOP_K, **PRIVATE}, ["uplink"]),
+    ],
+    ids=str,
+)
+def test_each_party_first_uploads_all_its_rows_compressed(
+    keys: dict[str, Any], names: list[str]
+) -> None:
+    client: Any = Weighing()
+    keys = {"epochs": 2, **ALL_ROWS, "dataset": "breast-cancer", **INITIAL, **keys}
+    strategy, grid = trained(3, keys, client)
+    assert_copies_agree(strategy, grid, *names)
+    first = {party: seen[0] for party, seen in client.seen.items()}
+    assert {kind for kind, _, _ in first.values()} == {"query.embed"}
+    assert all(down == {} and up > 0 for _, down, up in first.values())
+    for party, record in enumerate(strategy.run.records):
+        assert record.traffic.bytes_up == sum(up for *_, up in client.seen[party])
+        opening = client.seen[party][1][1]
+        others = sum(size for name, size in opening.items() if name.startswith("party-"))
+        passed_on = sum(up for other, (*_, up) in first.items() if other != party)
+        assert others == (passed_on if keys.get("labels") == "shared" else 0)
+
+
+def test_the_first_uploads_are_the_compressed_embeddings_of_the_first_models() -> None:
+    keys = {"strategy": "ef-vfl", "keep": 0.05, **ALL_ROWS, **INITIAL, "party-lr": 0.0}
+    keys |= {"epochs": 1, "batch-size": 10**6}
+    strategy, _ = trained(2, keys)
+    for party in range(2):
+        x = torch.from_numpy(load_features(strategy.config, party, 2).train)
+        with torch.no_grad():
+            h = build_bottom(strategy.config, party, x[0], 32)(x)
+        initial = top_k(h, 0.05)
+        found = initial + top_k(h - initial, 0.05)  # the first step's message
+        torch.testing.assert_close(strategy.run.holder.table.of(party), found)
+
+
+def test_a_first_upload_of_noisy_embeddings_counts() -> None:
+    noisy = {"privacy": "perturbed-embedding", "strategy": "ef-vfl", "dataset": "breast-cancer"}
+    keys = {**ALL_ROWS, **noisy, "epochs": 2}
+    counts = [trained(2, {**keys, **more})[0].run.accountant.uploads() for more in ({}, INITIAL)]
+    assert counts[1] == counts[0] + 1
+
+
 # --- any process may serve any message ----------------------------------------------------------
 
 

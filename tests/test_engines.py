@@ -74,6 +74,13 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             marks=pytest.mark.nightly,
         ),
         pytest.param(
+            run_ray,
+            2,
+            {**EF_VFL, "epochs": 2, "labels": "shared", "initial-surrogates": "embeddings"},
+            id="ray, initial surrogates",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
             run_supernodes,  # a fresh process draws the directions of the last one's window again
             2,
             {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},

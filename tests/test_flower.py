@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 SYNCHRONOUS: list[dict[str, Any]] = [
     {"strategy": "split-nn", "epochs": 5, "window": 8},
     {**EF_VFL, "epochs": 1, "labels": "shared"},
+    {**EF_VFL, "epochs": 1, "initial-surrogates": "embeddings"},
 ]
 ASYNCHRONOUS: list[dict[str, Any]] = [
     {"strategy": "vafl", "epochs": 12, "party-lr": 0.1, "server-lr": 0.1},

@@ -265,6 +265,22 @@ def test_ef_vfl(play: Callable[..., Recorded], labels: str, bits: int | None) ->
     assert_same_steps(of, algorithm(clients, server, of.batches()), bottoms, top)
 
 
+@pytest.mark.parametrize("labels", ["private", "shared"])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_ef_vfl_with_the_initial_surrogates_of_the_paper(
+    play: Callable[..., Recorded], labels: str, bits: int
+) -> None:
+    keys = {"codec": "top-k", "keep": 0.3, "bits": bits, "initial-surrogates": "embeddings"}
+    of = play("ef-vfl", **{"labels": labels, "party-lr": 0.1, "server-lr": 0.2, **keys})
+    bottoms, x, top, y = parts()
+    compress = on_the_wire(0.3) if bits == 16 else ef_vfl.top_k(0.3)
+    clients = [ef_vfl.Client(*each, SIZE, 0.1, compress) for each in zip(bottoms, x, strict=True)]
+    server = ef_vfl.Server(top, y, PARTIES, SIZE, 0.2)
+    ef_vfl.initial_surrogates(clients, server)
+    algorithm = ef_vfl.algorithm_2 if labels == "private" else ef_vfl.algorithm_1
+    assert_same_steps(of, algorithm(clients, server, of.batches()), bottoms, top)
+
+
 def on_the_wire(keep: float) -> ef_vfl.Compressor:
     """The page's top-k, with values as messages have them: 2 bytes each."""
     codec = TopK(CodecConfig(codec="top-k", keep=keep))

@@ -7,8 +7,6 @@ this baseline is the gain of training the parties.
 
 from __future__ import annotations
 
-import numpy as np
-
 from strategies.vertical import Vertical
 from vfl_flower.config.errors import DivergedError
 from vfl_flower.label_holder.label_holder import LabelHolder
@@ -24,11 +22,8 @@ class Frozen(Vertical):
     def train(self) -> None:
         """Collect all embeddings, and train the top model on them."""
         run, epochs = self.run, self.config.training.epochs
-        rows = np.arange(len(self.labels.train), dtype=np.int32)
-        present = run.holder.table.present
         for record in run.records:
-            held = present[record.party]
-            ids = rows if held is None else rows[held]
+            ids = run.holder.table.ids_of(record.party)
             order = EmbedOrder(exchange=1, arrays={"ids": ids})
             run.messenger.post([run.messenger.message(record, order)])
         self.wait_for(run.records)

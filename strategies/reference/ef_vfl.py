@@ -6,7 +6,8 @@ compressed change, and both ends add it: errors of the compressor are made good 
 
 Where this page and the paper differ: a step compresses the rows of its mini-batch, at the start of
 the step. Surrogates begin at zero. So a row's first message is C(H_k), sent when it is first drawn.
-In the paper clients send C(H_k) of all rows before the first step.
+In the paper clients send C(H_k) of all rows before the first step, as `initial_surrogates` does.
+The rows of the first mini-batch are then compressed twice before their step, in the paper once.
 
 Notation: K clients; B rows in a mini-batch; E numbers in an embedding.
 """
@@ -97,6 +98,13 @@ class Server:
     def _loss(self, embeddings: Sequence[Tensor], rows: Tensor) -> Tensor:
         outputs: Tensor = self.model(torch.cat(list(embeddings), dim=1))
         return functional.cross_entropy(outputs, self.labels[rows])
+
+
+def initial_surrogates(clients: Sequence[Client], server: Server) -> None:
+    """Input of both algorithms: begin the surrogates of all rows at G_k = C(H_k(x_0))."""
+    every = torch.arange(len(server.labels))
+    for k, client in enumerate(clients):
+        server.receive(k, every, client.send(every))
 
 
 def algorithm_1(

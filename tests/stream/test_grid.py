@@ -36,7 +36,11 @@ from vfl_flower.transport.stream.messages import SessionOrder
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("keys", [KEYS, ZEROTH, EF_VFL, SHARED], ids=lambda k: str(k["strategy"]))
+@pytest.mark.parametrize(
+    "keys",
+    [KEYS, ZEROTH, EF_VFL, SHARED, {**SHARED, "initial-surrogates": "embeddings"}],
+    ids=lambda k: str(k["strategy"]),
+)
 def test_a_synchronous_run_is_the_same_as_in_process(
     keys: dict[str, Any], streamed: Streamed, logged: list[str]
 ) -> None:

@@ -75,6 +75,7 @@ class Options(TypedDict, total=False):
     perturbs: Literal["each", "all"] | None
     label_access: Literal["private", "shared"] | None
     local_steps: int | None
+    initial_surrogates: Literal["zero", "embeddings"] | None
     quorum: int | None
     window: int | None
     sampling: Code | None

@@ -76,6 +76,11 @@ class Table:
         """Return a party's columns, [N, E]."""
         return self._of[party]
 
+    def ids_of(self, party: int) -> Ids:
+        """Return the ids of all rows that a party has."""
+        held = self.present[party]
+        return np.flatnonzero(np.ones(len(self.rows)) if held is None else held).astype(np.int32)
+
     def write(
         self,
         party: int,

@@ -56,6 +56,11 @@ class Inputs:
         masks = self.block.row_masks
         return masks[1].rows if masks else len(self.block.test)
 
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """Return the ids of all training rows that the party has."""
+        return np.flatnonzero(np.ones(self.rows) if self.mask is None else self.mask).astype("i4")
+
     def places_of(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the positions of these rows of the run in the block."""
         return ids if self.places is None else self.places[ids]

@@ -214,11 +214,11 @@ class Party:
         )
 
     def embed(self, order: EmbedOrder) -> Upload:
-        """Upload fresh embeddings of rows that are too old at the label holder."""
+        """Upload fresh embeddings of rows that the label holder lacks or has too old."""
         self._count(order)
         if self.seal:
             self.seal.refuse_alone()
-        ids = order.arrays.get("ids", np.zeros(0))
+        ids = order.arrays.get("ids", self.inputs.ids)
         if not self.inputs.check_ids(ids):
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):
@@ -226,7 +226,7 @@ class Party:
         block, places = self.inputs.block, self.inputs.places_of(ids)
         if self.limits:
             self.limits.count(block.train_rows, places)
-        if len(order.arrays) > 1:
+        if order.arrays.keys() - {"ids"}:
             self.learn(order.arrays)
         blocks = {"embedding": self.learner.embeddings(block.train, places)}
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)

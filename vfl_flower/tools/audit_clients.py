@@ -139,7 +139,7 @@ class Wiretap(ClientApp):
                 self.pairs[window.ids] = torch.cat(reading.embeddings, dim=1).numpy()
             self.pending = window, reading
         elif isinstance(order, EmbedOrder):
-            ids = order.arrays["ids"]
+            ids = order.arrays.get("ids", np.arange(len(self.embeddings), dtype=np.int32))
             window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
             links = self.estimator.fresh_links(self.uplinks, torch.zeros(self.embeddings.shape))
             self._write(window, links.decode(upload.arrays, window)["embedding"])

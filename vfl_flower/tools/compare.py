@@ -33,7 +33,7 @@ from vfl_flower.tools.seeds import mean, repeated
 _OF_SYSTEMS = (
     *("epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"),
     *("downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"),
-    *("labels", "local-steps", "perturbs"),
+    *("labels", "local-steps", "initial-surrogates", "perturbs"),
 )
 
 

@@ -116,7 +116,8 @@ class EvaluateOrder(Turn):
 class EmbedOrder(Turn):
     """Upload fresh embeddings of the rows in ``arrays["ids"]`` (bounded delay).
 
-    The other arrays are the feedback for the last window, if any.
+    Without ids, upload all training rows that the party has. The other arrays are the feedback for
+    the last window, if any.
     """
 
     kind: ClassVar[str] = "query.embed"

@@ -247,3 +247,13 @@ class EstimatorConfig:
         symbol="Q",
         related=("labels",),
     )
+    initial_surrogates: str = key(
+        "zero",
+        "Chooses where the surrogates of error feedback begin. With `zero`, a row's first upload "
+        "is compressed whole. With `embeddings`, each party uploads all its training rows, "
+        "compressed, before the first step (EF-VFL, Algorithm 1, input).",
+        example="strategy='ef-vfl' initial-surrogates='embeddings'",
+        choices=("zero", "embeddings"),
+        symbol="G^0",
+        related=("compression", "codec"),
+    )

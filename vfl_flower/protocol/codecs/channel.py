@@ -9,7 +9,8 @@ With ``direct`` compression (CVFL) a `Channel` sends C(v). With ``error-feedback
 Eq. 3) it sends the compressed change C(v - g) against a surrogate g. Both ends hold a copy of g.
 Both ends add the decoded message to their copy, so that the copies stay equal.
 
-Surrogates start at zero. So a row's first upload makes its surrogate C(H), as in EF-VFL.
+Surrogates start at zero. So a row's first upload makes its surrogate C(H), as in EF-VFL. With
+``initial-surrogates='embeddings'``, all rows have this upload before the first step.
 """
 
 from __future__ import annotations
@@ -199,6 +200,13 @@ def _of_steps(window: Window) -> Window:
 
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` if options of the codecs contradict each other."""
+    if config.estimator.initial_surrogates != "zero" and not config.uplink.surrogates:
+        raise ConfigError(
+            f"initial-surrogates = {config.estimator.initial_surrogates!r} needs error feedback, "
+            f"and codec = {config.uplink.codec!r} with compression = "
+            f"{config.uplink.compression!r} has none. Choose a codec such as 'top-k' with "
+            "compression = 'error-feedback', or leave `initial-surrogates` out."
+        )
     for prefix, of in (("", config.uplink), ("downlink-", config.downlink)):
         if of.keep is not None and not 0 < of.keep <= 1:
             raise ConfigError(

@@ -40,11 +40,18 @@ class SharedLabels(FirstOrder):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self._top: TopModel | None = None  # at a party
+        self._others = Links()  # at a party
         self._top_link = Links()  # at the label holder
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Raise `ConfigError` if the estimator cannot work as configured."""
+        if config.running.grow and config.estimator.initial_surrogates != "zero":
+            # The run evaluates first, and a checkpoint then would lack the first uploads.
+            raise ConfigError(
+                "initial-surrogates = 'embeddings' with labels = 'shared' begins with new models, "
+                f"and grow = {config.running.grow!r} with an earlier run's. Leave one of them out."
+            )
         if config.data.target == "regression":
             raise ConfigError(
                 "labels = 'shared' is for classes, and target = 'regression' has none. Leave one "
@@ -71,11 +78,12 @@ class SharedLabels(FirstOrder):
         """Make a party's end of the links of other parties' embeddings and the top model."""
         top = self.aggregation.build_top([end.size] * end.parties, end.outputs)
         self._top = top.to(end.device)
-        links = Links()
+        self._others = Links()
         for other in range(end.parties):
             if other != end.index:
                 table = zeros((end.rows, end.size))
-                links[_block_of(other)] = self.uplink(table, f"other-{other}")
+                self._others[_block_of(other)] = self.uplink(table, f"other-{other}")
+        links = Links(self._others)
         if count(self._top):
             links["top"] = self.downlink(zeros((1, count(self._top))), "top", by_step=True)
         return links
@@ -132,7 +140,7 @@ class SharedLabels(FirstOrder):
         """
         key, party = f"{self.config.training.seed}|down|{end.steps}", arrivals[0].party
         top = self.links_of_all(end).encode(answers[party], arrivals[0].window, key)
-        uploads = {each.party: _for_others(each) for each in arrivals}
+        uploads = {each.party: for_others(each.party, each.arrays) for each in arrivals}
         encoded: dict[int, Arrays] = {}
         for party in uploads:
             encoded[party] = dict(top)
@@ -165,9 +173,13 @@ class SharedLabels(FirstOrder):
     # --- the party ------------------------------------------------------------------------------
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
-        """Embed the window's rows, [R, E]; take the labels from the first order."""
+        """Embed the window's rows, [R, E]; read the labels and surrogates of the first order."""
         if "labels" in order.arrays:
             end.arrays["labels"] = self._checked_labels(end, order.arrays["labels"])
+            if self.config.estimator.initial_surrogates != "zero":
+                ids = np.arange(end.rows, dtype=np.int32)
+                every = Window(ids, np.array([end.rows], np.int32), distinct=True)
+                self._others.decode(order.arrays, every)
         return super().embed(end, order, window)
 
     def _checked_labels(self, end: PartyEnd, labels: NDArray[Any]) -> NDArray[Any]:
@@ -241,6 +253,6 @@ def _block_of(party: int) -> str:
     return f"party-{party}/embedding"
 
 
-def _for_others(arrival: Arrival) -> Arrays:
+def for_others(party: int, arrays: Arrays) -> Arrays:
     """Return a party's upload with the names that messages to other parties use."""
-    return {f"party-{arrival.party}/{name}": array for name, array in arrival.arrays.items()}
+    return {f"party-{party}/{name}": array for name, array in arrays.items()}

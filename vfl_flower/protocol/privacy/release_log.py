@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.privacy.accountant import Accountant
 from vfl_flower.protocol.privacy.journal import (
@@ -35,7 +37,8 @@ class ReleaseLog:
         if isinstance(order, TrainOrder):
             self._record(Event(TRAIN, party, order.epoch, order.first, order.steps))
         elif isinstance(order, EmbedOrder):
-            self._record(Event(EMBED, party, rows=order.arrays["ids"]))
+            every = np.arange(self.accountant.rows, dtype=np.int32)
+            self._record(Event(EMBED, party, rows=order.arrays.get("ids", every)))
         elif isinstance(order, EvaluateOrder):
             self._record(Event(EVALUATE, party))
 
