@@ -18,14 +18,24 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional
 
 from benchmarks.common import trained
 from benchmarks.papers.__main__ import ROWS
 from benchmarks.papers.rows import Data
 from benchmarks.papers.training import Training
+from tests.conftest import Start
 from vfl_flower.api.training import train
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.launch.engines import Finished
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import flat
 from vfl_flower.party import context
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
 
 CHECKOUT = Path(__file__).parent.parent
@@ -198,6 +208,114 @@ def test_parties_learn_by_differences_with_respect_to_their_embeddings() -> None
     still = train({**keys, "estimator": place, "party-lr": 1e-9}, parties=4).summary
     assert learned["test_accuracy"] > 0.6 > 0.3 > still["test_accuracy"]
     assert learned["bytes_down"] < learned["bytes_up"]
+
+
+# --- FedBCD, a rival ------------------------------------------------------------------------------
+
+BCD = f"{CHECKOUT}/benchmarks/papers/fedbcd.py:FedBcd"
+BCD_KEYS: dict[str, Any] = {
+    **{"dataset": "digits", "epochs": 2, "batch-size": 256, "window": 1, "optimizer": "sgd"},
+    **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "validation-fraction": 0.0},
+    **{"party-lr": 0.1, "server-lr": 0.2},
+}
+
+
+def models_of(run: Finished, parties: int = 3) -> torch.Tensor:
+    """All parameters of a run's models, as one vector."""
+    names = [*(f"party-{number}" for number in range(parties)), "top"]
+    arrays = [each for name in names for each in run.parameters(name).values()]
+    return torch.cat([torch.from_numpy(each).flatten() for each in arrays])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch, run: Start
+) -> None:
+    tops: list[torch.Tensor] = []
+    answer = LabelHolder.answer
+
+    def answered(self: LabelHolder, arrivals: Any) -> Any:
+        answers = answer(self, arrivals)
+        tops.append(flat(self.top).clone())
+        return answers
+
+    monkeypatch.setattr(LabelHolder, "answer", answered)
+    keys = {**BCD_KEYS, "optimizer": optimizer}
+    ours, theirs = run(3, {**keys, "estimator": BCD}), run(3, keys)
+    half = len(tops) // 2
+    assert half == 12
+    for mine, other in zip(tops[:half], tops[half:], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(models_of(ours), models_of(theirs), rtol=1e-6, atol=1e-6)
+    for name in ("bytes_up", "bytes_down", "exchanges", "steps"):
+        assert ours.summary[name] == theirs.summary[name]
+
+
+@pytest.mark.parametrize(("q", "decay"), [(5, 0.0), (2, 0.01)])
+def test_fedbcd_is_the_algorithm_of_the_paper_step_by_step(
+    q: int, decay: float, monkeypatch: pytest.MonkeyPatch, run: Start
+) -> None:
+    """Compare with plain torch: block coordinate descent with stale rows, in one place."""
+    tops: list[torch.Tensor] = []
+    answer = LabelHolder.answer
+
+    def answered(self: LabelHolder, arrivals: Any) -> Any:
+        answers = answer(self, arrivals)
+        tops.append(flat(self.top).clone())
+        return answers
+
+    monkeypatch.setattr(LabelHolder, "answer", answered)
+    keys = {**BCD_KEYS, "estimator": BCD, "local-steps": q, "weight-decay": decay}
+    finished, one_step = run(3, keys), run(3, {**keys, "local-steps": 1})
+    config = resolve(keys)
+    labels = load_labels(config)
+    y = torch.from_numpy(labels.train)
+    x = [torch.from_numpy(load_features(config, m, 3).train) for m in range(3)]
+    bottoms = [build_bottom(config, m, x[m][0], 4) for m in range(3)]
+    top = build_top(config, [4] * 3, labels.outputs)
+    of_bottoms = [torch.optim.SGD(m.parameters(), 0.1, weight_decay=decay) for m in bottoms]
+    of_top = torch.optim.SGD(top.parameters(), 0.2, weight_decay=decay)
+    found = iter(tops)
+    for epoch in range(2):
+        ids = sampling_of(config, len(y)).window(None, epoch, 0, 6, b"").index
+        for rows in ids.split(256):
+            received = [bottoms[m](x[m][rows]).detach() for m in range(3)]  # the exchange
+            h = torch.cat(received, 1).requires_grad_()
+            loss = functional.cross_entropy(top(h), y[rows])
+            sent = torch.autograd.grad(loss, h)[0].split(4, dim=1)
+            for _ in range(q):  # the label holder, with labels and stale embeddings
+                of_top.zero_grad()
+                functional.cross_entropy(top(h.detach()), y[rows]).backward()
+                of_top.step()
+            for m, optimizer in enumerate(of_bottoms):  # a party, with stale gradient rows
+                for _ in range(q):
+                    optimizer.zero_grad()
+                    bottoms[m](x[m][rows]).backward(sent[m])
+                    optimizer.step()
+            torch.testing.assert_close(next(found), flat(top).detach(), rtol=1e-5, atol=1e-5)
+    expected = torch.cat([p.detach().flatten() for m in [*bottoms, top] for p in m.parameters()])
+    torch.testing.assert_close(models_of(finished), expected, rtol=1e-5, atol=1e-5)
+    assert (models_of(finished) - models_of(one_step)).norm() > 0.1
+    for name in ("bytes_up", "bytes_down", "exchanges", "steps"):
+        assert finished.summary[name] == one_step.summary[name]
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"presence": 0.5}, "here parties may lack rows"),
+        ({"labels": "shared"}, "labels = 'shared'"),
+    ],
+)
+def test_fedbcd_refuses_what_it_is_not(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve({**BCD_KEYS, "estimator": BCD, "local-steps": 5, **keys})
+
+
+def test_fedbcd_needs_parties_in_step(run: Start) -> None:
+    keys = {**BCD_KEYS, "estimator": BCD, "strategy": "vafl-t", "quorum": 2}
+    with pytest.raises(ConfigError, match="Choose a synchronous strategy"):
+        run(3, keys)
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ from __future__ import annotations
 from benchmarks.common import PARTIES, SIGMOID_MODEL
 from benchmarks.papers.rows import (
     ACCURACY,
+    HERE,
     MEGABYTES,
     PERCENT,
     Data,
@@ -16,6 +17,7 @@ from benchmarks.papers.rows import (
     Row,
     last,
     until,
+    within,
 )
 from benchmarks.table2 import COLUMNS, keys_of
 
@@ -60,6 +62,25 @@ def private_labels(data: Data) -> dict[str, Job]:
         )
         for name, (system, labels) in METHODS.items()
     }
+
+
+def rivals(data: Data) -> dict[str, Job]:
+    """The shallow network with private labels: what each system reaches by the bytes it takes."""
+    common = {**SHALLOW, "dataset": data.mnist, "batch-size": 1024, "epochs": 10}
+    common |= {"optimizer": "sgd", "party-lr": 6.0, "server-lr": 6.0, "eval-every": 0.5}
+    bcd: Keys = {"estimator": f"{HERE}/fedbcd.py:FedBcd", "local-steps": 5}
+    compressed: Keys = {"codec": "top-k", "keep": 0.05}
+    of: dict[str, Keys] = {
+        "split learning": {"strategy": "split-nn"},
+        "FedBCD, Q = 5": {"strategy": "split-nn", **bcd},
+        "CVFL": {"strategy": "cvfl", **compressed},
+        "EF-VFL": {"strategy": "ef-vfl", **compressed},
+        "EF-VFL, initial surrogates": {
+            **{"strategy": "ef-vfl", "initial-surrogates": "embeddings"},
+            **compressed,
+        },
+    }
+    return {name: Job(PARTIES, {**common, **keys}) for name, keys in of.items()}
 
 
 def local_steps(data: Data) -> dict[str, Job]:
@@ -110,6 +131,19 @@ ROWS = {
         private_labels,
         {**ACCURACY, "training loss": last("train_loss"), **MEGABYTES},
         (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
+    ),
+    "rivals": Row(
+        "MNIST: split learning, FedBCD, CVFL and EF-VFL with private labels, accuracy by bytes",
+        rivals,
+        {
+            **ACCURACY,
+            "within 50 MB": within("test_accuracy", "megabytes", 50, PERCENT),
+            "MB to 85 %": until("test_accuracy", 0.85, "megabytes"),
+            **MEGABYTES,
+        },
+        (BY_BYTES,),
+        seeds=3,
+        tuning=3,
     ),
     "ef-vfl-fig6-cifar": Row(
         "CIFAR-10: several local steps",
