@@ -91,6 +91,15 @@ def test_a_run_trains_and_reports_on_such_a_folder(tmp_path: Path) -> None:
     assert 0 <= train(keys, parties=3).summary["test_accuracy"] <= 1
 
 
+def test_columns_of_one_name_are_all_read(tmp_path: Path) -> None:
+    place = vertibench(tmp_path)
+    for path in tmp_path.rglob("*party1-*.csv"):
+        header, _, rows = path.read_text().partition("\n")
+        names = ["x" if name.startswith("x") else name for name in header.split(",")]
+        path.write_text(",".join(names) + "\n" + rows)
+    assert load_features(config_of(place), 1, 3).train.shape[1] == WIDTHS[1]
+
+
 def test_a_folder_without_test_files_is_split_at_random(tmp_path: Path) -> None:
     config = config_of(vertibench(tmp_path, test=0))
     labels, blocks = load_labels(config), [load_features(config, party, 3) for party in range(3)]

@@ -14,7 +14,13 @@ from benchmarks.papers.results import Results, digest
 from benchmarks.papers.rows import ACCURACY, Data, History, Job, Row, last
 from benchmarks.papers.tuning import FACTORS
 
-DATA = Data("npz:a/mnist.npz", "npz:a/credit.npz", "hf:a/cifar", "breast-cancer")
+DATA = Data(
+    mnist="npz:a/mnist.npz",
+    credit="npz:a/credit.npz",
+    credit_one_hot="npz:a/credit-one-hot.npz",
+    cifar="hf:a/cifar",
+    table="breast-cancer",
+)
 JOB = Job(2, {"dataset": "npz:a/mnist.npz", "party-lr": 0.1, "server-lr": 0.02, "epochs": 3})
 LIKE = Job(2, {**JOB.keys, "privacy": "labels"}, like="first")
 ROW = Row("two runs", lambda data: {"first": JOB, "second": LIKE}, ACCURACY, seeds=2, tuned=True)

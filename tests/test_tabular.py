@@ -106,6 +106,7 @@ def test_each_member_scales_the_shared_layer_by_its_factors() -> None:
         ({}, (4, 4), False),
         ({"bottom-model": "mlp"}, (10,), False),
         ({"strategy": "cascaded"}, (10,), False),
+        ({"server-update": "zeroth-order"}, (10,), False),
         ({"strategy": "dpzv"}, (10,), False),
         ({"strategy": "cascaded", "bottom-model": "tabular"}, (10,), True),
     ],
@@ -116,6 +117,19 @@ def test_auto_is_tabular_for_tables_and_gradients(
 ) -> None:
     model = build_bottom(resolve(keys), 0, torch.zeros(shape), 4)
     assert any(isinstance(each, PiecewiseLinear) for each in model.modules()) == tabular
+
+
+def test_many_rows_without_gradients_are_embedded_in_parts() -> None:
+    model = build_bottom(config_of(bottom_model="tabular"), 0, torch.zeros(30), 4)
+    numbers = 8 * (30 * 33 + 64)
+    assert model.rows_at_once == 2**22 // numbers < 1200
+    x, sizes = torch.randn(1200, 30), []
+    learn_bins(model, x.numpy())
+    model.layers[0].register_forward_hook(lambda _, given, made: sizes.append(len(made)))
+    whole = model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), whole)
+    assert sizes[0] == 1200 and max(sizes[1:]) == model.rows_at_once and sum(sizes[1:]) == 1200
 
 
 @pytest.mark.parametrize("strategy", ["split-nn", "cascaded"])

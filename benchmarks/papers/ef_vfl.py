@@ -142,8 +142,7 @@ ROWS = {
             **MEGABYTES,
         },
         (BY_BYTES,),
-        seeds=3,
-        tuning=3,
+        tuned=True,
     ),
     "ef-vfl-fig6-cifar": Row(
         "CIFAR-10: several local steps",

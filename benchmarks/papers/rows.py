@@ -21,6 +21,7 @@ class Data:
 
     mnist: str
     credit: str
+    credit_one_hot: str
     cifar: str
     table: str
 

@@ -212,19 +212,22 @@ class _PartyCsv:
         return not self._named or "y" in self._columns
 
     def features(self) -> Array:
-        names = [each for each in self._columns if each not in ("id", "y")]
+        places = [at for at, name in enumerate(self._columns) if name not in ("id", "y")]
         # VertiBench stores single precision, and its satellite images have 324,532 columns.
-        return self._of(names if self._named else names[:-1], np.float32)
+        return self._at(places if self._named else places[:-1], np.float32)
 
     def labels(self) -> Array:
-        return self._of(["y"] if self._named else self._columns[-1:], np.float64)[:, 0]
+        at = self._columns.index("y") if self._named else len(self._columns) - 1
+        return self._at([at], np.float64)[:, 0]
 
     def ids(self) -> Array | None:
-        return self._of(["id"], np.float64)[:, 0] if "id" in self._columns else None
+        known = "id" in self._columns
+        return self._at([self._columns.index("id")], np.float64)[:, 0] if known else None
 
-    def _of(self, columns: list[Any], kind: type) -> Array:
+    def _at(self, places: list[int], kind: type) -> Array:
+        """Read columns by their places, since names may repeat."""
         header = 0 if self._named else None
-        return self._read(header=header, usecols=columns, dtype=kind)
+        return self._read(header=header, usecols=places, dtype=kind)
 
     def _read(self, **how: Any) -> Array:
         return _numbers(self._data, self._path, ",", **how)

@@ -56,6 +56,10 @@ class BottomModel(nn.Module):
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
         """Return float32 embeddings [R, E] of R rows, whatever the precision."""
+        if isinstance(x, Tensor) and perturb is None and not torch.is_grad_enabled():
+            parts = x.split(self.rows_at_once)
+            if len(parts) > 1:
+                return torch.cat([self(part) for part in parts])
         with autocast(self, self.precision):
             for depth, (layer, activation) in enumerate(
                 zip(self.layers, self.activations, strict=True)
@@ -63,6 +67,11 @@ class BottomModel(nn.Module):
                 z = layer(x)
                 x = activation(z if perturb is None else perturb(depth, in_float32(z)))
         return in_float32(cast(Tensor, x))
+
+    @cached_property
+    def rows_at_once(self) -> int:
+        """Return the number of rows to embed at once without gradients, to bound the memory."""
+        return min((getattr(each, "rows_at_once", 2**31) for each in self.layers), default=2**31)
 
     @cached_property
     def stackable(self) -> bool:

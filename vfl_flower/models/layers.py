@@ -48,15 +48,10 @@ def tabular(shape: Shape, size: int, models: ModelConfig) -> Layers:
     weights, as in TabM (Gorishniy et al., 2025).
     """
     features, hidden, bias = _flat(shape), models.bottom_hidden, models.bottom_bias
-    return [
-        (
-            nn.Sequential(
-                nn.Flatten(), PiecewiseLinear(features), _Members(features, hidden, bias)
-            ),
-            "relu",
-        ),
-        (_MeanOfMembers(hidden, size, bias), ""),
-    ]
+    first = nn.Sequential(nn.Flatten(), PiecewiseLinear(features), _Members(features, hidden, bias))
+    numbers = _MEMBERS * (features * (1 + _BINS) + hidden)  # of a row, inside the model
+    setattr(first, "rows_at_once", max(1, _AT_ONCE // numbers))  # noqa: B010  (as in `black_box`)
+    return [(first, "relu"), (_MeanOfMembers(hidden, size, bias), "")]
 
 
 def automatic(shape: Shape, size: int, models: ModelConfig) -> Layers:
@@ -121,6 +116,7 @@ def _flat(shape: Shape) -> int:
 
 _BINS = 32  # of each number; a number with fewer values fills fewer
 _MEMBERS = 8
+_AT_ONCE = 2**22  # numbers inside a tabular model: 16 MB
 _WIDEST = 128  # numbers in a row that `automatic` encodes
 
 

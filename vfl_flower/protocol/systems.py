@@ -218,7 +218,8 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     the same effect.
     """
     chosen: dict[str, Any] = {}
-    if values.get("estimator", "first-order") != "first-order":
+    by_differences = values.get("server-update") == "zeroth-order"  # of own columns' model
+    if by_differences or values.get("estimator", "first-order") != "first-order":
         chosen["bottom-model"] = "mlp"  # differences estimate fewer parameters better
     free = not values.keys() & _OF_STEPS
     if values.get("presence", 1.0) < 1 or values.get("align") == "any":
