@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from benchmarks.papers import page, tuning
+from benchmarks.papers import label_privacy, page, tuning
 from benchmarks.papers.__main__ import ROWS, Runs
+from benchmarks.papers.draw import through_ends
 from benchmarks.papers.results import Results, digest
 from benchmarks.papers.rows import ACCURACY, Data, History, Job, Row, last
 from benchmarks.papers.tuning import FACTORS
+from vfl_flower.protocol.systems import resolve
 
 DATA = Data(
     mnist="npz:a/mnist.npz",
@@ -20,6 +22,7 @@ DATA = Data(
     credit_one_hot="npz:a/credit-one-hot.npz",
     cifar="hf:a/cifar",
     table="breast-cancer",
+    part="npz:a/mnist-10000.npz",
 )
 JOB = Job(2, {"dataset": "npz:a/mnist.npz", "party-lr": 0.1, "server-lr": 0.02, "epochs": 3})
 LIKE = Job(2, {**JOB.keys, "privacy": "labels"}, like="first")
@@ -56,7 +59,7 @@ def test_the_best_trial_gives_the_rates_also_to_a_run_like_it(
     monkeypatch.setitem(ROWS, "row", ROW)
     asked = []
 
-    def of(parties: int, keys: dict[str, object], training: str) -> History:
+    def of(parties: int, keys: dict[str, object], training: str, run_of: None) -> History:
         asked.append(keys)
         return run(0.9 if (keys["party-lr"], keys["server-lr"]) == (0.3, 0.00667) else 0.1)
 
@@ -112,9 +115,10 @@ def test_a_cell_has_the_95_percent_interval_of_the_mean() -> None:
     assert page.figure(last("test_accuracy"), []) == ("not run", {})
 
 
-def test_the_page_is_what_its_template_and_the_kept_runs_give() -> None:
+@pytest.mark.parametrize("template", page.PAGES, ids=lambda path: path.stem)
+def test_a_page_is_what_its_template_and_the_kept_runs_give(template: Path) -> None:
     """So no figure on it is typed by hand where the template has none."""
-    text = page.TEMPLATE.read_text()
+    text = template.read_text()
     named = set(re.findall(r"\{\{([\w-]+)", text))
     kept = {}
     for name in named:
@@ -122,4 +126,62 @@ def test_the_page_is_what_its_template_and_the_kept_runs_give() -> None:
         runs.tune(missing=False)
         kept[name] = runs.histories(ROWS[name].seeds, missing=False)
         assert all(len(each) == ROWS[name].seeds for each in kept[name].values()), name
-    assert page.PAGE.read_text() == page.render(text, ROWS, kept)
+    assert page.PAGES[template].read_text() == page.render(text, ROWS, kept)
+
+
+def test_a_curve_goes_through_the_ends_of_jobs_and_leaves_out_those_without_the_figure() -> None:
+    def ended(epsilon: float | None, *accuracies: float) -> list[History]:
+        early: dict[str, float | None] = {"epsilon": 9.0, "test_accuracy": 0.0}
+        return [[early, {"epsilon": epsilon, "test_accuracy": each}] for each in accuracies]
+
+    histories = {
+        "none | labels | epsilon 1": ended(1.0, 0.5, 0.75),
+        "none | labels | epsilon 2": ended(2.0, 0.625, 0.875),
+        "none | labels | no noise": ended(None, 1.0, 1.0),
+        "none | scalars | epsilon 1": ended(1.0, 0.25, 0.25),
+    }
+    made = through_ends(histories, "epsilon")
+    assert list(made) == ["none | labels", "none | scalars"]
+    points = [[(e["epsilon"], e["test_accuracy"]) for e in each] for each in made["none | labels"]]
+    assert points == [[(1.0, 0.5), (2.0, 0.625)], [(1.0, 0.75), (2.0, 0.875)]]
+
+
+def test_the_difference_of_two_runs_is_over_pairs_of_seeds() -> None:
+    one, other = ([run(each) for each in of] for of in ((0.75, 0.875, 1.0), (0.5, 0.75, 0.75)))
+    points = [25.0, 12.5, 25.0]
+    half = stats.t.interval(0.95, 2, 0, stats.sem(points))[1]
+    assert label_privacy.difference(one, other) == f"+20.8 ± {half:.1f}"
+    assert label_privacy.difference(other, one) == f"-20.8 ± {half:.1f}"
+
+
+def test_our_runs_on_privacy_draw_noise_from_a_secret_so_that_an_epsilon_holds() -> None:
+    jobs = label_privacy.runs(DATA)
+    without = {name for name in jobs if name.endswith("no noise")}
+    assert len(without) == 8 and len(jobs) - len(without) == 4 * 12
+    for job in jobs.values():
+        keys = label_privacy.without_noise_seed({**job.keys, "noise-seed": 0, "seed": 1})
+        assert keys["seed"] == 1 and resolve(keys).privacy.noise_seed == -1
+        assert resolve(keys).privacy.calibration == "known"
+
+
+def test_the_page_on_label_privacy_has_the_words_of_a_refusal() -> None:
+    lines = label_privacy.refused({})
+    assert len(lines) == 2 + 4
+    assert all("'first-order' does not answer by scalars" in line for line in lines[2:])
+
+
+def test_the_verdict_on_label_privacy_is_what_the_kept_runs_say() -> None:
+    name = "label-privacy"
+    kept = Runs(name, DATA, "", {}, Results(page.KEPT, name, page.KEPT)).histories(3, missing=False)
+    fewer: dict[str, set[bool]] = {}
+    for (pair, epsilon), (labels, scalars) in label_privacy.pairs(kept).items():
+        gained = label_privacy.points(labels, scalars)
+        decided = sum(gained) / 3 > page.half_interval(gained)
+        assert sum(gained) > 0 and decided == (epsilon >= 1), (pair, epsilon)
+        ours, theirs = (label_privacy.megabytes([each]) for each in (labels, scalars))
+        assert max(ours) < min(theirs) or min(ours) > max(theirs)
+        fewer.setdefault(pair, set()).add(max(ours) < min(theirs))
+    assert fewer.pop("top-k, asynchronous") == {False}
+    assert list(fewer.values()) == [{True}] * 3
+    (half,) = (line for line in label_privacy.extremes(kept) if line.startswith("| 0.5 "))
+    assert "| -" in half

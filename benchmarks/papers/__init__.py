@@ -1,4 +1,5 @@
-"""The papers' tables and figures, one command each: `python -m benchmarks.papers ROW`.
+"""The papers' tables and figures and our own, one command each: `python -m benchmarks.papers ROW`.
 
-A row of docs/reference/papers.md is a list of run configurations (`rows.Row`).
+A row is a list of run configurations (`rows.Row`). Its figures are in docs/reference/papers.md, or
+on a page in docs/results.
 """

@@ -1,9 +1,11 @@
-"""Run a row of docs/reference/papers.md: its table, its pictures, and its figures in JSON.
+"""Run a row of a page of results: its table, its pictures, and its figures in JSON.
+
+The pages are docs/reference/papers.md, for the papers, and those in docs/results, which are ours.
 
 Without a row, all are listed. A row's learning rates are tuned first, on validation rows, with as
 many trials for each of its systems. With --resume, runs are kept in a folder, and those that are
-there already are not run again. `all` runs what is missing of all rows, and writes the page and its
-pictures. `page` writes them from what is kept.
+there already are not run again. `all` runs what is missing of all rows, and writes the pages and
+their pictures. `page` writes them from what is kept.
 """
 
 from __future__ import annotations
@@ -27,20 +29,31 @@ from tqdm.auto import tqdm
 
 from benchmarks.common import parser, quiet_run, report, trained
 from benchmarks.images import cifar_of
-from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, laser, page, tuning, vafl
+from benchmarks.papers import (
+    asyrevel,
+    cascaded,
+    dpzv,
+    ef_vfl,
+    label_privacy,
+    laser,
+    page,
+    tuning,
+    vafl,
+)
 from benchmarks.papers.draw import draw
 from benchmarks.papers.results import Results
-from benchmarks.papers.rows import Data, History, Job, Row
+from benchmarks.papers.rows import Data, Histories, History, Job, Row, Run
 from benchmarks.papers.training import Training
 from vfl_flower.config.errors import DivergedError, PartyError
 
 ROWS: dict[str, Row] = {
     name: row
-    for paper in (vafl, asyrevel, cascaded, ef_vfl, dpzv, laser)
+    for paper in (vafl, asyrevel, cascaded, ef_vfl, dpzv, laser, label_privacy)
     for name, row in paper.ROWS.items()
 }
 QUICK: dict[str, Any] = {"epochs": 1, "eval-every": 0.5, "checkpoint-every": 0}
 FEW = 240  # rows of each data set
+PART = 10_000  # training rows of MNIST in `Data.part`
 Wanted = Mapping[tuple[str, int], tuple[Job, Mapping[str, Any]]]
 """Runs by name and seed: each with its job and its keys."""
 
@@ -73,6 +86,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     made.add_argument("--seeds", type=int, help="instead of the row's own number")
     made.add_argument("--epochs", type=int, help="instead of each run's own")
+    made.add_argument("--processes", type=int, help="runs at a time (default: one for each core)")
     made.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this in it")
     made.add_argument(
         "--picture", type=Path, nargs="+", metavar="PNG", help="where its curves are drawn"
@@ -96,6 +110,7 @@ def data_of(options: argparse.Namespace) -> Iterator[Data]:
                 part_of(Path(each), few, Path(folder, f"{number}.npz"))
                 for number, each in enumerate((mnist, credit))
             )
+        part = part_of(Path(mnist), few or PART, Path(folder, f"mnist-{PART}.npz"))
         encoded = one_hot(Path(credit), Path(folder, "credit-one-hot.npz"))
         yield Data(
             mnist=f"npz:{mnist}",
@@ -103,6 +118,7 @@ def data_of(options: argparse.Namespace) -> Iterator[Data]:
             credit_one_hot=f"npz:{encoded}",
             cifar=f"hf:{cifar}",
             table=options.table,
+            part=f"npz:{part}",
         )
 
 
@@ -136,10 +152,12 @@ def one_hot(place: Path, to: Path) -> Path:
     return to
 
 
-def history_of(parties: int, keys: Mapping[str, Any], training: str) -> History:
+def history_of(parties: int, keys: Mapping[str, Any], training: str, run: Run | None) -> History:
     """The entries of a run, with the number of its parties; none if it diverges."""
     torch.set_num_threads(1)  # several runs at a time use the cores better
     try:
+        if run:
+            return run(parties, keys)
         if training:
             callback = partial(Training, gradient=training == "gradient")
             strategy, _, _ = trained(parties, keys, callback)
@@ -159,11 +177,19 @@ class Runs:
     ----------
     only : runs whose name has this in it.
     more : keys that replace a run's own.
+    processes : number of runs at a time; None is one for each core.
     """
 
     def __init__(
-        self, name: str, data: Data, only: str, more: Mapping[str, Any], kept: Results
+        self,
+        name: str,
+        data: Data,
+        only: str,
+        more: Mapping[str, Any],
+        kept: Results,
+        processes: int | None = None,
     ) -> None:
+        self._processes = processes or os.cpu_count() or 1
         self.name, self.row, self.more, self.kept = name, ROWS[name], more, kept
         self._jobs = self.row.jobs(data)
         self.names = [each for each in self._jobs if only in each]
@@ -191,7 +217,7 @@ class Runs:
             if trials and None not in trials:
                 self._trial[name] = tuning.best([each or [] for each in trials])
 
-    def histories(self, seeds: int, missing: bool = True) -> page.Histories:
+    def histories(self, seeds: int, missing: bool = True) -> Histories:
         """Return the histories of all jobs, by seed.
 
         Parameters
@@ -220,9 +246,9 @@ class Runs:
         found = self._kept(wanted)
         missing = [key for key in wanted if key not in found]
         if missing:
-            with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
+            with ProcessPoolExecutor(self._processes) as pool:
                 running = {
-                    pool.submit(history_of, job.parties, keys, self.row.training): key
+                    pool.submit(history_of, job.parties, keys, self.row.training, self.row.run): key
                     for key, (job, keys) in wanted.items()
                     if key in missing
                 }
@@ -248,14 +274,15 @@ def main() -> None:
     more |= {"epochs": options.epochs} if options.epochs else {}
     whole = options.row in ("all", "page")
     figures: dict[str, Any] = {}
-    kept: dict[str, page.Histories] = {}
+    kept: dict[str, Histories] = {}
     with data_of(options) as data, tempfile.TemporaryDirectory() as thrown_away:
         folder = options.resume or (page.KEPT if whole else Path(thrown_away))
         for name in ROWS if whole else [options.row]:
             row, missing = ROWS[name], options.row != "page"
             seeds = 1 if options.quick else options.seeds or row.seeds
             # Rates for the page are those that were tuned for it.
-            runs = Runs(name, data, options.only, more, Results(folder, name, page.KEPT))
+            results = Results(folder, name, page.KEPT)
+            runs = Runs(name, data, options.only, more, results, options.processes)
             runs.tune(missing=missing and not options.quick)
             histories = runs.histories(seeds, missing)
             print("\n".join(page.table(row, histories)), flush=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.rows import History, Picture, value
+from benchmarks.papers.rows import Histories, History, Picture, value
 from vfl_flower.label_holder.charts import COLOURS, Line, chart, look
 
 
-def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Path) -> None:
+def draw(histories: Histories, picture: Picture, path: Path) -> None:
     """Write a PNG of at most three panels side by side, with a line for each job."""
     from matplotlib.figure import Figure
 
+    histories = through_ends(histories, picture.x) if picture.ends else histories
     panels: dict[str, dict[str, Sequence[History]]] = {}
     for name, each in histories.items():
         panel, _, line = name.rpartition(" | ")
@@ -53,3 +54,20 @@ def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Pat
         frameon=False,
     )
     figure.savefig(path, dpi=100)
+
+
+def through_ends(histories: Histories, x: str) -> Histories:
+    """Return one history for all jobs with one name before the last bar: the end of each.
+
+    Parameters
+    ----------
+    x : jobs without this figure are left out.
+    """
+    made: dict[str, list[list[Any]]] = {}
+    for name, each in histories.items():
+        ends = [history[-1] for history in each]
+        if all(end.get(x) is not None for end in ends):
+            lines = made.setdefault(name.rpartition(" | ")[0], [[] for _ in ends])
+            for line, end in zip(lines, ends, strict=True):
+                line.append(end)
+    return made

@@ -1,7 +1,7 @@
-"""Writes docs/reference/papers.md from its template and the kept runs.
+"""Write the pages of results, each from its template and the kept runs.
 
-The template `page.template` has the text. A line ``{{ROW}}`` stands for a row's table, and
-``{{ROW; RUN; COLUMN}}`` for one mean.
+A template has the text. A line ``{{ROW}}`` stands for a row's table, ``{{ROW; TABLE}}`` for another
+table of it, and ``{{ROW; RUN; COLUMN}}`` for one mean.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from benchmarks.papers.rows import HERE, Column, History, Row
+from benchmarks.papers.rows import HERE, Column, Histories, History, Row
 
-TEMPLATE = HERE / "page.template"
-PAGE = HERE.parent.parent / "docs" / "reference" / "papers.md"
-PICTURES = HERE.parent.parent / "docs" / "papers"
+DOCS = HERE.parent.parent / "docs"
+PAGES = {
+    HERE / "page.template": DOCS / "reference" / "papers.md",
+    HERE / "label_privacy.template": DOCS / "results" / "label-privacy.md",
+}
+"""The page of each template."""
+PICTURES = DOCS / "papers"
 KEPT = HERE / "results"
-"""The runs that the page is made of."""
-
-Histories = Mapping[str, Sequence[History]]
-"""The histories of a row's runs, by seed."""
+"""The runs that the pages are made of."""
 
 
 def render(template: str, rows: Mapping[str, Row], of: Mapping[str, Histories]) -> str:
-    """Return the page.
+    """Return a page.
 
     Parameters
     ----------
@@ -39,6 +40,8 @@ def render(template: str, rows: Mapping[str, Row], of: Mapping[str, Histories]) 
         name, *place = (part.strip() for part in match[1].split(";"))
         if not place:
             return "\n".join(table(rows[name], of[name]))
+        if len(place) == 1:
+            return "\n".join(rows[name].tables[place[0]](of[name]))
         run, column = place
         text, _ = figure(rows[name].columns[column], of[name][run])
         return text.partition(" ± ")[0]
@@ -47,9 +50,9 @@ def render(template: str, rows: Mapping[str, Row], of: Mapping[str, Histories]) 
 
 
 def picture(name: str) -> list[Path]:
-    """Return where a row's picture is, if the page shows it beside the row's kept runs."""
-    text = TEMPLATE.read_text()
-    shown = f"{{{{{name}}}}}" in text and f"](../papers/{name}.png)" in text
+    """Return where a row's picture is, if a page shows it beside the row's kept runs."""
+    texts = [template.read_text() for template in PAGES]
+    shown = any(f"{{{{{name}}}}}" in text and f"](../papers/{name}.png)" in text for text in texts)
     return [PICTURES / f"{name}.png"] if shown else []
 
 
@@ -62,13 +65,20 @@ def table(row: Row, histories: Histories) -> list[str]:
 
 def line(name: str, row: Row, histories: Sequence[History]) -> str:
     """Return the line of a run in the table of its row."""
-    cells = [figure(of, histories)[0] for of in row.columns.values()]
+    cells = [figure(of, histories, row.missing)[0] for of in row.columns.values()]
     theirs = [row.theirs.get(name, "")] if row.theirs else []
     return f"| {' | '.join([name.replace(' | ', ', '), *theirs, *cells, str(len(histories))])} |"
 
 
-def figure(column: Column, histories: Sequence[History]) -> tuple[str, dict[str, Any]]:
-    """Return a cell, "mean ± half of the 95 % interval of the mean", and its figures."""
+def figure(
+    column: Column, histories: Sequence[History], missing: str = "not reached"
+) -> tuple[str, dict[str, Any]]:
+    """Return a cell, "mean ± half of the 95 % interval of the mean", and its figures.
+
+    Parameters
+    ----------
+    missing : the cell if no history has the figure.
+    """
     if not histories:
         return "not run", {}
     if not all(histories):
@@ -76,15 +86,19 @@ def figure(column: Column, histories: Sequence[History]) -> tuple[str, dict[str,
     found = [column(history) for history in histories]
     have = [each for each in found if each is not None]
     if not have:
-        return "not reached", {"by_seed": found}
+        return missing, {"by_seed": found}
     text = _rounded(mean(have), 4)
     if len(have) > 1:
-        half = float(student.ppf(0.975, len(have) - 1)) * stdev(have) / sqrt(len(have))
-        text += f" ± {_rounded(half, 2)}"
+        text += f" ± {_rounded(half_interval(have), 2)}"
     if len(have) < len(found):
         text += f" ({len(have)} of {len(found)})"
     by_seed = [None if each is None else float(f"{each:.6g}") for each in found]
     return text, {"mean": float(f"{mean(have):.6g}"), "by_seed": by_seed}
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the mean of at least two values, by Student's t."""
+    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
 
 
 def _rounded(number: float, digits: int) -> str:
@@ -92,5 +106,6 @@ def _rounded(number: float, digits: int) -> str:
 
 
 def write(rows: Mapping[str, Row], of: Mapping[str, Histories]) -> None:
-    """Write the page."""
-    PAGE.write_text(render(TEMPLATE.read_text(), rows, of))
+    """Write the pages."""
+    for template, made in PAGES.items():
+        made.write_text(render(template.read_text(), rows, of))

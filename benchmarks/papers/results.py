@@ -13,6 +13,7 @@ from benchmarks.papers.rows import History, Row
 
 _FIELDS = (
     *("epoch", "steps", "seconds", "virtual_seconds", "bytes_up", "bytes_down", "parties"),
+    *("cpu_seconds", "epsilon", "delta", "epsilon_shown", "trials"),
     *("train_loss", "train_accuracy", "gradient_norm", "test_loss", "test_accuracy"),
     *("validation_loss", "validation_accuracy"),
 )

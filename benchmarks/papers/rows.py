@@ -1,4 +1,4 @@
-"""A row of docs/reference/papers.md: configurations to run, and what to print and draw of them."""
+"""A row of a page of results: configurations to run, and what to print and draw of them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ HERE = Path(__file__).parent
 
 Keys = dict[str, Any]
 History = Sequence[Mapping[str, Any]]
+Histories = Mapping[str, Sequence[History]]
+"""The histories of a row's runs, by seed."""
 Column = Callable[[History], float | None]
 """A figure of a run, from its history; none where it was not reached."""
+Run = Callable[[int, Mapping[str, Any]], History]
+"""A function from a number of parties and keys to a history."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets, as key ``dataset`` names them."""
+    """Data sets, as key ``dataset`` names them.
+
+    part : MNIST with its first 10,000 training rows.
+    """
 
     mnist: str
     credit: str
     credit_one_hot: str
     cifar: str
     table: str
+    part: str
 
 
 @dataclass(frozen=True)
@@ -46,17 +54,20 @@ class Picture:
     """Curves: a panel for each of what stands before the bar in the jobs' names.
 
     x, y : names in history entries, "megabytes" being all bytes so far.
+    ends : whether a curve goes through the ends of several jobs. Their names differ after the last
+        bar only.
     """
 
     x: str
     y: str
     x_label: str
     y_label: str
+    ends: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """A table or figure of a paper, or several that the same runs give.
+    """A table or figure of a paper or of our own, or several that the same runs give.
 
     Parameters
     ----------
@@ -67,6 +78,9 @@ class Row:
     training : "accuracy" or "gradient": what entries say of the training rows too.
     seeds : unless the command says otherwise.
     tuned : whether learning rates are chosen on validation rows, by `tuning`.
+    missing : what a table prints of a figure that no run has.
+    tables : further tables for the page, by name, as lines of Markdown.
+    run : makes the history of a job from its parties and keys; None makes that of a run.
     """
 
     about: str
@@ -77,6 +91,9 @@ class Row:
     training: str = ""
     seeds: int = 5
     tuned: bool = False
+    missing: str = "not reached"
+    tables: Mapping[str, Callable[[Histories], list[str]]] = field(default_factory=dict)
+    run: Run | None = None
 
 
 def value(entry: Mapping[str, Any], name: str) -> float:
@@ -84,6 +101,11 @@ def value(entry: Mapping[str, Any], name: str) -> float:
     if name == "megabytes":
         return float(entry["bytes_up"] + entry["bytes_down"]) / 1e6
     return float(entry[name])
+
+
+def optional(name: str) -> Column:
+    """Return a figure at the end of a run; none if the run has no such figure."""
+    return lambda history: history[-1].get(name)
 
 
 def last(name: str, times: float = 1.0) -> Column:

@@ -26,6 +26,7 @@ GROUPS = (
     ("Tutorials", "tutorials"),
     ("How-to guides", "how-to"),
     ("Explanation", "explanation"),
+    ("Results", "results"),
     ("Reference", "reference"),
     ("Notebooks", "notebooks"),
 )

@@ -4,8 +4,9 @@ The noise protects the features of a record at one party, over all uploads of th
 protects them from the label holder, and from everybody who reads the label holder's messages. With
 shared labels the other parties read them too. A codec neither adds to the noise nor takes from it.
 
-The noise does not bound what the party's parameters, or the bins of a `tabular` model, learn from a record. Uploads of other rows can
-show some of that. Nor does the noise protect labels from the parties.
+The noise does not bound what the party's parameters learn from a record, nor the bins of a
+`tabular` model. Uploads of other rows can show some of that. Nor does the noise protect labels from
+the parties.
 """
 
 from __future__ import annotations
