@@ -20,7 +20,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
-from vfl_flower.models.bottoms import build_bottom, embedding_size
+from vfl_flower.models.bottoms import build_bottom, embedding_size, learn_bins
 from vfl_flower.models.rates import Rates
 from vfl_flower.models.tops import build_top
 from vfl_flower.protocol.sampling import sampling_of
@@ -40,6 +40,8 @@ def centralised(
     x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
     size = embedding_size(config, labels.outputs)
     bottoms = [build_bottom(config, m, x[m][0], size) for m in range(parties)]
+    for bottom, rows in zip(bottoms, x, strict=True):
+        learn_bins(bottom, rows.numpy())
     top = build_top(config, [size] * parties, labels.outputs)
     steps = -(-len(y) // config.training.batch_size)
     configs = [resolve({**keys, **each}) for each in own or [{}] * parties]

@@ -50,6 +50,7 @@ TOWERS = str(Path(__file__).with_name("towers.py"))
 KEYS: dict[str, Any] = {
     **{"strategy": "split-nn", "align": "any", "epochs": 3, "batch-size": 64, "noise-seed": 0},
     "combine": "concat",  # so that a new party begins without an effect
+    "bottom-model": "mlp",  # which systems of every kind can take over from each other
     **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "party-lr": 0.5, "server-lr": 0.5},
 }
 
