@@ -229,7 +229,7 @@ class Vertical(Strategy):
                 continue
             if together and record.evaluation > run.history.recorded:
                 continue
-            opening = {} if record.steps else run.holder.opening(record.party)
+            opening = {} if record.steps else run.holder.estimator.opening(run.holder, record.party)
             longest = window.next(record) if window.active else window.window
             epoch, first, steps = run.budget.window(record.steps, longest)
             if window.active:

@@ -229,19 +229,25 @@ def models_of(run: Finished, parties: int = 3) -> torch.Tensor:
     return torch.cat([torch.from_numpy(each).flatten() for each in arrays])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
-    optimizer: str, monkeypatch: pytest.MonkeyPatch, run: Start
-) -> None:
-    tops: list[torch.Tensor] = []
+@pytest.fixture
+def tops(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The top model after each answer."""
+    found: list[torch.Tensor] = []
     answer = LabelHolder.answer
 
     def answered(self: LabelHolder, arrivals: Any) -> Any:
         answers = answer(self, arrivals)
-        tops.append(flat(self.top).clone())
+        found.append(flat(self.top).clone())
         return answers
 
     monkeypatch.setattr(LabelHolder, "answer", answered)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
+    optimizer: str, tops: list[torch.Tensor], run: Start
+) -> None:
     keys = {**BCD_KEYS, "optimizer": optimizer}
     ours, theirs = run(3, {**keys, "estimator": BCD}), run(3, keys)
     half = len(tops) // 2
@@ -255,18 +261,9 @@ def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
 
 @pytest.mark.parametrize(("q", "decay"), [(5, 0.0), (2, 0.01)])
 def test_fedbcd_is_the_algorithm_of_the_paper_step_by_step(
-    q: int, decay: float, monkeypatch: pytest.MonkeyPatch, run: Start
+    q: int, decay: float, tops: list[torch.Tensor], run: Start
 ) -> None:
     """Compare with plain torch: block coordinate descent with stale rows, in one place."""
-    tops: list[torch.Tensor] = []
-    answer = LabelHolder.answer
-
-    def answered(self: LabelHolder, arrivals: Any) -> Any:
-        answers = answer(self, arrivals)
-        tops.append(flat(self.top).clone())
-        return answers
-
-    monkeypatch.setattr(LabelHolder, "answer", answered)
     keys = {**BCD_KEYS, "estimator": BCD, "local-steps": q, "weight-decay": decay}
     finished, one_step = run(3, keys), run(3, {**keys, "local-steps": 1})
     config = resolve(keys)

@@ -246,7 +246,7 @@ def test_nothing_runs_where_the_rows_of_a_divided_data_set_contradict_a_key(tmp_
 
 
 def test_masked_embeddings_are_linear_and_so_is_what_is_looked_at_without_masks() -> None:
-    keys = {"aggregation": "secure", "combine": "mean"}
+    keys = {"aggregation": "secure", "combine": "mean", "bottom-model": "mlp"}
     config = resolve(keys)
     assert config.models.embedding_activation == "none"
     assert config.with_values({"aggregation": "plain"}).models.embedding_activation == "none"

@@ -411,7 +411,7 @@ def test_labels_of_many_classes_take_two_bytes() -> None:
     config = sized(resolve(SHARED), MANY)
     labels = load_labels(config)
     holder = LabelHolder(config, replace(labels, train=labels.train + 300), {0: 8})
-    sent = holder.estimator.opening(holder)["labels"]
+    sent = holder.estimator.opening(holder, 0)["labels"]
     assert sent.dtype == np.uint16
     assert np.array_equal(sent, labels.train + 300)
 

@@ -300,7 +300,7 @@ class Exchange:
                 first=0,
                 steps=3,
                 coordinated=run.schedule.coordinated,
-                arrays=holder.estimator.opening(holder),
+                arrays=holder.estimator.opening(holder, 0),
             ),
             EvaluateOrder: EvaluateOrder(exchange=1),
             EmbedOrder: EmbedOrder(exchange=1, arrays={"ids": ids}),

@@ -53,7 +53,8 @@ ROWS = sum(LENGTHS)
 
 
 def config_of(**keys: Any) -> RunConfig:
-    keys = {"embedding_size": SIZE, "bottom_hidden": 4, "embedding_activation": "tanh", **keys}
+    keys = {"bottom_model": "mlp", "bottom_hidden": 4, "embedding_size": SIZE, **keys}
+    keys = {"embedding_activation": "tanh", **keys}
     return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 

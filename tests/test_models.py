@@ -23,7 +23,8 @@ from vfl_flower.protocol.systems import resolve, sized
 
 
 def config_of(**keys: Any) -> RunConfig:
-    if not has_gradient(keys.get("bottom_model", "mlp")):
+    keys = {"bottom_model": "mlp", **keys}
+    if not has_gradient(keys["bottom_model"]):
         keys["strategy"] = "cascaded"
     return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 

@@ -391,7 +391,10 @@ def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
         ({"model": 3}, "Party 1's model = 3 must be a text in quotes"),
         ({"embedding-size": "3"}, "Party 1's embedding-size = '3' must be a whole number"),
         ({"embedding-size": 0}, "must be at least 1"),
-        ({"model": "no-such"}, "Party 1's model = 'no-such' is not known: choose one of auto"),
+        (
+            {"model": "no-such"},
+            "Party 1's model = 'no-such' is not known: choose one of tabular-or-mlp",
+        ),
         ({"model": f"{TOWERS}:Nope"}, "Party 1's model = 'tests.towers:Nope' cannot be loaded"),
         ({"model": "nowhere.py:Nope"}, "Party 1's model = 'nowhere.py:Nope' cannot be loaded"),
         ({"model": f"{TOWERS}:TABLE"}, "cannot be loaded"),
@@ -466,7 +469,7 @@ def test_a_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path: Pa
     changed: list[tuple[dict[str, Any], str]] = [
         ({"model": f"{TOWERS}:plain", "model-args": "hidden=6"}, "tests.towers:plain"),
         ({"model": f"{TOWERS}:Half"}, "tests.towers:Half"),
-        ({}, "auto"),
+        ({}, "tabular-or-mlp"),
     ]
     before = sorted(whole.folder.iterdir())
     for words_now, said in changed:

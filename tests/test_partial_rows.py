@@ -88,7 +88,8 @@ MODELS: list[dict[str, Any]] = [
 def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
     model: dict[str, Any], own: int
 ) -> None:
-    config = resolve({"presence": 0.5, "embedding-size": 3, "server-lr": 0.0, **model})
+    keys = {"presence": 0.5, "bottom-model": "mlp", "embedding-size": 3, "server-lr": 0.0}
+    config = resolve({**keys, **model})
     top = aggregation_of(config).build_top(SIZES, OUTPUTS, own)
     h, labels = rows_of(own)
     junk = h.clone()

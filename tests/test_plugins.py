@@ -327,7 +327,9 @@ def test_an_aggregation_of_ones_own_trains_and_predicts(
 @pytest.mark.parametrize("own", [0, 2])
 def test_gradient_rows_of_a_users_aggregation_equal_autograd(own: int, tmp_path: Path) -> None:
     clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
-    aggregation = aggregation_of(resolve({"aggregation": clipped, "embedding-size": 3}))
+    aggregation = aggregation_of(
+        resolve({"aggregation": clipped, "bottom-model": "mlp", "embedding-size": 3})
+    )
     top = aggregation.build_top([3, 3, 3], 4, own)
     generator = torch.Generator().manual_seed(0)
     h = 3 * torch.randn(20, 9 + own, generator=generator)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower
 from tests.conftest import ALL_ROWS, Start
 from tests.test_models import config_of
+from vfl_flower import client_app
 from vfl_flower.data.at_party import load_features
 from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.models.layers import PiecewiseLinear
@@ -130,6 +132,33 @@ def test_many_rows_without_gradients_are_embedded_in_parts() -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(x), whole)
     assert sizes[0] == 1200 and max(sizes[1:]) == model.rows_at_once and sum(sizes[1:]) == 1200
+
+
+def test_a_model_without_learnt_bins_embeds_nothing() -> None:
+    """Else a forgotten `learn_bins` would train, as a worse model."""
+    model = build_bottom(config_of(bottom_model="tabular"), 0, torch.zeros(5), 4)
+    assert model(torch.ones(3, 5)).isnan().all()
+    learn_bins(model, np.zeros((0, 5), np.float32))  # a party without training rows
+    assert model(torch.ones(3, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize("keys", [{}, {"strategy": "ef-vfl", "labels": "shared"}], ids=str)
+def test_bins_stay_at_the_party(run: Start, keys: dict[str, Any]) -> None:
+    sent: list[bytes] = []
+    kept: list[bytes] = []
+
+    def listening(message: Message, context: Context) -> Message:
+        reply: Message = client_app.app(message, context)
+        for found, records in ((sent, reply.content), (kept, context.state)):
+            arrays = [each for record in records.array_records.values() for each in record.values()]
+            found.extend(each.data for each in arrays)
+        return reply
+
+    common = {"dataset": "breast-cancer", "bottom-model": "tabular", "checkpoint-every": 1}
+    ended = run(2, {**common, "epochs": 2, **keys}, listening)  # type: ignore[arg-type]
+    edges = [each.tobytes() for each in ended.parameters("party-0")[EDGES][:, :3]]
+    assert len(sent) > 20 and not any(each in data for each in edges for data in sent)
+    assert all(any(each in data for data in kept) for each in edges)  # the control
 
 
 @pytest.mark.parametrize("strategy", ["split-nn", "cascaded"])

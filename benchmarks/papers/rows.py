@@ -80,7 +80,7 @@ class Row:
     tuned : whether learning rates are chosen on validation rows, by `tuning`.
     missing : what a table prints of a figure that no run has.
     tables : further tables for the page, by name, as lines of Markdown.
-    run : makes the history of a job from its parties and keys; None makes that of a run.
+    run : computes the history of a job from its parties and keys. None trains the job's model.
     """
 
     about: str

@@ -12,8 +12,10 @@ differentiates the loss at the others' surrogates and its own exact embedding (E
 A mini-batch's upload is compressed when the batch is used, C = C2 o C1 of section 5. So the first
 upload of a row is C(H). A batch of all rows is the algorithm as printed. With
 ``initial-surrogates='embeddings'``, parties upload C(H(x_0)) of all rows before the first step, as
-in the input of both algorithms. CVFL compresses the
-embeddings themselves. The defaults keep labels private; the paper's experiments do not.
+in the input of both algorithms.
+
+CVFL compresses the embeddings themselves. The defaults keep labels private; the paper's experiments
+do not.
 
 The algorithm on one page: ``strategies/reference/ef_vfl.py``.
 """

@@ -244,11 +244,11 @@ BOTTOMS = Registry(
     "bottom-model",
     "bottoms",
     {
-        "auto": "vfl_flower.models.layers:automatic",
-        **{
-            name: f"vfl_flower.models.layers:{name}"
-            for name in ("linear", "mlp", "tabular", "cnn", "lstm", "binarised", "scorecard")
-        },
+        name: f"vfl_flower.models.layers:{name.replace('-', '_')}"
+        for name in (
+            *("tabular-or-mlp", "tabular", "mlp", "linear", "cnn", "lstm"),
+            *("binarised", "scorecard"),
+        )
     },
     of={"hf": "vfl_flower.models.pretrained:pretrained"},
 )

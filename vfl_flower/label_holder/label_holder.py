@@ -41,7 +41,6 @@ from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, take
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.estimators.shared_labels import for_others
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.sampling import sampling_of
@@ -114,7 +113,6 @@ class LabelHolder:
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # losses of the steps since the last evaluation
         self.frozen: Collection[int] = ()  # parties whose models do not train
-        # By party: what began its surrogates, for the other parties of a broadcast.
         self.first_uploads: dict[int, Arrays] = {}
 
     # --- uploads --------------------------------------------------------------------------------
@@ -152,16 +150,9 @@ class LabelHolder:
         held = self.config.uplink.surrogates  # decoding has written these columns already
         self.table.write(party, window, rows, (rows,), self.steps, held)
         if self.estimator.broadcasts:
-            self.first_uploads[party] = for_others(party, links.select(upload.arrays))
+            self.first_uploads[party] = links.select(upload.arrays)
 
     # --- answers --------------------------------------------------------------------------------
-
-    def opening(self, party: int) -> Arrays:
-        """Return the arrays to send with a party's first order."""
-        opening = dict(self.estimator.opening(self))
-        for other in self.first_uploads.keys() - {party}:
-            opening |= self.first_uploads[other]
-        return opening
 
     def answer(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
         """Answer the windows of one quorum, and step the top model.

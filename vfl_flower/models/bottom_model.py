@@ -56,10 +56,8 @@ class BottomModel(nn.Module):
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
         """Return float32 embeddings [R, E] of R rows, whatever the precision."""
-        if isinstance(x, Tensor) and perturb is None and not torch.is_grad_enabled():
-            parts = x.split(self.rows_at_once)
-            if len(parts) > 1:
-                return torch.cat([self(part) for part in parts])
+        if len(x) > self.rows_at_once and perturb is None and not torch.is_grad_enabled():
+            return torch.cat([self(part) for part in cast(Tensor, x).split(self.rows_at_once)])
         with autocast(self, self.precision):
             for depth, (layer, activation) in enumerate(
                 zip(self.layers, self.activations, strict=True)
@@ -70,7 +68,7 @@ class BottomModel(nn.Module):
 
     @cached_property
     def rows_at_once(self) -> int:
-        """Return the number of rows to embed at once without gradients, to bound the memory."""
+        """Return the most rows for one pass without gradients, by the memory inside the layers."""
         return min((getattr(each, "rows_at_once", 2**31) for each in self.layers), default=2**31)
 
     @cached_property

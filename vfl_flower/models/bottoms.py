@@ -114,8 +114,9 @@ def learn_bins(model: nn.Module, rows: Any) -> None:
     rows : training rows [N, ...], or a reader of them. At most 10,000 of them are read.
     """
     encoders = [each for each in model.modules() if isinstance(each, PiecewiseLinear)]
-    if encoders and len(rows):
-        places = np.linspace(0, len(rows) - 1, min(len(rows), _ROWS_FOR_BINS)).astype(np.int64)
+    if encoders:
+        most = min(len(rows), _ROWS_FOR_BINS)
+        places = np.linspace(0, len(rows) - 1, most).astype(np.int64)
         known = torch.from_numpy(np.asarray(rows[places]))
         for each in encoders:
             each.learn(known)

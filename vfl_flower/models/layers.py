@@ -44,17 +44,17 @@ def mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
 def tabular(shape: Shape, size: int, models: ModelConfig) -> Layers:
     """Return parallel members on piecewise-linear encodings of numbers, for tables.
 
-    The encoding is that of Gorishniy et al. (2022), section 3.2.1. The members share their large
+    Gorishniy et al. (2022), section 3.2.1, describe the encoding. The members share their large
     weights, as in TabM (Gorishniy et al., 2025).
     """
     features, hidden, bias = _flat(shape), models.bottom_hidden, models.bottom_bias
-    first = nn.Sequential(nn.Flatten(), PiecewiseLinear(features), _Members(features, hidden, bias))
-    numbers = _MEMBERS * (features * (1 + _BINS) + hidden)  # of a row, inside the model
-    setattr(first, "rows_at_once", max(1, _AT_ONCE // numbers))  # noqa: B010  (as in `black_box`)
-    return [(first, "relu"), (_MeanOfMembers(hidden, size, bias), "")]
+    return [
+        (_EncodedMembers(features, hidden, bias), "relu"),
+        (_MeanOfMembers(hidden, size, bias), ""),
+    ]
 
 
-def automatic(shape: Shape, size: int, models: ModelConfig) -> Layers:
+def tabular_or_mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
     """Return `tabular` for a row of a table that is not too wide, else `mlp`."""
     is_table = len(shape) == 1 and shape[0] <= _WIDEST
     return (tabular if is_table else mlp)(shape, size, models)
@@ -117,7 +117,7 @@ def _flat(shape: Shape) -> int:
 _BINS = 32  # of each number; a number with fewer values fills fewer
 _MEMBERS = 8
 _AT_ONCE = 2**22  # numbers inside a tabular model: 16 MB
-_WIDEST = 128  # numbers in a row that `automatic` encodes
+_WIDEST = 128  # numbers in a row that `tabular_or_mlp` encodes
 
 
 class PiecewiseLinear(nn.Module):
@@ -130,10 +130,15 @@ class PiecewiseLinear(nn.Module):
     def __init__(self, features: int) -> None:
         super().__init__()
         # A parameter without a gradient: checkpoints hold it, and nothing trains it.
-        self.edges = nn.Parameter(torch.zeros(features, _BINS + 1), requires_grad=False)
+        # NaN before `learn`, so that no model trains with bins that nothing has learnt.
+        edges = torch.full((features, _BINS + 1), torch.nan)
+        self.edges = nn.Parameter(edges, requires_grad=False)
 
     def learn(self, rows: Tensor) -> None:
-        """Take the edges of the bins from training rows [N, ...]."""
+        """Take the edges of the bins from training rows [N, ...]; without rows, bins stay empty."""
+        if not len(rows):
+            self.edges.data.zero_()
+            return
         shares = np.linspace(0.0, 1.0, _BINS + 1)
         quantiles = np.quantile(rows.flatten(1).numpy(), shares, axis=0).astype(np.float32)
         for edges, found in zip(self.edges, quantiles.T, strict=True):
@@ -173,6 +178,19 @@ class _Members(nn.Module):
         """Return hidden units before their activation, [R, members, hidden]."""
         z = functional.linear(x[:, None] * self.into, self.shared) * self.out_of
         return z if self.bias is None else z + self.bias
+
+
+class _EncodedMembers(nn.Sequential):
+    """Encode rows [R, F], and map them to the hidden units of each member.
+
+    rows_at_once : see `BottomModel.rows_at_once`.
+    """
+
+    def __init__(self, features: int, hidden: int, bias: bool) -> None:
+        encoder, members = PiecewiseLinear(features), _Members(features, hidden, bias)
+        super().__init__(nn.Flatten(), encoder, members)
+        numbers = _MEMBERS * (features * (1 + _BINS) + hidden)  # of a row, inside the layer
+        self.rows_at_once = max(1, _AT_ONCE // numbers)
 
 
 class _MeanOfMembers(nn.Module):

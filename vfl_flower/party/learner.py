@@ -145,6 +145,7 @@ class Learner:
         """
         places = np.arange(len(rows), dtype=np.int32) if ids is None else ids
         most = 256 if self.model.by_step else max(1, _AT_ONCE // self.inputs.columns)
+        most = min(most, self.model.rows_at_once)
         if is_large(self.model):
             most = self.config.training.batch_size
         starts = range(0, max(1, len(places)), most)

@@ -218,7 +218,8 @@ class Party:
         self._count(order)
         if self.seal:
             self.seal.refuse_alone()
-        ids = order.arrays.get("ids", self.inputs.ids)
+        ids = order.arrays.get("ids")
+        ids = self.inputs.ids if ids is None else ids
         if not self.inputs.check_ids(ids):
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):

@@ -13,15 +13,16 @@ class ModelConfig:
     """Bottom models, the top model, its loss and its metrics."""
 
     bottom: str = key(
-        "auto",
-        "Chooses the party's model, which maps features to an embedding. `auto` is `tabular` for "
-        "rows of at most 128 numbers at parties that learn from gradients. Else it is `mlp`. "
+        "tabular-or-mlp",
+        "Chooses the party's model, which maps features to an embedding. `tabular-or-mlp` is "
+        "`tabular` for rows of at most 128 numbers, else `mlp`. "
         "`tabular` encodes numbers by their quantiles, and averages 8 models with shared weights. "
         "`binarised` and `scorecard` have no gradient, so they need a zeroth-order system. "
         "FILE.py:NAME names your own torch module. On real nodes, each party names its own "
         "module.",
         example="bottom-model='linear'",
         basic=True,
+        auto="tabular-or-mlp for parties that learn from gradients. Else mlp.",
         name="bottom-model",
         registry=plugins.BOTTOMS,
         related=("model-args", "bottom-hidden", "embedding-size"),

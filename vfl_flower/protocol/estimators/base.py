@@ -73,6 +73,7 @@ class HolderEnd(Protocol):
     parties: int
     frozen: Collection[int]  # parties whose models do not learn, and which get no answer
     columns: dict[int, slice]  # by party: columns of its embeddings in the table
+    first_uploads: dict[int, Arrays]  # by party: what began its surrogates, for a broadcast
     uplinks: dict[int, Links]  # by party
     downlinks: dict[int, Links]  # by party
     noise: ScalarNoise | None
@@ -224,8 +225,8 @@ class Estimator(ABC):
 
     # --- the protocol ---------------------------------------------------------------------------
 
-    def opening(self, end: HolderEnd) -> Arrays:
-        """Return the arrays to send with a party's first order."""
+    def opening(self, end: HolderEnd, party: int) -> Arrays:
+        """Return the arrays to send with the first order of a party."""
         return {}
 
     @abstractmethod

@@ -117,15 +117,19 @@ class SharedLabels(FirstOrder):
 
     # --- the label holder -----------------------------------------------------------------------
 
-    def opening(self, end: HolderEnd) -> Arrays:
-        """Return the labels of the training rows, [N]."""
+    def opening(self, end: HolderEnd, party: int) -> Arrays:
+        """Return the labels of the training rows, [N], and what begins the other surrogates."""
         labels = end.labels.cpu().numpy()
-        return {"labels": labels.astype(np.min_scalar_type(labels.max()))}
+        opening: Arrays = {"labels": labels.astype(np.min_scalar_type(labels.max()))}
+        for other in end.first_uploads.keys() - {party}:
+            opening |= _for_others(other, end.first_uploads[other])
+        return opening
 
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
         """Answer with the top model before each step, [S, d_0]."""
+        end.first_uploads.clear()  # all parties have had their first orders
         h, labels = end.gather(joint.window)
         tops = self._steps(end, h, labels, joint)
         top = {"top": tops} if end.optimizer else {}
@@ -140,7 +144,7 @@ class SharedLabels(FirstOrder):
         """
         key, party = f"{self.config.training.seed}|down|{end.steps}", arrivals[0].party
         top = self.links_of_all(end).encode(answers[party], arrivals[0].window, key)
-        uploads = {each.party: for_others(each.party, each.arrays) for each in arrivals}
+        uploads = {each.party: _for_others(each.party, each.arrays) for each in arrivals}
         encoded: dict[int, Arrays] = {}
         for party in uploads:
             encoded[party] = dict(top)
@@ -253,6 +257,6 @@ def _block_of(party: int) -> str:
     return f"party-{party}/embedding"
 
 
-def for_others(party: int, arrays: Arrays) -> Arrays:
+def _for_others(party: int, arrays: Arrays) -> Arrays:
     """Return a party's upload with the names that messages to other parties use."""
     return {f"party-{party}/{name}": array for name, array in arrays.items()}

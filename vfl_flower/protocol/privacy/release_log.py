@@ -37,8 +37,9 @@ class ReleaseLog:
         if isinstance(order, TrainOrder):
             self._record(Event(TRAIN, party, order.epoch, order.first, order.steps))
         elif isinstance(order, EmbedOrder):
-            every = np.arange(self.accountant.rows, dtype=np.int32)
-            self._record(Event(EMBED, party, rows=order.arrays.get("ids", every)))
+            ids = order.arrays.get("ids")  # none: all rows
+            rows = np.arange(self.accountant.rows, dtype=np.int32) if ids is None else ids
+            self._record(Event(EMBED, party, rows=rows))
         elif isinstance(order, EvaluateOrder):
             self._record(Event(EVALUATE, party))
 
