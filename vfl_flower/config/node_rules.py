@@ -80,6 +80,12 @@ class Rules:
         "systems='ef-vfl,vafl'",
         basic=True,
     )
+    refuse: str = rule(
+        "",
+        "Names tasks that the party takes no part in, separated by commas: `explain`, "
+        "`information` or `drift`.",
+        "refuse='explain,drift'",
+    )
     min_embedding_noise: Amount = rule(
         0.0,
         "Requires noise on all embeddings that the party uploads. The value is the least "
@@ -172,7 +178,22 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
             _check_own_key(key, whose, "source" in values)
         elif key == "log-format" and value not in FORMATS:
             raise ConfigError(f"{whose} gives {key} = {value!r}. Use one of {', '.join(FORMATS)}.")
+    for name in refused_tasks(given.get("refuse", "")):
+        if name not in REFUSABLE:
+            raise ConfigError(
+                f"{whose} gives refuse = {given['refuse']!r}, and {name!r} is none of "
+                f"{', '.join(REFUSABLE)}. Correct it."
+            )
     return Rules(**given)
+
+
+REFUSABLE = ("explain", "information", "drift")
+"""Tasks that a party can refuse by its rule ``refuse``."""
+
+
+def refused_tasks(refuse: str) -> list[str]:
+    """Return the names in a rule ``refuse``."""
+    return [name.strip() for name in refuse.split(",") if name.strip()]
 
 
 _CHECKS = {  # None is the default of some rules, and no value

@@ -18,7 +18,7 @@ from flwr.app import Context
 
 from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.party import about, state, state_file
 from vfl_flower.party.own_model import own_config
@@ -184,6 +184,13 @@ def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules
     if of_its_own and not (one_owner and rules.noise_seed is None):
         _check_seed(context, config.privacy.noise_seed, rules.noise_seed)
     return rules
+
+
+def check_task(context: Context, task: str) -> None:
+    """Raise `ConfigError` if the party's rule ``refuse`` names this task."""
+    refuse = Rules.of(context.node_config).refuse
+    if task in refused_tasks(refuse):
+        raise refused(context, f"task {task!r}: its rule is refuse = {refuse!r}")
 
 
 def _check_arguments(context: Context, arguments: str) -> None:
