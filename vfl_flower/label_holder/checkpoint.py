@@ -67,6 +67,12 @@ class Checkpoint:
         entries = self.strategy["history"]["entries"]
         return float(entries[-1]["epoch"]) if entries else 0.0
 
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        """Return the calibration of the probabilities; None without one."""
+        found: dict[str, Any] | None = self.strategy["holder"].get("calibration")
+        return found
+
     def save(self, folder: Path) -> None:
         """Write the checkpoint into a results folder, and replace the last one.
 

@@ -91,7 +91,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= metrics.figures() if metrics else {}
-    frame = frame_of(rows.ids, rows.called, outputs, found)
+    frame = frame_of(rows.ids, rows.called, outputs, known, found)
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
         frame["parties"] = [each or "none" for each in used]

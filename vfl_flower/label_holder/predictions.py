@@ -16,6 +16,7 @@ from vfl_flower.config.files import locked, make_folder, told, whole, write_whol
 from vfl_flower.config.plugins import LOSSES, METRICS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.tables import is_missing
+from vfl_flower.label_holder.calibration import probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.metrics import Metrics, metrics
 
@@ -50,32 +51,38 @@ def predictions_file(config: RunConfig, new: bool = True) -> Path:
     return path
 
 
-def frame_of(ids: Array, called: str, outputs: Tensor, found: Checkpoint) -> Any:
+def frame_of(
+    ids: Array, called: str, outputs: Tensor, known: NDArray[np.bool_], found: Checkpoint
+) -> Any:
     """Return the data frame to write.
 
     Parameters
     ----------
     ids, called : ids of the rows, and the name of their column.
+    known : mask of the rows that some participant knows.
     """
     import pandas as pd
 
-    predicted = predicted_columns(outputs, found)
+    predicted = predicted_columns(outputs, found, known)
     called = "id" if called in (*predicted, "parties") else called
     return pd.DataFrame({called: ids, **predicted})
 
 
-def predicted_columns(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
-    """Return columns by name: the prediction, and the probability of each class."""
+def predicted_columns(
+    outputs: Tensor, found: Checkpoint, known: NDArray[np.bool_] | None = None
+) -> dict[str, Any]:
+    """Return columns by name: the prediction, and the probability of each class.
+
+    Parameters
+    ----------
+    known : as for `probabilities`.
+    """
     about, classes = found.about_labels, found.about_labels["classes"]
     if not classes:
         numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
         return {"prediction": numbers.numpy()}
-    if outputs.shape[1] == 1:
-        of_second = outputs[:, 0].double().sigmoid()
-        chances = torch.stack([1 - of_second, of_second], dim=1)
-    else:
-        chances = outputs.double().softmax(1)
-    predicted = np.array(classes)[chances.argmax(1).numpy()]
+    chances = probabilities(outputs, found.calibration, known)
+    predicted = np.array(classes)[chances.argmax(1)]
     of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
     return {"prediction": predicted, **of_classes}
 
