@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     metrics: Code | None
     epochs: int | None
     patience: float | None
+    calibrate: Literal["none", "platt", "isotonic"] | None
     batch_size: int | None
     party_lr: float | None
     server_lr: float | None

@@ -21,8 +21,54 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.checkpoint import Checkpoint
+
 Array = NDArray[np.float64]
 Calibration = Mapping[str, Any]
+
+LEAST = 10
+"""Least number of validation rows of each class."""
+
+
+def fit(method: str, outputs: Tensor, labels: Tensor, kept: float = 1.0) -> dict[str, Any]:
+    """Fit a calibration to labels, which may have noise.
+
+    Without noise, the fit equals scikit-learn's. Noise records class y with probability
+    s = q + (p - q) P(y). It keeps a label with probability p, and q = (1 - p) / (classes - 1).
+    Platt's method then maximises the likelihood of s. Isotonic regression fits the debiased labels
+    (t - q) / (p - q) by least squares, where t is 1 for rows of the class and 0 for others. It
+    clips the result to [0, 1].
+
+    Parameters
+    ----------
+    method : ``platt`` or ``isotonic``.
+    outputs : logits [R, C]. Two classes have one output, the logit of the second class.
+    labels : class indices [R].
+    kept : probability that a label is the true one. Otherwise it is any other, uniformly.
+    """
+    found, numbers = scores(outputs), labels.cpu().numpy()
+    first = 1 if len(found) == 1 else 0  # two classes: the second against the first
+    targets = [(numbers == first + number).astype(np.float64) for number in range(len(found))]
+    other = (1 - kept) / max(1, len(found) - 1)
+    if method == "platt":
+        lines = [
+            _line(score, target) if kept == 1 else _corrected_line(score, target, kept, other)
+            for score, target in zip(found, targets, strict=True)
+        ]
+        slopes, offsets = zip(*lines, strict=True)
+        return {"method": method, "slope": list(slopes), "offset": list(offsets)}
+    from sklearn.isotonic import IsotonicRegression  # lazy: parties import this module too
+
+    knots, chances = [], []
+    for score, target in zip(found, targets, strict=True):
+        fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+        fitted.fit(score, (target - other) / (kept - other))
+        knots.append(fitted.X_thresholds_.tolist())
+        chances.append(fitted.y_thresholds_.tolist())
+    return {"method": method, "scores": knots, "chances": chances}
 
 
 def probabilities(
@@ -74,6 +120,73 @@ def scores(outputs: Tensor) -> list[Array]:
         others = torch.cat([outputs[:, :number], outputs[:, number + 1 :]], 1)
         found.append((outputs[:, number] - others.logsumexp(1)).numpy())
     return found
+
+
+def check(config: RunConfig, labels: Labels, kept: float) -> None:
+    """Raise `ConfigError` if there are too few validation rows to calibrate by.
+
+    Parameters
+    ----------
+    labels : labels to learn from, with noise if the run adds some.
+    kept : probability that a label is the true one. Noise makes N rows worth (p - q)^2 N rows.
+    """
+    method, rows = config.training.calibrate, labels.validation
+    if method == "none":
+        return
+    classes = len(labels.classes)
+    gap = kept - (other := (1 - kept) / (classes - 1))
+    recorded = np.bincount(labels.test[:rows], minlength=classes)
+    least = int(max(0.0, gap * (recorded - other * rows).min()))
+    if least < LEAST:
+        noise = ", of which noise on labels leaves as much as" if kept < 1 else ", but one has"
+        raise ConfigError(
+            f"calibrate = {method!r} needs at least {LEAST} validation rows of each class"
+            f"{noise} {least}. Raise validation-fraction, use more rows, or leave calibrate out."
+        )
+
+
+def check_fitted(found: Checkpoint) -> None:
+    """Raise `ConfigError` if an interrupted run has not yet fitted its calibration."""
+    method = found.config.training.calibrate
+    if method != "none" and found.calibration is None:
+        raise ConfigError(
+            f"The run was interrupted before it fitted calibrate = {method!r}. Resume it first, by "
+            "the option resume."
+        )
+
+
+def _line(score: Array, target: Array) -> tuple[float, float]:
+    """Return slope and offset, exactly as scikit-learn's sigmoid calibration finds them."""
+    from sklearn.calibration import _SigmoidCalibration
+
+    fitted = _SigmoidCalibration().fit(score, target)
+    return -float(fitted.a_), -float(fitted.b_)
+
+
+def _corrected_line(score: Array, target: Array, kept: float, other: float) -> tuple[float, float]:
+    """Return the slope and offset of most likelihood, given the noise on the labels.
+
+    As in Platt (1999), a row's target is not 1 or 0, but (n + 1) / (n + 2) or 1 / (m + 2), for
+    n rows of the class and m others.
+    """
+    from scipy.optimize import minimize
+
+    rows, ones = len(target), target.sum()
+    smooth = np.where(target == 1, (ones + 1) / (ones + 2), 1 / (rows - ones + 2))
+    unit = max(1.0, float(np.abs(score).max()))
+
+    def loss(line: Array) -> tuple[float, Array]:
+        chance = torch.from_numpy(line[0] / unit * score + line[1]).sigmoid().numpy()
+        recorded = other + (kept - other) * chance
+        found = -np.mean(smooth * np.log(recorded) + (1 - smooth) * np.log1p(-recorded))
+        slope = (recorded - smooth) / (recorded * (1 - recorded))
+        slope *= (kept - other) * chance * (1 - chance) / rows
+        return float(found), np.array([slope @ score / unit, slope.sum()])
+
+    share = np.clip((ones / rows - other) / (kept - other), 1 / rows, 1 - 1 / rows)
+    start = np.array([unit, np.log(share / (1 - share))])
+    found = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-9})
+    return float(found.x[0] / unit), float(found.x[1])
 
 
 def _chances(calibration: Calibration, number: int, score: Array) -> Array:

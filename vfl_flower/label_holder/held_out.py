@@ -15,6 +15,7 @@ from vfl_flower.config.errors import SumError, VflError
 from vfl_flower.config.plugins import METRICS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder import calibration
 from vfl_flower.label_holder.metrics import (
     Metrics,
     by_subset,
@@ -78,6 +79,8 @@ class HeldOut:
         aggregation = aggregation_of(config)
         self.collection = aggregation.collection(len(columns))
         self.by_subsets = aggregation.any_subset
+        self.calibration: dict[str, Any] | None = None  # of the finished model
+        calibration.check(config, labels, self.label_noise.kept)
         self.best: Arrays = {}  # top model and embeddings at the best evaluation
 
     def receive(self, party: int, digest: str, upload: Upload) -> None:
@@ -115,6 +118,17 @@ class HeldOut:
         """Restore embeddings and top model (into ``top``) of the best evaluation."""
         self.table.load_state_dict(self.best)
         load_model(top, of_group("top", self.best))
+
+    @torch.no_grad()
+    def calibrate(self, top: TopModel, method: str) -> None:
+        """Fit the calibration of the probabilities to the validation rows.
+
+        A row's embeddings are those of the parties that have the row.
+        """
+        top.eval()
+        given = top(self.validation_rows), self.labels[: self.validation]
+        self.calibration = calibration.fit(method, *given, self.label_noise.kept)
+        top.train()
 
     @property
     def validation_rows(self) -> Tensor:

@@ -274,6 +274,12 @@ class LabelHolder:
         self.top.train()
         return Evaluated(train_loss, validation, test)
 
+    def calibrate(self) -> None:
+        """Fit the configured calibration to the model as it is."""
+        method = self.config.training.calibrate
+        if method != "none":
+            self.held_out.calibrate(self.top, method)
+
     # --- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], Arrays]:
@@ -288,6 +294,7 @@ class LabelHolder:
             "noises": self.noise.drawn if self.noise else 0,
             "sizes": [each.stop - each.start for each in self.columns.values()],
             "prior": self.prior,
+            "calibration": self.held_out.calibration,
             "frozen": sorted(self.frozen),
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])

@@ -25,6 +25,7 @@ from vfl_flower.config.files import locked
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictions import (
@@ -72,6 +73,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         raise ConfigError("There is no model to predict with. Set model to a run's results folder.")
     predictions_file(config)  # refuse before parties are asked
     found = checkpoint.load(config.model)
+    check_fitted(found)
     there = available_parties(config, found)
     rows = rows_to_predict(transport, config, given, found, run, there)
     predictor = Predictor(found, rows.own.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def reached(
 ) -> Metrics | None:
     """Return figures of the outputs on rows that some party has and that have labels.
 
+    After calibration, the accuracy is that of the predictions. Other figures are of the outputs.
+
     Parameters
     ----------
     labels : labels from the file, or from `load_labels`.
@@ -108,7 +111,11 @@ def reached(
     models = found.config.models
     own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
     given = outputs, torch.from_numpy(labels), about["deviation"]
-    return metrics(*given, own, METRICS.load(models.metrics))
+    figures = metrics(*given, own, METRICS.load(models.metrics))
+    if found.calibration is None:
+        return figures
+    right = probabilities(outputs, found.calibration).argmax(1) == labels
+    return replace(figures, accuracy=float(right.mean()))
 
 
 def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:

@@ -305,6 +305,7 @@ def _check_system(
     if system.baseline:
         mechanism.check_baseline()
     _check_growth(system, config, estimator, mechanism)
+    _check_calibration(config)
     check_gradient(config, "bottom-model")
 
 
@@ -332,6 +333,25 @@ def _check_growth(
         raise ConfigError(
             "freeze does not work with labels = 'shared', which sends the same answers to all "
             "parties. Leave one of them out."
+        )
+
+
+def _check_calibration(config: RunConfig) -> None:
+    """Raise `ConfigError` if there is nothing to calibrate, or no row to calibrate by."""
+    method, privacy = config.training.calibrate, config.privacy.mechanism
+    if method == "none":
+        return
+    if config.data.target == "regression":
+        raise ConfigError(
+            f"calibrate = {method!r} is for probabilities of classes, and target = 'regression' "
+            "has no classes. Leave calibrate out."
+        )
+    if config.data.validation_fraction == 0:
+        covers = mechanism_of(config).covers_validation
+        why = "validation-fraction = 0" if covers else f"privacy = {privacy!r}"
+        raise ConfigError(
+            f"calibrate = {method!r} needs validation rows, and with {why} there are none. Leave "
+            "one of them out."
         )
 
 

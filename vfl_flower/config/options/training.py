@@ -35,6 +35,15 @@ class TrainingConfig:
         least=0,
         related=("epochs", "validation-fraction"),
     )
+    calibrate: str = key(
+        "none",
+        "Chooses how class probabilities are calibrated after training, on the validation rows. "
+        "`platt` fits a sigmoid. `isotonic` fits a function that never falls, which needs more "
+        "rows.",
+        example="dataset='breast-cancer' calibrate='platt'",
+        choices=("none", "platt", "isotonic"),
+        related=("validation-fraction", "class-weights"),
+    )
     batch_size: int = key(
         32,
         "Sets the rows of a mini-batch. A size of at least all rows means full-batch training.",

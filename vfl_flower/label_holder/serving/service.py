@@ -21,6 +21,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
@@ -66,6 +67,7 @@ class Loaded:
     ) -> None:
         self.config = config
         self.found = found = checkpoint.load(config.model)
+        check_fitted(found)
         there = available_parties(config, found)
         dataset = given.get("dataset", found.config.data.dataset)
         kind, _, path = dataset.partition(":")
