@@ -105,6 +105,15 @@ def probabilities(
     return calibrated if known is None else np.where(known[:, None], calibrated, plain)
 
 
+def logits(chances: Array) -> Tensor:
+    """Return outputs [R, C] whose sigmoid or softmax gives these probabilities [R, classes].
+
+    Probabilities of 0 and 1 are moved by 1e-15, as finite outputs need it.
+    """
+    inside = torch.from_numpy(chances).clamp(1e-15, 1 - 1e-15)
+    return inside[:, 1:].logit() if chances.shape[1] == 2 else inside.log()
+
+
 def scores(outputs: Tensor) -> list[Array]:
     """Return what a calibration reads, for each class: float64 [R].
 

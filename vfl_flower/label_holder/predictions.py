@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from vfl_flower.config.files import locked, make_folder, told, whole, write_whol
 from vfl_flower.config.plugins import LOSSES, METRICS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.tables import is_missing
-from vfl_flower.label_holder.calibration import probabilities
+from vfl_flower.label_holder.calibration import logits, probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.metrics import Metrics, metrics
 
@@ -93,7 +92,7 @@ def reached(
 ) -> Metrics | None:
     """Return figures of the outputs on rows that some party has and that have labels.
 
-    After calibration, the accuracy is that of the predictions. Other figures are of the outputs.
+    With a calibration, they are figures of the calibrated probabilities.
 
     Parameters
     ----------
@@ -108,14 +107,12 @@ def reached(
     outputs, labels = outputs[torch.from_numpy(known)], labels[known]
     if found.config.data.own_data:
         labels = _encoded(labels, classes) if classes else _standardised(labels, about)
+    if found.calibration:
+        outputs = logits(probabilities(outputs, found.calibration))
     models = found.config.models
     own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
     given = outputs, torch.from_numpy(labels), about["deviation"]
-    figures = metrics(*given, own, METRICS.load(models.metrics))
-    if found.calibration is None:
-        return figures
-    right = probabilities(outputs, found.calibration).argmax(1) == labels
-    return replace(figures, accuracy=float(right.mean()))
+    return metrics(*given, own, METRICS.load(models.metrics))
 
 
 def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
