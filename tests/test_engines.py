@@ -18,6 +18,7 @@ from tests.fleet import EF_VFL, processes_of, until
 from tests.relay import Relay
 from tests.stranger import call
 from vfl_flower.config.errors import VflError
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import processes as flower_processes
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_ray, run_supernodes
@@ -46,7 +47,9 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.mark.parametrize(
     ("engine", "parties", "keys"),
     [
-        pytest.param(run_ray, 3, {"epochs": 2, "transport": "messages"}, id="ray"),
+        pytest.param(
+            run_ray, 3, {"epochs": 2, "transport": "messages", "calibrate": "platt"}, id="ray"
+        ),
         pytest.param(run_ray, 2, EF_VFL, id="ray, private labels", marks=pytest.mark.nightly),
         pytest.param(
             run_ray,
@@ -90,7 +93,7 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         pytest.param(
             run_supernodes,
             2,
-            {"presence": 0.6, "epochs": 3, "window": 4},
+            {"presence": 0.6, "epochs": 3, "window": 4, "calibrate": "platt"},
             id="supernodes, partial rows",
             marks=pytest.mark.nightly,
         ),
@@ -113,6 +116,10 @@ def test_a_synchronous_run_is_the_same_as_in_process(
         assert on_flower.summary[name] == in_process.summary[name]
     assert on_flower.summary["test_accuracy"] == in_process.summary["test_accuracy"]
     assert on_flower.summary["code"] == in_process.summary["code"]
+    kept = [checkpoint.load(each.folder).calibration or {} for each in (on_flower, in_process)]
+    assert [each.get("method", "none") for each in kept] == 2 * [keys.get("calibrate", "none")]
+    for name in ("slope", "offset") if "calibrate" in keys else ():
+        np.testing.assert_allclose(kept[0][name], kept[1][name], rtol=1e-3)
     assert on_flower.summary["engine"] == engine.__name__.removeprefix("run_")
     assert (on_flower.folder / "curves.png").stat().st_size > 0
     modes = {path.name: path.stat().st_mode & 0o777 for path in on_flower.folder.iterdir()}

@@ -1,6 +1,6 @@
 """Calibration: fit a model's probabilities to labels, and turn outputs into probabilities.
 
-A calibration is a mapping in JSON, which the checkpoint keeps. The methods are those of
+A calibration is a mapping in JSON, which the checkpoint keeps. The methods equal
 scikit-learn's CalibratedClassifierCV:
 
 - ``{"method": "platt", "slope": [...], "offset": [...]}``: sigmoid(slope * score + offset).
@@ -147,10 +147,10 @@ def check(config: RunConfig, labels: Labels, kept: float) -> None:
     recorded = np.bincount(labels.test[:rows], minlength=classes)
     least = int(max(0.0, gap * (recorded - other * rows).min()))
     if least < LEAST:
-        noise = ", of which noise on labels leaves as much as" if kept < 1 else ", but one has"
+        noise = ", worth as many without noise" if kept < 1 else ""
         raise ConfigError(
-            f"calibrate = {method!r} needs at least {LEAST} validation rows of each class"
-            f"{noise} {least}. Raise validation-fraction, use more rows, or leave calibrate out."
+            f"calibrate = {method!r} needs at least {LEAST} validation rows of each class{noise}, but "
+            f"one class has {least}. Raise validation-fraction, use more rows, or leave calibrate out."
         )
 
 

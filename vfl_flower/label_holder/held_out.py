@@ -123,7 +123,7 @@ class HeldOut:
     def calibrate(self, top: TopModel, method: str) -> None:
         """Fit the calibration of the probabilities to the validation rows.
 
-        A row's embeddings are those of the parties that have the row.
+        A row has the embeddings of the parties that have the row.
         """
         top.eval()
         given = top(self.validation_rows), self.labels[: self.validation]
