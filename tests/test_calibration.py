@@ -292,7 +292,7 @@ def test_a_run_that_cannot_be_calibrated_is_refused_by_its_options(name: str) ->
         (
             150,
             {"privacy": "labels", "epsilon": 0.3, "noise-seed": 0},
-            "worth as many without noise, but one class has",
+            "worth as many without noise, but",
         ),
     ],
 )

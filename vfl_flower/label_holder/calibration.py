@@ -1,7 +1,7 @@
 """Calibration: fit a model's probabilities to labels, and turn outputs into probabilities.
 
-A calibration is a mapping in JSON, which the checkpoint keeps. The methods equal
-scikit-learn's CalibratedClassifierCV:
+A calibration is a mapping in JSON, which the checkpoint keeps. The methods equal scikit-learn's
+CalibratedClassifierCV:
 
 - ``{"method": "platt", "slope": [...], "offset": [...]}``: sigmoid(slope * score + offset).
 - ``{"method": "isotonic", "scores": [[...], ...], "chances": [[...], ...]}``: knots of a function
@@ -149,8 +149,9 @@ def check(config: RunConfig, labels: Labels, kept: float) -> None:
     if least < LEAST:
         noise = ", worth as many without noise" if kept < 1 else ""
         raise ConfigError(
-            f"calibrate = {method!r} needs at least {LEAST} validation rows of each class{noise}, but "
-            f"one class has {least}. Raise validation-fraction, use more rows, or leave calibrate out."
+            f"calibrate = {method!r} needs at least {LEAST} validation rows of each class{noise}, "
+            f"but one class has {least}. Raise validation-fraction, use more rows, or leave "
+            "calibrate out."
         )
 
 
