@@ -2,7 +2,9 @@
 
 Each run trains one model, and each method is fitted on the validation rows of that model. The
 expected calibration error has ten bins with the same number of rows: the mean distance between a
-bin's mean probability and its share of positive rows. Prints one JSON object as its last line.
+bin's mean probability and its share of positive rows. With several classes, the Brier score is a
+sum over the classes, and the calibration error is of the class with the most probability. Prints one JSON object as its last
+line.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.launch.engines import run_local
 
 PARTIES = 3
+DATA = ["credit", "breast-cancer", "digits"]
 Array = NDArray[Any]
 
 
@@ -39,23 +42,16 @@ def main() -> None:
     )
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, help="instead of the default, to try it out")
+    made.add_argument("--data", nargs="+", choices=DATA, default=DATA)
     options = made.parse_args()
     figures: dict[str, Any] = {"seeds": options.seeds}
-    for name, place in (("breast-cancer", "breast-cancer"), ("credit", f"npz:{options.credit}")):
+    places = {"credit": f"npz:{options.credit}"}
+    for name in options.data:
         for weights in ("", "balanced"):
             more = {"epochs": options.epochs} if options.epochs else {}
-            keys = {"dataset": place, "class-weights": weights, **more}
+            keys = {"dataset": places.get(name, name), "class-weights": weights, **more}
             runs = [measured({**keys, "seed": seed}) for seed in range(options.seeds)]
-            found = {
-                method: {
-                    figure: [
-                        round(float(f([run[method][figure] for run in runs])), 4)
-                        for f in (np.mean, np.std)
-                    ]
-                    for figure in ("brier", "ece")
-                }
-                for method in runs[0]
-            }
+            found = {method: _over_seeds([run[method] for run in runs]) for method in runs[0]}
             title = f"{name}, {weights or 'equal'} weights"
             print(title, found, flush=True)
             figures[title] = found
@@ -75,16 +71,30 @@ def measured(keys: dict[str, Any]) -> dict[str, dict[str, float]]:
     figures = {}
     for method in ("none", "platt", "isotonic"):
         kept = None if method == "none" else fit(method, outputs[:first], truth[:first])
-        chances = probabilities(outputs[first:], kept)[:, 1]
-        figures[method] = of(chances, labels.test[first:])
+        figures[method] = of(probabilities(outputs[first:], kept), labels.test[first:])
     return figures
 
 
 def of(chances: Array, truth: Array) -> dict[str, float]:
-    """Return the Brier score and the expected calibration error of probabilities [R]."""
-    bins = np.array_split(np.argsort(chances, kind="stable"), 10)
-    gaps = [len(rows) * abs(chances[rows].mean() - truth[rows].mean()) for rows in bins]
-    return {"brier": float(np.mean((chances - truth) ** 2)), "ece": sum(gaps) / len(truth)}
+    """Return the Brier score and the expected calibration error of probabilities [R, classes]."""
+    classes = chances.shape[1]
+    squares = (chances - np.eye(classes)[truth]) ** 2
+    chance, right = chances[:, 1], truth == 1
+    if classes > 2:
+        chance, right = chances.max(1), chances.argmax(1) == truth
+    bins = np.array_split(np.argsort(chance, kind="stable"), 10)
+    gaps = [len(rows) * abs(chance[rows].mean() - right[rows].mean()) for rows in bins]
+    brier = float(squares.sum(1).mean() if classes > 2 else squares[:, 1].mean())
+    return {"brier": brier, "ece": sum(gaps) / len(truth)}
+
+
+def _over_seeds(runs: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return mean and deviation of each figure."""
+    values = {figure: [run[figure] for run in runs] for figure in runs[0]}
+    return {
+        figure: [round(float(np.mean(each)), 4), round(float(np.std(each)), 4)]
+        for figure, each in values.items()
+    }
 
 
 if __name__ == "__main__":

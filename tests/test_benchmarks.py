@@ -47,7 +47,7 @@ BENCHMARKS = sorted(
 )
 SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
-    "calibration": "--credit {credit} --seeds 1 --epochs 1",
+    "calibration": "--data credit --credit {credit} --seeds 1 --epochs 1",
     "codecs": "--mnist {mnist} --repeats 1",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
     "images": "--cifar {cifar} --epochs 1",

@@ -127,6 +127,16 @@ def test_a_fit_to_noisy_labels_comes_near_the_true_probabilities(classes: int, m
     assert np.abs(probabilities(given[0], None) - true).mean() > 0.09  # control: no calibration
 
 
+def test_platts_slope_stays_near_the_true_one_on_few_noisy_rows() -> None:
+    kept, slopes = kept_share(1.0, 2), []
+    for seed in range(40):
+        outputs, labels = drawn(2, rows=150, seed=seed)
+        noisy = np.where(np.random.default_rng(seed).random(150) < kept, labels, 1 - labels)
+        found = fit("platt", torch.from_numpy(outputs), torch.from_numpy(noisy), kept)
+        slopes += found["slope"]
+    assert 0.1 < np.median(slopes) < 0.5 and max(slopes) < 1.5  # true: 1/3
+
+
 def test_the_class_shares_of_an_unknown_row_stay() -> None:
     outputs, labels = map(torch.from_numpy, drawn(2))
     kept, known = fit("platt", outputs, labels), np.arange(len(outputs)) % 2 == 0

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
@@ -176,27 +177,27 @@ def _line(score: Array, target: Array) -> tuple[float, float]:
 def _corrected_line(score: Array, target: Array, kept: float, other: float) -> tuple[float, float]:
     """Return the slope and offset of most likelihood, given the noise on the labels.
 
-    As in Platt (1999), a row's target is not 1 or 0, but (n + 1) / (n + 2) or 1 / (m + 2), for
-    n rows of the class and m others.
+    Platt (1999) moves the targets away from 0 and 1, by about one row of each class in all. Here
+    such a row of each class is added without noise, spread over the scores of all rows. So the
+    slope stays finite, however few rows there are.
     """
     from scipy.optimize import minimize
 
-    rows, ones = len(target), target.sum()
-    smooth = np.where(target == 1, (ones + 1) / (ones + 2), 1 / (rows - ones + 2))
+    x, t = torch.from_numpy(score), torch.from_numpy(target)
     unit = max(1.0, float(np.abs(score).max()))
 
+    @torch.enable_grad()
     def loss(line: Array) -> tuple[float, Array]:
-        chance = torch.from_numpy(line[0] / unit * score + line[1]).sigmoid().numpy()
-        recorded = other + (kept - other) * chance
-        found = -np.mean(smooth * np.log(recorded) + (1 - smooth) * np.log1p(-recorded))
-        slope = (recorded - smooth) / (recorded * (1 - recorded))
-        slope *= (kept - other) * chance * (1 - chance) / rows
-        return float(found), np.array([slope @ score / unit, slope.sum()])
+        leaf = torch.from_numpy(line).requires_grad_()
+        z = leaf[0] / unit * x + leaf[1]
+        recorded = other + (kept - other) * z.sigmoid()
+        noisy = t * recorded.log() + (1 - t) * (-recorded).log1p()
+        added = (functional.logsigmoid(z) + functional.logsigmoid(-z)) / len(t)
+        mean = -(noisy + added).mean()
+        return mean.item(), torch.autograd.grad(mean, leaf)[0].numpy()
 
-    share = np.clip((ones / rows - other) / (kept - other), 1 / rows, 1 - 1 / rows)
-    start = np.array([unit, np.log(share / (1 - share))])
-    found = minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-9})
-    return float(found.x[0] / unit), float(found.x[1])
+    found = minimize(loss, [unit, 0.0], jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    return float(found[0] / unit), float(found[1])
 
 
 def _chances(calibration: Calibration, number: int, score: Array) -> Array:
