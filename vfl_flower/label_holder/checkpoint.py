@@ -73,6 +73,18 @@ class Checkpoint:
         found: dict[str, Any] | None = self.strategy["holder"].get("calibration")
         return found
 
+    @property
+    def threshold(self) -> float:
+        """Return the probability above which the second of two classes is predicted.
+
+        A run that was interrupted has not chosen a threshold by a rule yet: then it is 0.5.
+        """
+        known: float | None = self.strategy["holder"].get("threshold")
+        if known is not None:
+            return known
+        rule = self.config.assessment.rule
+        return rule.number if rule.kind == "number" else 0.5
+
     def save(self, folder: Path) -> None:
         """Write the checkpoint into a results folder, and replace the last one.
 
