@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.contribution_to_score import Explainer, ScoredRows
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
@@ -28,7 +30,7 @@ from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
 from vfl_flower.label_holder.serving.releases import Releases
-from vfl_flower.label_holder.serving.requests import Queue, Request, Score
+from vfl_flower.label_holder.serving.requests import Answers, Queue, Request, Score
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
 
@@ -73,6 +75,7 @@ class Loaded:
         self.files = self._versions()
         self.rows = rows_to_predict(transport, config, given, found, run, there)
         self.predictor = Predictor(found, self.rows.own.shape[1])
+        self.explainer = Explainer(self.predictor, self.rows.own.shape[1])
         self.any_subset = aggregation_of(found.config).any_subset
         self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)
@@ -150,6 +153,7 @@ class Service:
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
+            "explain_ids": 0 if loaded.explainer.refusal else loaded.explainer.most_ids,
         }
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
@@ -159,14 +163,14 @@ class Service:
         request: str,
         caller: str,
         ids: Sequence[int | str],
-        found: tuple[str, list[Score]] | None,
+        found: Answers | None,
         outcome: str,
     ) -> None:
         """Write a request to the audit log, before it is answered.
 
         Parameters
         ----------
-        found : the model's version and the scores; None if there are none.
+        found : the answers; None if there are none.
 
         Raises
         ------
@@ -174,7 +178,7 @@ class Service:
             If the log cannot be written.
         """
         hashes = self._audit.hashes([encoded(one) for one in ids])
-        model, scores = found or (self.loaded.name, [])
+        model, scores, explain = found or Answers(self.loaded.name, [])
         used = Counter(party for score in scores for party in score["parties"])
         self._audit.write(
             "score",
@@ -185,6 +189,7 @@ class Service:
             parties={str(party): used[party] for party in sorted(used)},
             model=model,
             outcome=outcome,
+            **({"explain": True} if explain else {}),
         )
 
     # --- the current version ----------------------------------------------------------------------
@@ -261,27 +266,35 @@ class Service:
         embedded = loaded.embeddings.embed(rows, found, until)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
-        scores = self._scores(rows, embedded)
+        scores, scored = self._scores(rows, embedded)
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
         nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
-        of_new = dict(zip(new[:_NEW], scores[len(rows) :], strict=False))
+        of_new = dict(zip(new[:_NEW], range(len(rows), len(scores)), strict=False))
         at = iter((place - none).tolist())
         for request in batch:
             pairs = zip(request.ids, at, strict=False)
-            answers = [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
+            places = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
+            answers = [scores[row] if row >= 0 else nobody for row in places]
             refusal = None if loaded.any_subset else _refusal(answers)
-            request.answer(refusal or (loaded.name, answers))
+            explain = None
+            if request.explain:
+                answers = [dict(each) for each in answers]  # other requests share them
+                explain = partial(_explain, loaded.explainer, scored, places, answers)
+            request.answer(refusal or Answers(loaded.name, answers, explain))
 
-    def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
+    def _scores(
+        self, rows: NDArray[np.int64], embedded: Embedded
+    ) -> tuple[list[Score], ScoredRows]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
         loaded, given, size = self.loaded, embedded.given, len(embedded.given)
-        if not size:
-            return []
         own = np.zeros((size, loaded.rows.own.shape[1]), np.float32)
         own[: len(rows)] = loaded.rows.own[rows]
+        if not size:
+            return [], ScoredRows(embedded.blocks, own, given, embedded.blocks)
         complete: NDArray[np.bool_] = np.all(given, axis=1)
         known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
         outputs = loaded.predictor.outputs(embedded.blocks, own, given)
+        scored = ScoredRows(embedded.blocks, own, given, outputs)
         columns = predicted_columns(outputs, loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
@@ -302,7 +315,7 @@ class Service:
             if chances is not None:
                 score["probabilities"] = dict(zip(names, chances[row], strict=True))
             scores.append({**score, "parties": parties, "missing": absent})
-        return scores
+        return scores, scored
 
     def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
         """Return the parties that are not in the score of a row, with the reason."""
@@ -320,6 +333,22 @@ class Service:
         """Return the answer for an id that has no score."""
         missing = {str(party): why for party, why in whys.items()}
         return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
+
+
+def _explain(
+    explainer: Explainer, scored: ScoredRows, places: list[int], scores: list[Score]
+) -> None:
+    """Add the contributions to scores.
+
+    Parameters
+    ----------
+    places : place of each score among the scored rows, or -1.
+    """
+    known = [number for number, each in enumerate(scores) if each["prediction"] is not None]
+    rows = scored.at([places[number] for number in known])
+    found = explainer.explain(rows, [scores[number]["prediction"] for number in known])
+    for number, contributions in zip(known, found, strict=True):
+        scores[number].update(contributions)
 
 
 def _refusal(scores: Sequence[Score]) -> UnavailableError | None:

@@ -13,14 +13,23 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from starlette.types import ASGIApp
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
+from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.guard import Guard
-from vfl_flower.label_holder.serving.requests import Score
-from vfl_flower.label_holder.serving.service import Service, UnavailableError
+from vfl_flower.label_holder.serving.requests import Answers
+from vfl_flower.label_holder.serving.service import Loaded, Service, UnavailableError
 from vfl_flower.label_holder.serving.tokens import Tokens
 
 log = logging.getLogger("flwr")
@@ -33,10 +42,15 @@ _Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field(
 
 
 class Query(BaseModel):
-    """The ids to score: whole numbers or texts, as in the label holder's file."""
+    """The ids to score: whole numbers or texts, as in the label holder's file.
+
+    With ``explain``, each score has the contributions of the participants. `GET /v1/model` has the
+    most ids of such a request, as ``explain_ids``.
+    """
 
     model_config = ConfigDict(extra="forbid")
     ids: list[_Id] = Field(min_length=1, max_length=MOST_IDS, examples=[["u1", "u2"]])
+    explain: StrictBool = False
 
 
 class Prediction(BaseModel):
@@ -45,6 +59,12 @@ class Prediction(BaseModel):
     ``prediction`` is null if the model has no score for the id. ``parties`` are those whose data
     are in the score. ``missing`` names every other party, and why: "unknown" (it has no such id),
     "down", "late", "refused" by one of its rules, or "faulty".
+
+    The last five fields are there if the request asks to explain the scores. ``contributions`` has
+    the Shapley value of each party in ``parties``, and of the "label holder" if the model reads its
+    columns. ``base`` + the sum of ``contributions`` = ``score``. ``scale`` is "log-odds before
+    calibration", of ``explained_class``, or "units of the label". Of two classes, the second one is
+    explained. Of more, the predicted one is.
     """
 
     id: int | str
@@ -52,6 +72,11 @@ class Prediction(BaseModel):
     probabilities: dict[str, float] | None = None
     parties: list[int]
     missing: dict[str, str]
+    contributions: dict[str, float] | None = None
+    base: float | None = None
+    score: float | None = None
+    scale: str | None = None
+    explained_class: str | None = None
 
 
 class Answer(BaseModel):
@@ -76,6 +101,7 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         """Return a page about the calls."""
         return HTMLResponse(_page(app.openapi()))
 
+    explaining = Explaining()
     body = {"content": {"application/json": {"schema": Query.model_json_schema()}}}
 
     @app.post(
@@ -91,22 +117,27 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
             query = Query.model_validate_json(await call.body())
         except ValidationError as error:
             return _refusal(422, _sentence(error), name)
-        id_type = service.loaded.id_type
-        if any(type(one) is not id_type for one in query.ids):
-            kind = "whole numbers" if id_type is int else "texts"
-            return _refusal(422, f"The ids of this model are {kind}. Send them as such.", name)
+        if sentence := _problem(query, service.loaded):
+            return _refusal(422, sentence, name)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[str, list[Score]]] = loop.create_future()
+        future: asyncio.Future[Answers] = loop.create_future()
 
-        def answer(found: tuple[str, list[Score]] | Exception) -> None:
+        def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
         caller, size = call.scope["vfl_caller"], len(query.ids)
         outcome, reply, found = "answered", None, None
         retry = {"Retry-After": "1"}
+        request = requests.Request(name, caller, query.ids, answer, query.explain)
         try:
-            if service.queue.put(requests.Request(name, caller, query.ids, answer)):
-                found = await future
+            if query.explain and explaining.is_full:
+                sentence = "Too many requests wait for contributions. Try again in a second."
+                outcome, reply = "full", _refusal(429, sentence, name, retry)
+            elif service.queue.put(request):
+                with explaining.counted(query.explain):
+                    found = await future
+                    if found.explain:
+                        await explaining.run(found.explain)
             elif service.queue.closed:
                 outcome, reply = "ending", _refusal(503, "The service is ending.", name, retry)
             else:
@@ -125,7 +156,7 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         _count(service, outcome, size, began)
         if reply is not None or found is None:
             return reply or _refusal(500, "The service failed.", name)
-        model, scores = found
+        model, scores, _ = found
         predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
         said = {"request": name, "model": model, "predictions": predictions}
         return Response(orjson.dumps(said), media_type="application/json")
@@ -155,9 +186,20 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
     return Guard(app, tokens, _OPEN)
 
 
-def _settle(
-    future: asyncio.Future[tuple[str, list[Score]]], found: tuple[str, list[Score]] | Exception
-) -> None:
+def _problem(query: Query, loaded: Loaded) -> str:
+    """Return why this model cannot answer a query, or an empty text."""
+    if any(type(one) is not loaded.id_type for one in query.ids):
+        kind = "whole numbers" if loaded.id_type is int else "texts"
+        return f"The ids of this model are {kind}. Send them as such."
+    if not query.explain:
+        return ""
+    most = loaded.explainer.most_ids
+    if not loaded.explainer.refusal and len(query.ids) > most:
+        return f"With explain, a request to this model has at most {most} ids. Send several."
+    return loaded.explainer.refusal
+
+
+def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None:
     if future.done():  # the caller has gone
         return
     if isinstance(found, VflError):
@@ -207,6 +249,8 @@ def _sentence(error: ValidationError) -> str:
     kind = first["type"]
     if kind == "too_long":
         return f"A request has at most {MOST_IDS} ids. Send several requests."
+    if first["loc"][:1] == ("explain",):
+        return "explain must be true or false. Send one of them, or leave it out."
     if kind.startswith("json"):
         return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
     return 'The body must be {"ids": [...]}, with at least one whole number or text.'
