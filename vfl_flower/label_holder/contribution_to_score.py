@@ -141,9 +141,9 @@ class Explainer:
             sets, places = _sampled(len(players))
             # An order and its reverse show the same row.
             shown = np.arange(ORDERS).repeat(len(players) + 1) // 2 % self._shown
-            values = self._values(row, chosen, sets, shown).reshape(ORDERS, -1)
-            values[:, -1] = score
-            base, gains = float(values[:, 0].mean()), np.diff(values, axis=1)
+            along = self._values(row, chosen, sets, shown).reshape(ORDERS, -1)
+            along[:, -1] = score
+            base, gains = float(along[:, 0].mean()), np.diff(along, axis=1)
             shares = np.take_along_axis(gains, places, axis=1).mean(0)
         names = [str(each) for each in players]
         return {

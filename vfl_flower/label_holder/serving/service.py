@@ -129,6 +129,7 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
         self._looked = time.monotonic()
+        self._strangers = self._recorded = 0  # calls, and those that the audit log has
         self._tell()
 
     @property
@@ -170,6 +171,7 @@ class Service:
 
         Parameters
         ----------
+        ids : ids of the request; none of a request that is refused as invalid.
         found : the answers; None if there are none.
 
         Raises
@@ -191,6 +193,23 @@ class Service:
             outcome=outcome,
             **({"explain": True} if explain else {}),
         )
+
+    def record_stranger(self) -> None:
+        """Count a call without a valid token, for the audit log.
+
+        All such calls of a second make one line: else strangers could fill the disk.
+        """
+        self._strangers += 1
+
+    def _record_strangers(self) -> None:
+        now = self._strangers  # the web's thread counts on
+        calls, self._recorded = now - self._recorded, now
+        if not calls:
+            return
+        try:
+            self._audit.write("stranger", calls=calls, outcome="unauthorised")
+        except VflError as error:
+            log.error("%s", error)
 
     # --- the current version ----------------------------------------------------------------------
 
@@ -214,10 +233,11 @@ class Service:
         notice.info("Serving model %s, for %d ids.", loaded.name, len(loaded.rows.ids))
 
     def _look(self) -> None:
-        """Load a new version, if there is one."""
+        """Load a new version, if there is one. Record strangers."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
+            self._record_strangers()
             if self.loaded.is_outdated:
                 self.reload()
 
@@ -232,6 +252,7 @@ class Service:
             if batch:
                 self._answer(batch)
             elif self.queue.closed:
+                self._record_strangers()
                 return
             else:
                 self.loaded.parties.look(_IDLE)

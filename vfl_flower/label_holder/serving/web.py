@@ -36,6 +36,7 @@ log = logging.getLogger("flwr")
 
 MOST_IDS = 10_000
 """Most ids of one request."""
+_RETRY = {"Retry-After": "1"}
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
 _Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field()]
@@ -112,48 +113,44 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
     )
     async def predict(call: Request) -> Response:
         """Score ids by the current model."""
-        began, name = time.monotonic(), secrets.token_hex(8)
+        began, name, caller = time.monotonic(), secrets.token_hex(8), call.scope["vfl_caller"]
         try:
             query = Query.model_validate_json(await call.body())
+            problem = _problem(query, service.loaded)
         except ValidationError as error:
-            return _refusal(422, _sentence(error), name)
-        if sentence := _problem(query, service.loaded):
-            return _refusal(422, sentence, name)
+            problem = _sentence(error)
+        if problem:
+            unwritten = _record(service, name, caller, [], None, "invalid")
+            return unwritten or _refusal(422, problem, name)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answers] = loop.create_future()
 
         def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
-        caller, size = call.scope["vfl_caller"], len(query.ids)
         outcome, reply, found = "answered", None, None
-        retry = {"Retry-After": "1"}
         request = requests.Request(name, caller, query.ids, answer, query.explain)
         try:
             if query.explain and explaining.is_full:
                 sentence = "Too many requests wait for contributions. Try again in a second."
-                outcome, reply = "full", _refusal(429, sentence, name, retry)
+                outcome, reply = "full", _refusal(429, sentence, name, _RETRY)
             elif service.queue.put(request):
                 with explaining.counted(query.explain):
                     found = await future
                     if found.explain:
                         await explaining.run(found.explain)
             elif service.queue.closed:
-                outcome, reply = "ending", _refusal(503, "The service is ending.", name, retry)
+                outcome, reply = "ending", _refusal(503, "The service is ending.", name, _RETRY)
             else:
                 sentence = "Too many ids wait for their scores. Try again in a second."
-                outcome, reply = "full", _refusal(429, sentence, name, retry)
+                outcome, reply = "full", _refusal(429, sentence, name, _RETRY)
         except UnavailableError as error:
-            outcome, reply = "unavailable", _refusal(503, str(error), name, retry)
+            outcome, reply = "unavailable", _refusal(503, str(error), name, _RETRY)
         except VflError as error:
             outcome, reply = "failed", _refusal(500, str(error), name)
-        try:
-            service.record(name, caller, query.ids, found, outcome)
-        except VflError as error:
-            log.error("%s", error)
-            sentence = "The audit log cannot be written, so nothing is answered."
-            outcome, reply = "failed", _refusal(503, sentence, name, retry)
-        _count(service, outcome, size, began)
+        if unwritten := _record(service, name, caller, query.ids, found, outcome):
+            outcome, reply = "failed", unwritten
+        _count(service, outcome, len(query.ids), began)
         if reply is not None or found is None:
             return reply or _refusal(500, "The service failed.", name)
         model, scores, _ = found
@@ -183,7 +180,7 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         """Return counters and histograms."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    return Guard(app, tokens, _OPEN)
+    return Guard(app, tokens, _OPEN, service.record_stranger)
 
 
 def _problem(query: Query, loaded: Loaded) -> str:
@@ -208,6 +205,24 @@ def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None
         future.set_exception(VflError("The service failed. Its log says why."))
     else:
         future.set_result(found)
+
+
+def _record(
+    service: Service,
+    name: str,
+    caller: str,
+    ids: requests.Ids,
+    found: Answers | None,
+    outcome: str,
+) -> Response | None:
+    """Write a request to the audit log; return a refusal if that is not possible."""
+    try:
+        service.record(name, caller, ids, found, outcome)
+    except VflError as error:
+        log.error("%s", error)
+        sentence = "The audit log cannot be written, so nothing is answered."
+        return _refusal(503, sentence, name, _RETRY)
+    return None
 
 
 def _count(service: Service, outcome: str, ids: int, began: float) -> None:
