@@ -43,7 +43,7 @@ def model(parties: int, classes: str = "two", own: int = 0, **keys: Any) -> Pred
         rows = generator.standard_normal((HELD_OUT, own)).astype(np.float32)
         arrays["background.own"] = rows[background_rows(HELD_OUT)]
     prior = [0.7] if len(known) < 3 else [0.1, 0.5, -0.4]
-    strategy = {"holder": {"sizes": sizes, "prior": prior}, "history": {"recorded": True}}
+    strategy = {"holder": {"sizes": sizes, "prior": prior}, "history": {"entries": [{}]}}
     about = {"classes": known, "mean": 40.0, "deviation": 3.0}
     none = np.zeros(0, np.int64)
     found = Checkpoint(config, "1-a", 1, True, none, None, about, strategy, arrays, (none, none))
@@ -171,8 +171,8 @@ def test_two_identical_parties_have_equal_contributions(keys: dict[str, Any]) ->
     with torch.no_grad():
         weight[:, SIZE : 2 * SIZE] = weight[:, :SIZE]
         weight[:, 3 * SIZE + 1 : 3 * SIZE + 2] = weight[:, 3 * SIZE : 3 * SIZE + 1]
-    for each in (table, rows.blocks):
-        each[:, SIZE : 2 * SIZE] = each[:, :SIZE]
+    table[:, SIZE : 2 * SIZE] = table[:, :SIZE]
+    rows.blocks[:, SIZE : 2 * SIZE] = rows.blocks[:, :SIZE]
     same = Explainer(predictor, 0).explain(rows, ["no"])[0]["contributions"]
     assert same["0"] == pytest.approx(same["1"], abs=1e-5)
 
@@ -203,7 +203,7 @@ def test_the_most_ids_of_a_request_bound_the_calls_of_the_top_model() -> None:
     ("change", "said"),
     [
         ({"aggregation": "secure", "top-model": "sum"}, "only sums of this model's embeddings"),
-        ({"recorded": False}, "has no evaluation yet"),
+        ({"entries": []}, "has no evaluation yet"),
         ({"background.own": None}, "an earlier version wrote it"),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
@@ -217,7 +217,10 @@ def test_models_without_contributions_say_why(change: dict[str, Any], said: str)
     explainer = Explainer(predictor, own)
     assert said in explainer.refusal and explainer.refusal.endswith(".")
     rows = ScoredRows(
-        torch.zeros(1, SIZE), np.zeros((1, own)), np.ones((1, 2), bool), torch.ones(1, 1)
+        torch.zeros(1, SIZE),
+        np.zeros((1, own), np.float32),
+        np.ones((1, 2), bool),
+        torch.ones(1, 1),
     )
     with pytest.raises(ConfigError, match=said):
         explainer.explain(rows, ["no"])

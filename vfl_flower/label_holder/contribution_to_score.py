@@ -104,7 +104,7 @@ class Explainer:
                 "The model's checkpoint has no columns to compare with: an earlier version wrote "
                 "it. Leave explain out, or train the model again."
             )
-        if not self._any_subset and not found.strategy["history"]["recorded"]:
+        if not self._any_subset and not found.strategy["history"]["entries"]:
             return "The model's run has no evaluation yet. Leave explain out until it has one."
         return ""
 
