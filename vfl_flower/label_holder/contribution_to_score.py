@@ -35,7 +35,7 @@ from vfl_flower.label_holder.predictor import Predictor
 HOLDER = "label holder"
 LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"
 _MOST = 2**20  # most rows that the top model evaluates for one request
-_NUMBERS = 2**22  # most numbers in a block of rows that it evaluates at once
+_NUMBERS = 2**18  # most numbers in a block of rows that it evaluates at once
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
