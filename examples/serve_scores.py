@@ -68,7 +68,7 @@ def service(run: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 def wait_for(url: str, run: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the service answers, and print its answer for one id, with what each party contributes."""
+    """Wait until the service answers; print its answer for one id, and the contributions."""
     while True:
         try:
             with Scores(url, run / "serve.token") as scores:

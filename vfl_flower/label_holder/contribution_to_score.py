@@ -10,8 +10,9 @@ under regression. Of two classes, the second one counts. Of more, the predicted 
 A model of any subset has its own answer without a party, and with nobody the class shares of
 training. Another model needs all parties. There, v(S) is a mean over `BACKGROUND` held-out rows of
 the run: in each, the participants S show the person, and the others show that row (interventional
-Shapley values). The embeddings of these rows are those of the last evaluation, so nobody asks the
-parties. The label holder's own columns have no placeholder in any model, and show these rows too.
+Shapley values). The checkpoint has the embeddings of these rows, from the last evaluation, so
+nobody asks the parties. No model has a placeholder for the label holder's own columns. So they show
+these rows too.
 """
 
 from __future__ import annotations

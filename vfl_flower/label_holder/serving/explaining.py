@@ -37,7 +37,7 @@ class Explaining:
             self._waiting -= explains
 
     async def run(self, explain: Callable[[], None]) -> None:
-        """Compute the contributions of a request, once those of earlier requests are done.
+        """Compute the contributions of a request, after earlier requests.
 
         Raises
         ------
