@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import permutations
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -134,6 +135,27 @@ def test_contributions_are_shapley_values_and_add_up(
         assert each["scale"].startswith("units" if classes == "numbers" else "log-odds before")
         of = {"two": "yes", "three": str(said[row]), "numbers": None}[classes]
         assert each["explained_class"] == of
+
+
+@pytest.mark.parametrize("combine", ["concat", "mean", "sum"])
+@pytest.mark.parametrize("top", ["mlp", "linear"])
+def test_changes_of_the_first_layer_give_the_scores_of_whole_passes(
+    combine: str, top: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = model(4, "three", OWN, combine=combine, **{"top-model": top})
+    rows = people(predictor, OWN, [range(4)])
+    said = predicted(predictor, rows)
+    (quick,) = Explainer(predictor, OWN).explain(rows, said)
+    passes = Mock(side_effect=predictor.outputs)
+    monkeypatch.setattr(predictor, "outputs", passes)
+    assert Explainer(predictor, OWN).explain(rows, said) == [quick] and not passes.called
+    predictor.top.precision = "other"
+    monkeypatch.setattr(type(predictor.top), "forward", lambda self, h: self.rest(self.first(h)))
+    (slow,) = Explainer(predictor, OWN).explain(rows, said)
+    assert passes.called and slow["contributions"] == pytest.approx(
+        quick["contributions"], abs=1e-5
+    )
+    assert slow["base"] == pytest.approx(quick["base"], abs=1e-5)
 
 
 def test_a_missing_party_has_no_contribution() -> None:

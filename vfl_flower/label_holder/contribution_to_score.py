@@ -32,6 +32,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.contribution import EXACT, ORDERS, orders, share
 from vfl_flower.label_holder.held_out import background_rows
 from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.models.top_layers import TopModel
 
 HOLDER = "label holder"
 LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"
@@ -134,9 +135,7 @@ class Explainer:
         score = float(self._scores(row.outputs, chosen)[0])
         if len(players) <= EXACT:
             sets, weights = _exact(len(players))
-            shown = np.tile(np.arange(self._shown), len(sets) - 1)
-            some = self._values(row, chosen, sets[:-1].repeat(self._shown, axis=0), shown)
-            values = np.append(some.reshape(len(sets) - 1, self._shown).mean(1), score)
+            values = np.append(self._means(row, chosen, sets[:-1]), score)
             base, shares = float(values[0]), weights.T @ values
         else:
             sets, places = _sampled(len(players))
@@ -166,31 +165,61 @@ class Explainer:
         scores: Array = z[:, 0].numpy()
         return scores
 
-    def _values(self, row: ScoredRows, chosen: int, sets: Mask, shown: Places) -> Array:
-        """Return the scores of sets of participants, [K].
+    def _means(self, row: ScoredRows, chosen: int, sets: Mask) -> Array:
+        """Return the scores of sets of participants [S, P], as means over all background rows."""
+        count, players = sets.shape
+        top, rows = self._predictor.top, np.arange(self._shown)
+        if self._any_subset or type(top) is not TopModel or top.precision != "float32":
+            shown = np.tile(rows, count)
+            values = self._values(row, chosen, sets.repeat(self._shown, axis=0), shown)
+            means: Array = values.reshape(count, self._shown).mean(1)
+            return means
+        # The first layer is linear: add the changes by each participant, and skip its products.
+        single = np.vstack([np.zeros((1, players), bool), np.eye(players, dtype=bool)])
+        blocks, own, present = self._rows(
+            row, single.repeat(self._shown, axis=0), np.tile(rows, players + 1)
+        )
+        known = torch.from_numpy(own), torch.from_numpy(present)
+        h = self._predictor.aggregation.rows(blocks, *known)
+        first = top.first(h).view(players + 1, -1)
+        changes, parts = first[1:] - first[0], math.ceil(count * first.shape[1] / _NUMBERS)
+        parted = [np.zeros(0)]
+        for part in np.array_split(sets.astype(np.float32), max(1, parts)):
+            z = first[0] + torch.from_numpy(part) @ changes
+            outputs = top.rest(z.view(len(part) * self._shown, -1))
+            parted.append(self._scores(outputs, chosen).reshape(len(part), -1).mean(1))
+        return np.concatenate(parted)
 
-        Parameters
-        ----------
-        sets : whether a participant shows the person, [K, P].
-        shown : background row that the others show, [K].
-        """
+    def _values(self, row: ScoredRows, chosen: int, sets: Mask, shown: Places) -> Array:
+        """Return the scores of sets of participants, [K]; the parameters are as in `_rows`."""
         width = len(self._party_of) + self._own.shape[1]
         parts = max(1, math.ceil(len(sets) * width / _NUMBERS))
         scores = [np.zeros(0)]
         for part, others in zip(
             np.array_split(sets, parts), np.array_split(shown, parts), strict=True
         ):
-            here = np.zeros((len(part), row.given.shape[1]), bool)
-            here[:, row.given[0]] = part[:, : part.shape[1] - self._owner]
-            theirs = self._blocks.new_zeros(()) if self._any_subset else self._blocks[others]
-            known = torch.from_numpy(here[:, self._party_of])
-            blocks = torch.where(known, row.blocks, theirs)
-            own = np.where(part[:, -1:], row.own, self._own[others]) if self._owner else row.own
-            own = np.broadcast_to(own, (len(part), own.shape[1]))
-            present = here if self._any_subset else np.ones_like(here)
-            outputs = self._predictor.outputs(blocks, np.ascontiguousarray(own), present)
+            outputs = self._predictor.outputs(*self._rows(row, part, others))
             scores.append(self._scores(outputs, chosen))
         return np.concatenate(scores)
+
+    def _rows(
+        self, row: ScoredRows, sets: Mask, shown: Places
+    ) -> tuple[Tensor, NDArray[np.float32], Mask]:
+        """Return blocks, own columns and row masks for sets of participants, as `Predictor` takes.
+
+        Parameters
+        ----------
+        sets : whether a participant shows the person, [K, P].
+        shown : background row that the others show, [K].
+        """
+        here = np.zeros((len(sets), row.given.shape[1]), bool)
+        here[:, row.given[0]] = sets[:, : sets.shape[1] - self._owner]
+        theirs = self._blocks.new_zeros(()) if self._any_subset else self._blocks[shown]
+        blocks = torch.where(torch.from_numpy(here[:, self._party_of]), row.blocks, theirs)
+        own = np.zeros((len(sets), 0), np.float32)
+        if self._owner:
+            own = np.where(sets[:, -1:], row.own, self._own[shown])
+        return blocks, own, here if self._any_subset else np.ones_like(here)
 
 
 @lru_cache

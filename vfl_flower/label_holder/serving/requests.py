@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 Ids = Sequence[int | str]
 
+MOST_IDS = 10_000
+"""Most ids of one request."""
 
 Score = dict[str, Any]
 """The answer for one id: "prediction", "probabilities", "parties" used, and "missing" parties.

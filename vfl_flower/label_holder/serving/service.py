@@ -30,7 +30,7 @@ from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
 from vfl_flower.label_holder.serving.releases import Releases
-from vfl_flower.label_holder.serving.requests import Answers, Queue, Request, Score
+from vfl_flower.label_holder.serving.requests import MOST_IDS, Answers, Queue, Request, Score
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
 
@@ -154,8 +154,10 @@ class Service:
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
-            "explain_ids": 0 if loaded.explainer.refusal else loaded.explainer.most_ids,
+            "explain_ids": 0,  # most ids of a request with contributions
         }
+        if not loaded.explainer.refusal:
+            said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 

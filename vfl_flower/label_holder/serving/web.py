@@ -34,8 +34,6 @@ from vfl_flower.label_holder.serving.tokens import Tokens
 
 log = logging.getLogger("flwr")
 
-MOST_IDS = 10_000
-"""Most ids of one request."""
 _RETRY = {"Retry-After": "1"}
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
@@ -50,7 +48,7 @@ class Query(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    ids: list[_Id] = Field(min_length=1, max_length=MOST_IDS, examples=[["u1", "u2"]])
+    ids: list[_Id] = Field(min_length=1, max_length=requests.MOST_IDS, examples=[["u1", "u2"]])
     explain: StrictBool = False
 
 
@@ -263,7 +261,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     kind = first["type"]
     if kind == "too_long":
-        return f"A request has at most {MOST_IDS} ids. Send several requests."
+        return f"A request has at most {requests.MOST_IDS} ids. Send several requests."
     if first["loc"][:1] == ("explain",):
         return "explain must be true or false. Send one of them, or leave it out."
     if kind.startswith("json"):
