@@ -68,15 +68,18 @@ def service(run: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 def wait_for(url: str, run: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the service answers, and print its answer for one id."""
+    """Wait until the service answers; print its answer for one id, and the contributions."""
     while True:
         try:
             with Scores(url, run / "serve.token") as scores:
-                (answer,) = scores.predict([0])
+                (answer,) = scores.predict([0], explain=True)
             digit = answer["prediction"]
             chance = answer["probabilities"][str(digit)]
             parties = ", ".join(map(str, answer["parties"]))
             print(f"   id 0: digit {digit}, probability {chance:.3f}, from parties {parties}")
+            shares = answer["contributions"].items()
+            said = ", ".join(f"party {party} {share:+.2f}" for party, share in shares)
+            print(f"   contributions to its log-odds {answer['score']:.2f}: {said}")
             return
         except VflError:
             if process.poll() is not None:

@@ -49,6 +49,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
     "calibration": "--data credit --credit {credit} --seeds 1 --epochs 1",
     "codecs": "--mnist {mnist} --repeats 1",
+    "contributions": "--requests 5 --parties 2",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
     "images": "--cifar {cifar} --epochs 1",
     "large_table": "--rows 3000 --columns 12 --both 3000",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -589,6 +590,25 @@ def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], tim
     there = AvailableParties(3, frozenset(without))
     found = gather_all(grid, order, Introduction, running, there)
     return [each.party for each in found.values()]
+
+
+def test_a_wait_for_parties_names_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vfl_flower.transport.gather._TELL", -1.0)  # a minute passes at each look
+    zero, one, two = (Introduction(party=m, parties=3) for m in range(3))
+    with caplog.at_level(logging.INFO, "flwr.notice"):
+        assert asked_of({1: one, 2: zero, 3: two}, set(), 60) == [0, 1, 2]
+    assert caplog.messages == [
+        "Waiting for parties 0, 2: 1 of 3 have answered.",
+        "Waiting for party 2: 2 of 3 have answered.",
+    ]
+    running = resolve({"party-timeout": 60.0}).running
+    order = AlignOrder(method="psi", id_kind="texts")
+    with caplog.at_level(logging.INFO, "flwr.notice"):
+        gather_all(Slow({1: None, 2: zero, 3: one, 4: two}), order, Introduction, running)
+    assert caplog.messages[2] == "Waiting for parties: none has answered yet."
+    assert caplog.messages[3] == "Waiting for parties 1, 2: 1 of 3 have answered."
 
 
 def test_who_fails_or_is_away_is_done_without() -> None:

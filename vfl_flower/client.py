@@ -53,12 +53,18 @@ class Scores:
         self._errors = httpx.HTTPError
         self._http = httpx.Client(base_url=url, headers=headers, verify=trusted, timeout=timeout)
 
-    def predict(self, ids: Sequence[int | str]) -> list[dict[str, Any]]:
+    def predict(self, ids: Sequence[int | str], explain: bool = False) -> list[dict[str, Any]]:
         """Return a score for each id, in their order; more than 10,000 take several requests.
 
         Each is a dictionary of "id", "prediction", "probabilities" by class, "parties" used, and
         "missing": party -> why its data are not in the score. "prediction" is None for an id that
         cannot be scored.
+
+        Parameters
+        ----------
+        explain : whether to add "contributions": party -> its share in "score", which is "base" and
+            all shares. "scale" and "explained_class" say what that score is. An id that cannot be
+            scored has none of them.
 
         Raises
         ------
@@ -69,7 +75,11 @@ class Scores:
         """
         if isinstance(ids, str):  # each letter would be an id
             raise ConfigError(f"ids = {ids!r} is one text. Give a list of ids.")
-        return [each for part in self._parts(ids) for each in self._ask(part)]
+        query = {"explain": True} if explain else {}
+        # A model without contributions has most = 0, and says why in its refusal.
+        most = (self.model().get("explain_ids", 0) if explain else 0) or _MOST
+        parts = self._parts(ids, min(most, _MOST))
+        return [each for part in parts for each in self._ask({"ids": part, **query})]
 
     def model(self) -> dict[str, Any]:
         """Return what the service says of its model: strategy, figures, classes, parties."""
@@ -91,13 +101,13 @@ class Scores:
     ) -> None:
         self.close()
 
-    def _parts(self, ids: Sequence[int | str]) -> Iterator[list[int | str]]:
+    def _parts(self, ids: Sequence[int | str], most: int) -> Iterator[list[int | str]]:
         plain = [each.item() if hasattr(each, "item") else each for each in ids]  # NumPy's types
-        for start in range(0, len(plain), _MOST):
-            yield plain[start : start + _MOST]
+        for start in range(0, len(plain), most):
+            yield plain[start : start + most]
 
-    def _ask(self, ids: list[int | str]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call("POST", "/v1/predict", {"ids": ids})["predictions"]
+    def _ask(self, query: dict[str, Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("POST", "/v1/predict", query)["predictions"]
         return found
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:

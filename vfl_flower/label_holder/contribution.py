@@ -41,7 +41,8 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 FILE = "contribution.json"
 EXACT = 10
 """Largest number of parties for exact values from all subsets. Above, sample random orders."""
-_ORDERS = 200
+ORDERS = 200
+"""Number of random orders above that."""
 _SURE = 1.96  # standard deviations in half of a 95 % interval
 
 Array = NDArray[np.float64]
@@ -119,25 +120,25 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
         for used in product((False, True), repeat=parties):
             of_used = value(used)
             for worth, in_it in zip(worths, used, strict=True):
-                worth.add(_share(sum(used) - in_it, parties) * (1 if in_it else -1), of_used)
+                worth.add(share(sum(used) - in_it, parties) * (1 if in_it else -1), of_used)
     else:
-        each = np.zeros((_ORDERS, parties))
-        for number, order in enumerate(_orders(parties)):
+        each = np.zeros((ORDERS, parties))
+        for number, order in enumerate(orders(parties)):
             used = (False,) * parties
             for party in order:
                 more = tuple(have or other == party for other, have in enumerate(used))
-                worths[party].add(1 / _ORDERS, value(more))
-                worths[party].add(-1 / _ORDERS, value(used))
+                worths[party].add(1 / ORDERS, value(more))
+                worths[party].add(-1 / ORDERS, value(used))
                 each[number, party] = value(more)[0].mean() - value(used)[0].mean()
                 used = more
-        chance = each.var(0) / _ORDERS
+        chance = each.var(0) / ORDERS
     ends = [float(value((which,) * parties)[0].mean()) for which in (False, True)]
     figures = {
         "metric": metric,
         "rows": len(labels.test),
         "nobody": ends[0],
         "all": ends[1],
-        "orders": None if parties <= exact else _ORDERS,
+        "orders": None if parties <= exact else ORDERS,
         "parties": [
             {
                 "party": party,
@@ -151,15 +152,15 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     return figures
 
 
-def _share(before: int, parties: int) -> float:
+def share(before: int, parties: int) -> float:
     """Return the share of orders where one set of ``before`` parties precedes a party."""
     return 1 / (parties * math.comb(parties - 1, before))
 
 
-def _orders(parties: int) -> Iterator[NDArray[np.int64]]:
+def orders(parties: int) -> Iterator[NDArray[np.int64]]:
     """Yield random orders, each followed by its reverse to reduce variance."""
     generator = np.random.default_rng(0)
-    for _ in range(_ORDERS // 2):
+    for _ in range(ORDERS // 2):
         order = generator.permutation(parties)
         yield order
         yield order[::-1]

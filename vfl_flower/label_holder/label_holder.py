@@ -21,7 +21,7 @@ from torch import Tensor
 from vfl_flower.config.errors import DivergedError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.label_holder.held_out import Evaluated, HeldOut, of_group
+from vfl_flower.label_holder.held_out import Evaluated, HeldOut, background_rows, of_group
 from vfl_flower.label_holder.links import HolderLinks
 from vfl_flower.label_holder.table import Table, own_features
 from vfl_flower.models import losses
@@ -93,6 +93,7 @@ class LabelHolder:
         self.columns = self.aggregation.columns(sizes)
         own, own_held_out = own_features(config, labels)
         masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
+        self._background = own_held_out[background_rows(len(own_held_out))]
         max_delay = config.schedule.max_delay
         self.table = Table(self.columns, own, self.device, max_delay, masks)
         self.held_out = HeldOut(config, labels, self.columns, own_held_out, held_masks, self.device)
@@ -306,6 +307,7 @@ class LabelHolder:
             **_groups(self.top, self.optimizer),
             "link": self.links.state_dict(),
             "best": self.held_out.best,
+            "background": {"own": self._background} if self._background.shape[1] else {},
         }
         arrays = {
             f"{group}.{name}": each for group, of in groups.items() for name, each in of.items()

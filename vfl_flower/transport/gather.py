@@ -23,6 +23,8 @@ from vfl_flower.transport.wire import read_reply, to_message
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
+_TELL = 60.0  # seconds between two log lines about parties that are waited for
+
 P = TypeVar("P", bound=Payload)
 I = TypeVar("I", bound=Introduction)  # noqa: E741
 
@@ -180,19 +182,23 @@ def gather_all(
     """
     questions = _Questions(transport, running.party_timeout, there is not None)
     found: dict[int, I] = {}
-    waiting = False
+    waiting, told = False, time.monotonic()
     while True:
         new = [node for node in transport.get_node_ids() if node not in questions.asked]
         questions.ask(dict.fromkeys(new, order))
-        soon = min(questions.deadline, time.monotonic() + POLL)
-        found |= questions.answers(kind, soon if there else questions.deadline)
+        soon = time.monotonic() + (POLL if there else _TELL)
+        found |= questions.answers(kind, min(questions.deadline, soon))
         if there:
-            away = _away(found, there) - questions.failures
+            away, total = _away(found, there) - questions.failures, there.parties
         else:
-            away = max([running.parties, 1, *(each.parties for each in found.values())])
-            away -= len(found)
+            total = max([running.parties, 1, *(each.parties for each in found.values())])
+            away = total - len(found)
         if away <= 0:
             break
+        if time.monotonic() > told + _TELL:
+            told = time.monotonic()
+            without = there.without if there else frozenset()
+            notice.info("%s", _waited_for(found, total, without))
         if time.monotonic() > questions.deadline:
             if there:
                 notice.warning("%d parties are not there: they are left out.", away)
@@ -212,6 +218,15 @@ def gather_all(
             f"{len(found) - 1}."
         )
     return dict(sorted(found.items(), key=lambda each: each[1].party))
+
+
+def _waited_for(found: Mapping[int, Introduction], total: int, without: frozenset[int]) -> str:
+    """Say which parties have not answered."""
+    if not found and total == 1:
+        return "Waiting for parties: none has answered yet."
+    absent = sorted(set(range(total)) - {each.party for each in found.values()} - without)
+    many, names = "y" if len(absent) == 1 else "ies", ", ".join(map(str, absent))
+    return f"Waiting for part{many} {names}: {len(found)} of {total} have answered."
 
 
 def _away(found: Mapping[int, Introduction], there: AvailableParties) -> int:

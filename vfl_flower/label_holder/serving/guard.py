@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import orjson
 from starlette.responses import Response
@@ -22,10 +22,17 @@ class Guard:
     ----------
     app : the guarded application. It finds the caller's name in its scope, as ``vfl_caller``.
     open_paths : paths that anybody may read.
+    strange : is called for each call without a valid token.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, open_paths: Collection[str] = ()) -> None:
-        self._app, self._tokens, self._open = app, tokens, open_paths
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens,
+        open_paths: Collection[str] = (),
+        strange: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._app, self._tokens, self._open, self._strange = app, tokens, open_paths, strange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or refuse it."""
@@ -36,6 +43,7 @@ class Guard:
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         caller = self._tokens.caller(token.strip()) if kind.lower() == "bearer" else None
         if caller is None:
+            self._strange()
             await _refuse(scope, send, 401, "Send a valid token: Authorization: Bearer TOKEN.")
             return
         size = headers.get(b"content-length", b"0")

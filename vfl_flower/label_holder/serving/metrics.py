@@ -7,6 +7,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 _RULES = ("max-predictions-per-day", "max-predictions", "max-uploads")
+_OTHER = "other"
+_OUTCOMES = ("answered", "ending", "full", "unavailable", "failed")
 
 
 class Metrics:
@@ -38,6 +40,11 @@ class Metrics:
             "vfl_answers_missing_party", "Scores without a party.", "party", "reason"
         )
         self._refusals = counter("vfl_refusals", "Refusals of parties.", "rule")
+        for rule in (*_RULES, _OTHER):  # a counter that begins at its first event shows no increase
+            self._refusals.labels(rule)
+        for outcome in _OUTCOMES:
+            self.requests.labels(outcome)
+            self.rows.labels(outcome)
         self.queue_rows = gauge("vfl_queue_rows", "Ids that wait for their batch.")
         self._model = gauge("vfl_model_info", "The served model.", "run", "strategy", "version")
 
@@ -51,7 +58,7 @@ class Metrics:
 
     def refused(self, number: int, sentence: str) -> None:
         """Count a party's refusal by the rule in its sentence."""
-        rule = next((each for each in _RULES if each in sentence), "other")
+        rule = next((each for each in _RULES if each in sentence), _OTHER)
         self._refusals.labels(rule).inc()
 
     def serves(self, run: str, strategy: str, version: str) -> None:

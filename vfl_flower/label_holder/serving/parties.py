@@ -55,6 +55,7 @@ _NEW = 100_000  # most places that a party's set gains between two questions
 MOST_ROWS = 10_000
 """Most rows of a batch."""
 _OVERDUE = 5.0  # seconds after which a late party is asked to load its model again
+_TELL = 60.0  # seconds between two log lines about parties that do not answer
 _AGAIN = 2.0  # seconds between two tries to load a model
 _LASTING = 86400.0 * 30  # seconds that a message may live
 
@@ -103,6 +104,7 @@ class Parties:
         self._all = [_Party(number, None) for number in range(len(sizes))]
         self._apart = False  # whether parties of masked sums have served other orders
         self._tried = 0.0
+        self._told = time.monotonic()  # or when all parties answered last
         # Finds ids outside the alignment. Masked sums need the same order to all parties, which
         # places in their different sets would not be.
         self.seeker = None if predictor.aggregation.abreast else rows.seeker(run)
@@ -245,6 +247,7 @@ class Parties:
         for message in self._receive(out, seconds):
             self._answered(self._party_of(message), message)
         now = time.monotonic()
+        self._tell(now)
         if self._apart:
             self._bring_together()
             return
@@ -253,6 +256,20 @@ class Parties:
                 self._lose(party)
             if party.state == DOWN and party.node is not None and now > party.sent + _AGAIN:
                 self._ask_to_load(party)
+
+    def _tell(self, now: float) -> None:
+        """Log each minute which parties do not answer."""
+        gone = [
+            f"{each.number} ({each.state})"
+            for each in self._all
+            if each.node is not None and each.state not in (READY, ASKED)
+        ]
+        if gone and now < self._told + _TELL:
+            return
+        self._told = now
+        if gone:
+            many = "y" if len(gone) == 1 else "ies"
+            notice.warning("The service waits for part%s %s.", many, ", ".join(gone))
 
     def come_apart(self) -> None:
         """Note that parties of masked sums have served other orders, and need new keys."""

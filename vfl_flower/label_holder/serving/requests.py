@@ -6,27 +6,46 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 Ids = Sequence[int | str]
 
+MOST_IDS = 10_000
+"""Most ids of one request."""
 
 Score = dict[str, Any]
-"""The answer for one id: "prediction", "probabilities", "parties" used, and "missing" parties."""
+"""The answer for one id: "prediction", "probabilities", "parties" used, and "missing" parties.
+
+Contributions to the score can follow (`contribution_to_score.Explainer`)."""
+
+
+class Answers(NamedTuple):
+    """The answers of one request.
+
+    model : the model's version.
+    scores : an answer for each id.
+    explain : adds the contributions to the scores, if the request asks for them. It may take long.
+    """
+
+    model: str
+    scores: list[Score]
+    explain: Callable[[], None] | None = None
 
 
 @dataclass(eq=False)
 class Request:
     """The ids of one call, and where its answer goes.
 
-    answer : is called once, from the service's thread, with the model's version and a score for
-        each id, or with the reason why there are none.
+    answer : is called once, from the service's thread, with the answers, or with the reason why
+        there are none.
+    explain : whether the answers need the contributions to the scores.
     """
 
     name: str
     caller: str
     ids: Ids
-    answer: Callable[[tuple[str, list[Score]] | Exception], None]
+    answer: Callable[[Answers | Exception], None]
+    explain: bool = False
     came: float = field(default_factory=time.monotonic)
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
+from vfl_flower.label_holder.contribution_to_score import Explainer, ScoredRows
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
@@ -29,7 +31,7 @@ from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
 from vfl_flower.label_holder.serving.releases import Releases
-from vfl_flower.label_holder.serving.requests import Queue, Request, Score
+from vfl_flower.label_holder.serving.requests import MOST_IDS, Answers, Queue, Request, Score
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
 
@@ -75,6 +77,7 @@ class Loaded:
         self.files = self._versions()
         self.rows = rows_to_predict(transport, config, given, found, run, there)
         self.predictor = Predictor(found, self.rows.own.shape[1])
+        self.explainer = Explainer(self.predictor, self.rows.own.shape[1])
         self.any_subset = aggregation_of(found.config).any_subset
         self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)
@@ -128,6 +131,7 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
         self._looked = time.monotonic()
+        self._strangers = self._recorded = 0  # calls, and those that the audit log has
         self._tell()
 
     @property
@@ -153,7 +157,10 @@ class Service:
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
+            "explain_ids": 0,  # most ids of a request with contributions
         }
+        if not loaded.explainer.refusal:
+            said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
@@ -162,14 +169,15 @@ class Service:
         request: str,
         caller: str,
         ids: Sequence[int | str],
-        found: tuple[str, list[Score]] | None,
+        found: Answers | None,
         outcome: str,
     ) -> None:
         """Write a request to the audit log, before it is answered.
 
         Parameters
         ----------
-        found : the model's version and the scores; None if there are none.
+        ids : ids of the request; none of a request that is refused as invalid.
+        found : the answers; None if there are none.
 
         Raises
         ------
@@ -177,7 +185,7 @@ class Service:
             If the log cannot be written.
         """
         hashes = self._audit.hashes([encoded(one) for one in ids])
-        model, scores = found or (self.loaded.name, [])
+        model, scores, explain = found or Answers(self.loaded.name, [])
         used = Counter(party for score in scores for party in score["parties"])
         self._audit.write(
             "score",
@@ -188,7 +196,25 @@ class Service:
             parties={str(party): used[party] for party in sorted(used)},
             model=model,
             outcome=outcome,
+            **({"explain": True} if explain else {}),
         )
+
+    def record_stranger(self) -> None:
+        """Count a call without a valid token, for the audit log.
+
+        All such calls of a second make one line: else strangers could fill the disk.
+        """
+        self._strangers += 1
+
+    def _record_strangers(self) -> None:
+        now = self._strangers  # the web's thread counts on
+        calls, self._recorded = now - self._recorded, now
+        if not calls:
+            return
+        try:
+            self._audit.write("stranger", calls=calls, outcome="unauthorised")
+        except VflError as error:
+            log.error("%s", error)
 
     # --- the current version ----------------------------------------------------------------------
 
@@ -212,10 +238,11 @@ class Service:
         notice.info("Serving model %s, for %d ids.", loaded.name, len(loaded.rows.ids))
 
     def _look(self) -> None:
-        """Load a new version, if there is one."""
+        """Load a new version, if there is one. Record strangers."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
+            self._record_strangers()
             if self.loaded.is_outdated:
                 self.reload()
 
@@ -230,6 +257,7 @@ class Service:
             if batch:
                 self._answer(batch)
             elif self.queue.closed:
+                self._record_strangers()
                 return
             else:
                 self.loaded.parties.look(_IDLE)
@@ -264,27 +292,35 @@ class Service:
         embedded = loaded.embeddings.embed(rows, found, until)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
-        scores = self._scores(rows, embedded)
+        scores, scored = self._scores(rows, embedded)
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
         nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
-        of_new = dict(zip(new[:_NEW], scores[len(rows) :], strict=False))
+        of_new = dict(zip(new[:_NEW], range(len(rows), len(scores)), strict=False))
         at = iter((place - none).tolist())
         for request in batch:
             pairs = zip(request.ids, at, strict=False)
-            answers = [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
+            places = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
+            answers = [scores[row] if row >= 0 else nobody for row in places]
             refusal = None if loaded.any_subset else _refusal(answers)
-            request.answer(refusal or (loaded.name, answers))
+            explain = None
+            if request.explain:
+                answers = [dict(each) for each in answers]  # other requests share them
+                explain = partial(_explain, loaded.explainer, scored, places, answers)
+            request.answer(refusal or Answers(loaded.name, answers, explain))
 
-    def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
+    def _scores(
+        self, rows: NDArray[np.int64], embedded: Embedded
+    ) -> tuple[list[Score], ScoredRows]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
         loaded, given, size = self.loaded, embedded.given, len(embedded.given)
-        if not size:
-            return []
         own = np.zeros((size, loaded.rows.own.shape[1]), np.float32)
         own[: len(rows)] = loaded.rows.own[rows]
+        if not size:
+            return [], ScoredRows(embedded.blocks, own, given, embedded.blocks)
         complete: NDArray[np.bool_] = np.all(given, axis=1)
         known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
         outputs = loaded.predictor.outputs(embedded.blocks, own, given)
+        scored = ScoredRows(embedded.blocks, own, given, outputs)
         columns = predicted_columns(outputs, loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
@@ -305,7 +341,7 @@ class Service:
             if chances is not None:
                 score["probabilities"] = dict(zip(names, chances[row], strict=True))
             scores.append({**score, "parties": parties, "missing": absent})
-        return scores
+        return scores, scored
 
     def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
         """Return the parties that are not in the score of a row, with the reason."""
@@ -323,6 +359,22 @@ class Service:
         """Return the answer for an id that has no score."""
         missing = {str(party): why for party, why in whys.items()}
         return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
+
+
+def _explain(
+    explainer: Explainer, scored: ScoredRows, places: list[int], scores: list[Score]
+) -> None:
+    """Add the contributions to scores.
+
+    Parameters
+    ----------
+    places : place of each score among the scored rows, or -1.
+    """
+    known = [number for number, each in enumerate(scores) if each["prediction"] is not None]
+    rows = scored.at([places[number] for number in known])
+    found = explainer.explain(rows, [scores[number]["prediction"] for number in known])
+    for number, contributions in zip(known, found, strict=True):
+        scores[number].update(contributions)
 
 
 def _refusal(scores: Sequence[Score]) -> UnavailableError | None:

@@ -13,30 +13,43 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from starlette.types import ASGIApp
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
+from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.guard import Guard
-from vfl_flower.label_holder.serving.requests import Score
-from vfl_flower.label_holder.serving.service import Service, UnavailableError
+from vfl_flower.label_holder.serving.requests import Answers
+from vfl_flower.label_holder.serving.service import Loaded, Service, UnavailableError
 from vfl_flower.label_holder.serving.tokens import Tokens
 
 log = logging.getLogger("flwr")
 
-MOST_IDS = 10_000
-"""Most ids of one request."""
+_RETRY = {"Retry-After": "1"}
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
 _Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field()]
 
 
 class Query(BaseModel):
-    """The ids to score: whole numbers or texts, as in the label holder's file."""
+    """The ids to score: whole numbers or texts, as in the label holder's file.
+
+    With ``explain``, each score has the contributions of the participants. `GET /v1/model` has the
+    most ids of such a request, as ``explain_ids``.
+    """
 
     model_config = ConfigDict(extra="forbid")
-    ids: list[_Id] = Field(min_length=1, max_length=MOST_IDS, examples=[["u1", "u2"]])
+    ids: list[_Id] = Field(min_length=1, max_length=requests.MOST_IDS, examples=[["u1", "u2"]])
+    explain: StrictBool = False
 
 
 class Prediction(BaseModel):
@@ -45,6 +58,12 @@ class Prediction(BaseModel):
     ``prediction`` is null if the model has no score for the id. ``parties`` are those whose data
     are in the score. ``missing`` names every other party, and why: "unknown" (it has no such id),
     "down", "late", "refused" by one of its rules, or "faulty".
+
+    The last five fields are there if the request asks to explain the scores. ``contributions`` has
+    the Shapley value of each party in ``parties``, and of the "label holder" if the model reads its
+    columns. ``base`` + the sum of ``contributions`` = ``score``. ``scale`` is "log-odds before
+    calibration", of ``explained_class``, or "units of the label". Of two classes, the second one is
+    explained. Of more, the predicted one is.
     """
 
     id: int | str
@@ -52,6 +71,11 @@ class Prediction(BaseModel):
     probabilities: dict[str, float] | None = None
     parties: list[int]
     missing: dict[str, str]
+    contributions: dict[str, float] | None = None
+    base: float | None = None
+    score: float | None = None
+    scale: str | None = None
+    explained_class: str | None = None
 
 
 class Answer(BaseModel):
@@ -76,6 +100,7 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         """Return a page about the calls."""
         return HTMLResponse(_page(app.openapi()))
 
+    explaining = Explaining()
     body = {"content": {"application/json": {"schema": Query.model_json_schema()}}}
 
     @app.post(
@@ -86,46 +111,47 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
     )
     async def predict(call: Request) -> Response:
         """Score ids by the current model."""
-        began, name = time.monotonic(), secrets.token_hex(8)
+        began, name, caller = time.monotonic(), secrets.token_hex(8), call.scope["vfl_caller"]
         try:
             query = Query.model_validate_json(await call.body())
+            problem = _problem(query, service.loaded)
         except ValidationError as error:
-            return _refusal(422, _sentence(error), name)
-        id_type = service.loaded.id_type
-        if any(type(one) is not id_type for one in query.ids):
-            kind = "whole numbers" if id_type is int else "texts"
-            return _refusal(422, f"The ids of this model are {kind}. Send them as such.", name)
+            problem = _sentence(error)
+        if problem:
+            unwritten = _record(service, name, caller, [], None, "invalid")
+            return unwritten or _refusal(422, problem, name)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[str, list[Score]]] = loop.create_future()
+        future: asyncio.Future[Answers] = loop.create_future()
 
-        def answer(found: tuple[str, list[Score]] | Exception) -> None:
+        def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
-        caller, size = call.scope["vfl_caller"], len(query.ids)
         outcome, reply, found = "answered", None, None
-        retry = {"Retry-After": "1"}
+        request = requests.Request(name, caller, query.ids, answer, query.explain)
         try:
-            if service.queue.put(requests.Request(name, caller, query.ids, answer)):
-                found = await future
+            if query.explain and explaining.is_full:
+                sentence = "Too many requests wait for contributions. Try again in a second."
+                outcome, reply = "full", _refusal(429, sentence, name, _RETRY)
+            elif service.queue.put(request):
+                with explaining.counted(query.explain):
+                    found = await future
+                    if found.explain:
+                        await explaining.run(found.explain)
             elif service.queue.closed:
-                outcome, reply = "ending", _refusal(503, "The service is ending.", name, retry)
+                outcome, reply = "ending", _refusal(503, "The service is ending.", name, _RETRY)
             else:
                 sentence = "Too many ids wait for their scores. Try again in a second."
-                outcome, reply = "full", _refusal(429, sentence, name, retry)
+                outcome, reply = "full", _refusal(429, sentence, name, _RETRY)
         except UnavailableError as error:
-            outcome, reply = "unavailable", _refusal(503, str(error), name, retry)
+            outcome, reply = "unavailable", _refusal(503, str(error), name, _RETRY)
         except VflError as error:
             outcome, reply = "failed", _refusal(500, str(error), name)
-        try:
-            service.record(name, caller, query.ids, found, outcome)
-        except VflError as error:
-            log.error("%s", error)
-            sentence = "The audit log cannot be written, so nothing is answered."
-            outcome, reply = "failed", _refusal(503, sentence, name, retry)
-        _count(service, outcome, size, began)
+        if unwritten := _record(service, name, caller, query.ids, found, outcome):
+            outcome, reply = "failed", unwritten
+        _count(service, outcome, len(query.ids), began)
         if reply is not None or found is None:
             return reply or _refusal(500, "The service failed.", name)
-        model, scores = found
+        model, scores, _ = found
         predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
         said = {"request": name, "model": model, "predictions": predictions}
         return Response(orjson.dumps(said), media_type="application/json")
@@ -152,12 +178,23 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         """Return counters and histograms."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    return Guard(app, tokens, _OPEN)
+    return Guard(app, tokens, _OPEN, service.record_stranger)
 
 
-def _settle(
-    future: asyncio.Future[tuple[str, list[Score]]], found: tuple[str, list[Score]] | Exception
-) -> None:
+def _problem(query: Query, loaded: Loaded) -> str:
+    """Return why this model cannot answer a query, or an empty text."""
+    if any(type(one) is not loaded.id_type for one in query.ids):
+        kind = "whole numbers" if loaded.id_type is int else "texts"
+        return f"The ids of this model are {kind}. Send them as such."
+    if not query.explain:
+        return ""
+    most = loaded.explainer.most_ids
+    if not loaded.explainer.refusal and len(query.ids) > most:
+        return f"With explain, a request to this model has at most {most} ids. Send several."
+    return loaded.explainer.refusal
+
+
+def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None:
     if future.done():  # the caller has gone
         return
     if isinstance(found, VflError):
@@ -166,6 +203,24 @@ def _settle(
         future.set_exception(VflError("The service failed. Its log says why."))
     else:
         future.set_result(found)
+
+
+def _record(
+    service: Service,
+    name: str,
+    caller: str,
+    ids: requests.Ids,
+    found: Answers | None,
+    outcome: str,
+) -> Response | None:
+    """Write a request to the audit log; return a refusal if that is not possible."""
+    try:
+        service.record(name, caller, ids, found, outcome)
+    except VflError as error:
+        log.error("%s", error)
+        sentence = "The audit log cannot be written, so nothing is answered."
+        return _refusal(503, sentence, name, _RETRY)
+    return None
 
 
 def _count(service: Service, outcome: str, ids: int, began: float) -> None:
@@ -206,7 +261,9 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     kind = first["type"]
     if kind == "too_long":
-        return f"A request has at most {MOST_IDS} ids. Send several requests."
+        return f"A request has at most {requests.MOST_IDS} ids. Send several requests."
+    if first["loc"][:1] == ("explain",):
+        return "explain must be true or false. Send one of them, or leave it out."
     if kind.startswith("json"):
         return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
     return 'The body must be {"ids": [...]}, with at least one whole number or text.'
