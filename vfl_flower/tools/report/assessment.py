@@ -9,41 +9,12 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from vfl_flower.label_holder.charts import Line, look, svg
+from vfl_flower.label_holder.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
 from vfl_flower.tools.report.curves import titles
 from vfl_flower.tools.report.parts import Cell, Chart, Dot, Row, Section, Table, shown
 from vfl_flower.tools.report.read import Shown, mapping, number, numbers, text
 
-FIGURES = {
-    "auc": ("AUC", "chance that a random positive row has a higher score than a negative one"),
-    "gini": ("Gini", "2 AUC - 1"),
-    "ks": ("KS", "largest distance between the score distributions of both classes"),
-    "average_precision": ("average precision", "area under the precision-recall curve"),
-    "macro_auc": ("macro AUC", "mean AUC of each class against the rest"),
-    "log_loss": ("log loss", "mean negative logarithm of the probability of the true class"),
-    "brier": ("Brier score", "mean squared error of the probabilities"),
-    "ece": ("calibration error", "expected distance of probabilities from true shares, by bins"),
-    "accuracy": ("accuracy", "share of rows with the right class"),
-    "precision": ("precision", "share of true positives among the flagged rows"),
-    "recall": ("recall", "share of the positive rows that are flagged"),
-    "f1": ("F1", "harmonic mean of precision and recall"),
-    "macro_f1": ("macro F1", "mean F1 of the classes"),
-    "flagged": ("flagged", "share of rows that are predicted positive"),
-    "rmse": ("RMSE", "root mean squared error, in units of the labels"),
-    "mae": ("MAE", "mean absolute error, in units of the labels"),
-    "r2": ("R²", "share of the labels' variance that the model explains"),
-    "spearman": ("Spearman", "rank correlation of predictions and labels"),
-    "bias": ("bias", "mean of prediction minus label, in units of the labels"),
-}
-"""Figure of an assessment -> its name, and its meaning."""
-
-_IN_UNITS = "rmse", "mae", "bias"
 _AT_THRESHOLD = "Accuracy, precision, recall, F1 and flagged use the threshold"
-_RULES = {
-    "f1": "the largest F1 on validation rows",
-    "cost": "the least cost on validation rows, where a missed positive costs as much as {} false "
-    "alarms",
-    "rate": "the highest scores on validation rows, a share of {}",
-}
 _MOST_CLASSES = 10  # of an open confusion matrix
 _MOST_TIPS = 20  # of a curve
 
@@ -90,11 +61,6 @@ def estimates(found: Mapping[str, Any]) -> dict[str, Estimate]:
     return {key: each for key, each in every.items() if each.value is not None}
 
 
-def form_of(figure: str) -> str:
-    """Return the format of a figure: digits after the point, or significant digits."""
-    return ".4g" if figure in _IN_UNITS else ".4f"
-
-
 def scale(found: Sequence[Estimate]) -> tuple[float, float]:
     """Return the least and the greatest end of intervals."""
     ends = [
@@ -125,8 +91,8 @@ def assessment(runs: Sequence[Shown]) -> Section | None:
                 tables.append(matrix)
             else:
                 more["Confusion matrix" + (f" of {run.title}" if several else "")] = matrix
-    every = dict.fromkeys(key for each in figures for key in each if key in FIGURES)
-    meanings: list[Row] = [FIGURES[key] for key in every]
+    every = dict.fromkeys(key for each in figures for key in each if key in ASSESSED)
+    meanings: list[Row] = [ASSESSED[key] for key in every]
     more["What these figures mean"] = Table(["figure", "meaning"], [meanings], 2)
     notes = []
     if any(each.interval for found in figures for each in found.values()):
@@ -163,12 +129,12 @@ def _figures(names: Sequence[Cell], figures: Sequence[Mapping[str, Estimate]]) -
     for key in dict.fromkeys(key for found in figures for key in found):
         of_runs = [(n, found[key]) for n, found in enumerate(figures) if key in found]
         least, most = scale([each for _, each in of_runs])
-        shares = least >= 0 and most <= 1 and key not in _IN_UNITS
+        shares = least >= 0 and most <= 1 and key not in IN_UNITS
         ends = (least, most) if several else (0.0, 1.0)
         bodies.append(
             [
                 [
-                    FIGURES.get(key, (key, ""))[0],
+                    ASSESSED.get(key, (key, ""))[0],
                     *([names[n]] if several else []),
                     *each.texts(form_of(key)),
                     each.dot(*ends, n) if several or shares else "",
@@ -195,25 +161,12 @@ def _said(run: Shown) -> list[str]:
         found[0] = f"{shown(rows, ',.0f')} test rows. {share} are positive{which}."
     threshold = mapping(of.get("threshold"))
     if (value := number(threshold, "value")) is not None:
-        found.append(f"{_AT_THRESHOLD} {value:.4g}{_chosen(text(threshold.get('rule')))}.")
+        found.append(f"{_AT_THRESHOLD} {value:.4g}{chosen(text(threshold.get('rule')))}.")
     if calibrate := of.get("calibrate"):
         kept = text(calibrate)
         said = "as the model gives them" if kept == "none" else f"calibrated ({kept})"
         found.append(f"Probabilities are {said}.")
     return found
-
-
-def percent(share: float) -> str:
-    """Return a share as text."""
-    return f"{100 * share:.1f} %"
-
-
-def _chosen(rule: str) -> str:
-    """Return how a threshold was chosen, after its value."""
-    kind, _, argument = rule.partition(":")
-    return (
-        f", chosen for {_RULES[kind].format(argument)}" if kind in _RULES else ", which was given"
-    )
 
 
 def _classes(run: Shown) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl_flower.tools.report.assessment import FIGURES, Estimate, scale
+from vfl_flower.label_holder.figures import ASSESSED
+from vfl_flower.tools.report.assessment import Estimate, scale
 from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, shown
 from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
 
@@ -53,7 +54,7 @@ def information(runs: Sequence[Shown]) -> Section | None:
 
 def _metric(of: Mapping[str, Any]) -> str:
     name = text(of.get("metric"))
-    return FIGURES.get(name, (name, ""))[0]
+    return ASSESSED.get(name, (name, ""))[0]
 
 
 def _refused(of: Mapping[str, Any]) -> list[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vfl_flower.label_holder.figures import ASSESSED, form_of
 from vfl_flower.tools.report.assessment import (
-    FIGURES,
     Estimate,
     by_run,
     estimates,
-    form_of,
     scale,
 )
 from vfl_flower.tools.report.curves import titles
@@ -100,7 +99,7 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
         ]
         for name, each in by_segment.items()
     ]
-    called, _ = FIGURES.get(key, (key, ""))
+    called, _ = ASSESSED.get(key, (key, ""))
     who = ["run"] if len(runs) > 1 else []
     head = [column, *who, "rows", called, "95 % interval", "{:.3g} to {:.3g}".format(*ends)]
     bodies = bodies if len(runs) > 1 else [[row for body in bodies for row in body]]
@@ -110,7 +109,7 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
 def _all(column: str, runs: Sequence[Shown], found: Found) -> Table:
     """Return every figure of every segment."""
     rows: list[Row] = [
-        [name, *([runs[n].title] if len(runs) > 1 else []), FIGURES.get(key, (key, ""))[0], *texts]
+        [name, *([runs[n].title] if len(runs) > 1 else []), ASSESSED.get(key, (key, ""))[0], *texts]
         for name, each in _by_segment(found).items()
         for n, _, figures in each
         for key, estimate in figures.items()
