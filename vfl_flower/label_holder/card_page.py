@@ -97,6 +97,8 @@ def _cells(tag: str, texts: Iterable[str], first: int) -> str:
 
 def _plain(text: str) -> str:
     """Return a text on one line, without characters that a page cannot show."""
+    if text.isprintable():
+        return text
     return "".join("\ufffd" if category(c) in ("Cc", "Cs", "Cn") else c for c in text)
 
 
