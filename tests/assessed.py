@@ -1,4 +1,4 @@
-"""What runs and tasks leave beside each other for the report, computed by scikit-learn."""
+"""Assessments of a run for the report and the model card, computed by scikit-learn."""
 
 from __future__ import annotations
 

@@ -41,6 +41,10 @@ INFORMATION = {
     "parties": {
         "0": {"features": [{"feature": 3, "value": 0.12, "low": 0.1, "high": 0.15, "bins": 8}]},
         "1": {"features": [{"feature": 0, "value": 0.7, "low": 0.6, "high": 0.8, "bins": 5}]},
+        "2": {"features": [{"feature": 4, "value": None, "bins": 1, "note": "One bin only."}]},
+        "label holder": {
+            "features": [{"feature": "age", "value": 0.05, "low": 0.0, "high": 0.1, "bins": 9}]
+        },
     },
 }
 DRIFT = {
@@ -87,7 +91,7 @@ def titles(page: Page) -> set[str]:
     return {each.text or "" for each in page.all("h2")}
 
 
-def test_figures_on_the_page_are_those_of_the_file(
+def test_the_page_has_the_figures_of_the_file(
     page: Page, assessments: list[dict[str, Any]]
 ) -> None:
     rows, assessment = page.table("figure", "value"), assessments[0]
@@ -149,13 +153,16 @@ def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
         *("party 1, feature 0", "party 0, feature 0", "party 0, feature 1"),
     ]
     assert important["party 0, feature 1"]["importance"] == "-0.0100"
-    assert "Party 2 has no figures: Party 2 refuses explain." in page.text
+    assert "Without figures: Party 2 refuses explain." in page.text
     informative = page.table("feature", "information value")
     assert informative["party 0, feature 3"] == {
         **{"information value": "0.1200", "95 % interval": "0.1000 to 0.1500"},
         **{"bins": "8", "strength": "medium", "drawn": ""},
     }
     assert informative["party 1, feature 0"]["strength"] == "too good?"
+    assert informative["label holder, age"]["strength"] == "weak"
+    assert list(informative)[-1] == "party 2, feature 4"
+    assert informative["party 2, feature 4"]["strength"] == "One bin only."
     assert "300 rows, labels with noise, epsilon 1.5." in page.text
 
 
@@ -193,7 +200,7 @@ def test_several_runs_share_charts_and_have_their_own_figures(
         left(tmp_path / name, 0, assessment=of) for name, of in zip("ab", assessments, strict=True)
     ]
     page = Page(report(runs))
-    lines = page.lines("lift: positives found over random order")
+    lines = page.lines("lift of each decile: positives over a random order")
     assert {line.get("stroke") for line in lines} == {"var(--s0)", "var(--s1)", "var(--s7)"}
     rows = [["".join(cell.itertext()) for cell in row] for row in page.all("tr")]
     aucs = {row[1]: row[2] for row in rows if row[0] == "AUC" and len(row) == 5}

@@ -1,4 +1,4 @@
-"""What a summary says about the data of a run."""
+"""The description of a run's data in its summary."""
 
 from __future__ import annotations
 

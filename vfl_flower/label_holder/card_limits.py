@@ -25,7 +25,7 @@ def limits(summary: Mapping[str, Any]) -> list[str]:
 def _of_use(summary: Mapping[str, Any]) -> Iterator[str]:
     config = summary["config"]
     yield (
-        "Do not score rows unlike the training rows, such as those of another product, country or "
+        "Do not score rows unlike the training rows, for example of another product, country or "
         "year. Check new rows for drift first."
     )
     yield (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from string import Template
 from unicodedata import category
 
 
@@ -54,7 +55,8 @@ def html(title: str, parts: Iterable[Part]) -> str:
     for part in parts:
         blocks.append(f"<h2>{_escaped(part.title)}</h2>")
         blocks += [_as_html(each) for each in part.blocks]
-    return _PAGE.format(title=_escaped(title), style=_STYLE, body="\n".join(blocks))
+    page = Template("\n".join(_PAGE))
+    return page.substitute(title=_escaped(title), body="\n".join(blocks))
 
 
 def _as_markdown(block: str | Facts | Points) -> str:
@@ -114,44 +116,46 @@ def _marked(text: str) -> str:
     return escape(_plain(text).translate(_MARKS), quote=False)
 
 
-_STYLE = """
-:root { --paper: #ffffff; --panel: #f5f7f9; --ink: #1a1f26; --soft: #58626e; --rule: #d9dfe5; }
-@media screen and (prefers-color-scheme: dark) {
-  :root { --paper: #12161b; --panel: #1c222a; --ink: #e7eaee; --soft: #9fa9b5; --rule: #343c46; }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0 auto; max-width: 860px; padding: 24px; color: var(--ink); background: var(--paper);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif;
-}
-h1 { margin: 0 0 8px; font-size: 26px; line-height: 1.2; overflow-wrap: anywhere; }
-h2 { margin: 32px 0 8px; padding-bottom: 4px; font-size: 19px; border-bottom: 1px solid; }
-p { margin: 8px 0; } li { margin: 4px 0; } p, li { overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; margin: 12px 0; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 24px 4px 0; text-align: right; vertical-align: top; }
-th:first-child { white-space: nowrap; }
-th { font-weight: 400; color: var(--soft); border-bottom: 1px solid var(--ink); }
-tbody tr { border-bottom: 1px solid var(--rule); }
-.text { text-align: left; max-width: 480px; overflow-wrap: anywhere; }
-details { margin: 12px 0; } summary { cursor: pointer; color: var(--soft); }
-@media (max-width: 600px) { body { padding: 14px; } th, td { padding-right: 14px; } }
-@page { margin: 14mm; }
-@media print { body { padding: 0; max-width: none; font-size: 12px; } h2 { break-after: avoid; } }
-"""
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en-GB">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<meta name="color-scheme" content="light dark"/>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+_PAGE = (  # in Python, since a Flower bundle of the project holds no other files
+    "<!DOCTYPE html>",
+    '<html lang="en-GB">',
+    "<head>",
+    '<meta charset="utf-8"/>',
+    '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+    '<meta name="color-scheme" content="light dark"/>',
+    '<meta http-equiv="Content-Security-Policy"',
+    " content=\"default-src 'none'; style-src 'unsafe-inline'\"/>",
+    "<title>$title</title>",
+    "<style>",
+    ":root { --paper: #ffffff; --ink: #1a1f26; --soft: #58626e; --rule: #d9dfe5; }",
+    "@media screen and (prefers-color-scheme: dark) {",
+    "  :root { --paper: #12161b; --ink: #e7eaee; --soft: #9fa9b5; --rule: #343c46; }",
+    "}",
+    "* { box-sizing: border-box; }",
+    "body {",
+    "  margin: 0 auto; max-width: 860px; padding: 24px;",
+    "  color: var(--ink); background: var(--paper);",
+    '  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif;',
+    "}",
+    "h1 { margin: 0 0 8px; font-size: 26px; line-height: 1.2; overflow-wrap: anywhere; }",
+    "h2 { margin: 32px 0 8px; padding-bottom: 4px; font-size: 19px; border-bottom: 1px solid; }",
+    "p { margin: 8px 0; } li { margin: 4px 0; } p, li { overflow-wrap: anywhere; }",
+    ".scroll { overflow-x: auto; margin: 12px 0; }",
+    "table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }",
+    "th, td { padding: 4px 24px 4px 0; text-align: right; vertical-align: top; }",
+    "th:first-child { white-space: nowrap; }",
+    "th { font-weight: 400; color: var(--soft); border-bottom: 1px solid var(--ink); }",
+    "tbody tr { border-bottom: 1px solid var(--rule); }",
+    ".text { text-align: left; max-width: 480px; overflow-wrap: anywhere; }",
+    "details { margin: 12px 0; } summary { cursor: pointer; color: var(--soft); }",
+    "@media (max-width: 600px) { body { padding: 14px; } th, td { padding-right: 14px; } }",
+    "@page { margin: 14mm; }",
+    "@media print { body { padding: 0; max-width: none; font-size: 12px; } }",
+    "</style>",
+    "</head>",
+    "<body>",
+    "$body",
+    "</body>",
+    "</html>",
+    "",
+)

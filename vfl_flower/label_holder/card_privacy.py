@@ -31,7 +31,7 @@ def _mechanism(summary: Mapping[str, Any]) -> Iterator[str]:
     elif kind == "scalar":
         yield "The label holder added Gaussian noise to the loss differences that it sent."
         if config["calibration"] != "paper":
-            yield "It also added noise to the steps of its own model."
+            yield "It also added noise to the steps of its model."
     elif kind == "perturbed-embedding":
         yield (
             f"Each party clipped its embeddings to norm {config['embedding-bound']:g}, and added "
@@ -109,4 +109,7 @@ def _alignment(summary: Mapping[str, Any]) -> str:
         return ""
     if summary["config"]["align"] == "ids":
         return ": all participants have the same ids"
-    return ", since the label holder knows which of its ids a party has, and a party which are used"
+    return (
+        ", since the label holder knows which of its ids each party has, and each party knows "
+        "which of its ids are used"
+    )

@@ -41,11 +41,12 @@ FIELDS: dict[str, dict[str, Field]] = {
     "Data": {
         "data": Field(
             "object",
-            "Numbers of `rows` for `training`, `validation` and `test`; `tested_on_training_rows` "
-            "if no rows were held out; digest of the `ids` of all rows, in any order; number of "
-            "`own_columns` of the label holder; `classes` and `class_shares` of the training rows, "
-            "or `label_mean` and `label_deviation` of numbers. Shares, mean and deviation are null "
-            "where noise on labels or scalars does not cover them.",
+            "Numbers of `rows` for `training`, `validation` and `test`. `tested_on_training_rows` "
+            "is true if no rows were held out. `ids` is a digest of the ids of all rows, in any "
+            "order. `own_columns` is the number of the label holder's columns. `classes` and "
+            "`class_shares` are of the training rows. For numbers there are `label_mean` and "
+            "`label_deviation`. Shares, mean and deviation are null where noise on labels or "
+            "scalars does not cover them.",
         ),
     },
     "Schedule": {

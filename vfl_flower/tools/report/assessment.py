@@ -20,16 +20,21 @@ _MOST_TIPS = 20  # of a curve
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval, as far as a file has them."""
+    """A figure with its 95 % interval, as far as a file has them.
+
+    deviation : standard deviation over the run's seeds, if there are several.
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
+    deviation: float | None = None
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Estimate:
-        """Read an estimate from ``value``, ``low`` and ``high``."""
-        return cls(*(number(found, key) for key in ("value", "low", "high")))
+        """Read an estimate from ``value``, ``low`` and ``high``, and a deviation of the value."""
+        value, low, high = (number(found, key) for key in ("value", "low", "high"))
+        return cls(value, low, high, number(found, "deviation", "value"))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -39,7 +44,9 @@ class Estimate(NamedTuple):
     def texts(self, form: str = ".4f") -> tuple[str, str]:
         """Return value and interval as texts, and never -0.0000."""
         ends, form = self.interval, f"z{form}"
-        return shown(self.value, form), f"{ends[0]:{form}} to {ends[1]:{form}}" if ends else ""
+        value = shown(self.value, form)
+        value += "" if self.deviation is None else f" ± {self.deviation:{form}}"
+        return value, f"{ends[0]:{form}} to {ends[1]:{form}}" if ends else ""
 
     def dot(
         self, least: float, most: float, place: int = 0, mark: float | None = None
@@ -155,6 +162,9 @@ def _said(run: Shown) -> list[str]:
     rows, positives = number(of, "rows"), number(of, "positives")
     classes = _classes(run)
     found = [f"{shown(rows, ',.0f')} test rows."]
+    seeds = run.summary.get("seeds")
+    if isinstance(seeds, list):
+        found.append(f"All are means of {len(seeds)} seeds, ends of intervals too.")
     if rows and positives is not None:
         which = f" (class {classes[1]})" if len(classes) == 2 else ""
         share = f"{shown(positives, ',.0f')} ({percent(positives / rows)})"
@@ -215,7 +225,7 @@ _CURVES = {
     "precision_recall": _Curve("precision against recall", "recall", "rate"),
     "calibration": _Curve("calibration: truth against prediction", "mean prediction", "diagonal"),
     "gain": _Curve("gain: share of positives found against share of rows", _SCORED, "diagonal"),
-    "lift": _Curve("lift: positives found over random order", _SCORED, "one"),
+    "lift": _Curve("lift of each decile: positives over a random order", _SCORED, "one"),
     "residuals": _Curve("residuals: rows by prediction error", "prediction minus label"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def importance(runs: Sequence[Shown]) -> Section | None:
         notes += [named + said, *(named + each for each in _refused(of))]
     notes.append(
         "Importance: what the figure loses if the feature's values are permuted. Features with the "
-        "same information share it. Only the party knows their names."
+        "same information share it. A party's features have numbers here, and names only there."
     )
     found = [(run, mapping(run.explanation)) for run in runs]
     return _section("Importance of features", found, "importance", notes)
@@ -58,9 +59,14 @@ def _metric(of: Mapping[str, Any]) -> str:
 
 
 def _refused(of: Mapping[str, Any]) -> list[str]:
-    parties = mapping(of.get("parties"))
-    said = {party: mapping(each).get("refused") for party, each in parties.items()}
-    return [f"Party {party} has no figures: {text(why)}" for party, why in said.items() if why]
+    said = {who: mapping(each).get("refused") for who, each in mapping(of.get("parties")).items()}
+    return [
+        f"Without figures: {text(why)}"
+        if text(why).startswith("Party ")
+        else f"Party {who} has no figures: {text(why)}"
+        for who, why in said.items()
+        if why
+    ]
 
 
 def _section(
@@ -82,45 +88,54 @@ def _section(
 
 
 def _rows(of: Mapping[str, Any], binned: bool) -> list[Row]:
-    every = [
-        (f"party {party}, feature {shown(number(each, 'feature'))}", each, Estimate.of(each))
-        for party, found in mapping(of.get("parties")).items()
-        for each in mappings(mapping(found).get("features"))
+    """Return a row for each feature; features without a value come last, with a note."""
+    found = [
+        (_called(who, each), each, Estimate.of(each))
+        for who, party in mapping(of.get("parties")).items()
+        for each in mappings(mapping(party).get("features"))
     ]
-    known = [each for each in every if each[2].value is not None]
-    known.sort(key=lambda each: -(each[2].value or 0.0))
-    least, most = scale([estimate for _, _, estimate in known])
+    found.sort(key=lambda each: -math.inf if each[2].value is None else each[2].value, reverse=True)
+    least, most = scale([estimate for _, _, estimate in found])
     rows: list[Row] = []
-    for name, each, estimate in known:
-        value = estimate.value or 0.0
-        bar = Bar([value], max(most, 0.0), None, min(least, 0.0), estimate.interval)
-        strength = next((word for end, word in _STRENGTHS if value < end), "too good?")
+    for name, each, estimate in found:
+        value, strength = estimate.value, text(each.get("note", ""))
+        drawn: str | Cell = ""
+        if value is not None:
+            bar = Bar([value], max(most, 0.0), None, min(least, 0.0), estimate.interval)
+            strength = next((word for end, word in _STRENGTHS if value < end), "too good?")
+            drawn = Cell(bar=bar)
         bins = [shown(number(each, "bins")), strength] if binned else []
-        rows.append([name, *estimate.texts(), *bins, Cell(bar=bar)])
+        rows.append([name, *estimate.texts(), *bins, drawn])
     return rows
+
+
+def _called(who: str, feature: Mapping[str, Any]) -> str:
+    """Return the name of a feature. Only the label holder's own features have names."""
+    if who == "label holder":
+        return f"{who}, {text(feature.get('feature'))}"
+    return f"party {who}, feature {shown(number(feature, 'feature'))}"
 
 
 # --- drift --------------------------------------------------------------------------------------
 
 
 def drift(runs: Sequence[Shown]) -> Section | None:
-    """Show the population stability index between training rows and predicted rows."""
+    """Show the population stability index of predicted rows, compared with the run's rows."""
     found = [(run, of) for run in runs if (of := mapping(run.predictions.get("drift")))]
     several = len(runs) > 1
     tables, notes = [], []
     for run, of in found:
         rows: list[Row] = [_index("scores", number(of, "scores"))]
         embeddings = mapping(of.get("embeddings"))
-        rows += [
-            _index(f"embeddings of party {party}", number(embeddings, party))
-            for party in embeddings
-        ]
+        for party in embeddings:
+            called = "sum of all embeddings" if party == "sum" else f"embeddings of party {party}"
+            rows.append(_index(called, number(embeddings, party)))
         tables.append(
             Table(
                 ["what", "index", "drift", f"0 to {_MOST:g}"],
                 [rows],
                 1,
-                f"{run.title}: training rows and predicted rows" if several else "",
+                run.title if several else "",
             )
         )
         columns = mapping(of.get("columns"))
