@@ -264,4 +264,7 @@ def test_shares_of_classes_follow_from_labels_or_from_noisy_labels(run: Start) -
     assert private["class_shares"] != plain["class_shares"] and private["ids"] == plain["ids"]
     hidden = run(2, {**QUICK, "strategy": "dpzv", "epsilon": 4.0}).summary
     assert hidden["data"]["class_shares"] is None
-    assert [each.title for each in card(hidden)][:3] == ["Training", "Data", "Parties"]
+    titles = [each.title for each in card(hidden)]
+    assert titles[:4] == ["Training", "Data", "Parties", "Figures on test rows"]
+    hidden["data"]["tested_on_training_rows"] = True
+    assert [each.title for each in card(hidden)][3] == "Figures on training rows"

@@ -92,7 +92,7 @@ class Alone(Vertical):
         figures = best.figures()
         metric = main_metric(figures)
         each = {str(m): run.run.history.chosen[metric] for m, run in self._finished.items()}
-        figures |= {"best_party": who, f"{metric}_of_party": each}
+        figures |= {"began": self.history.began, "best_party": who, f"{metric}_of_party": each}
         figures.pop("test_by_parties", None)
         if self.run.holder.aggregation.any_subset:  # each party alone, on its own rows
             runs = {party: run for party, run in self._finished.items() if party != "label holder"}

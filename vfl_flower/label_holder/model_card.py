@@ -13,13 +13,13 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder import card_limits, card_privacy
 from vfl_flower.label_holder.card_page import Facts, Part, Points, html, markdown
-from vfl_flower.label_holder.figures import ASSESSED, METRICS, chosen, form_of, percent
+from vfl_flower.label_holder.figures import ASSESSED, chosen, form_of, percent
 from vfl_flower.protocol.systems import BY_ROWS, load_system
 
 FILES = "model_card.md", "model_card.html"
 
 _AROUND = "out", "resume"  # options that name folders
-_OTHERS = {"test_loss": "test loss", "test_auc": "test AUC", "test_rmse": "test RMSE"}
+_BARE = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "r2": "R²", "rmse": "RMSE"}
 _MAIN = "auc", "macro_auc", "accuracy", "rmse"  # the first of a segment is in the card
 _NAMED = "csv:", "parquet:", "hf:", "files:", "memory:"  # data sets with a column of labels
 
@@ -127,12 +127,14 @@ def _parties(summary: Mapping[str, Any]) -> Part:
 
 
 def _figures(summary: Mapping[str, Any]) -> Part:
+    repeated = summary["data"]["tested_on_training_rows"]
+    title = "Figures on training rows" if repeated else "Figures on test rows"
     found = summary.get("assessment") or {}
     figures = found.get("figures", {})
     if not figures:
-        known = [(name, summary.get(key)) for key, name in (METRICS | _OTHERS).items()]
+        known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
         bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]
-        return Part("Figures on test rows", [Facts(["figure", "value"], bare)])
+        return Part(title, [Facts(["figure", "value"], bare)])
     table = [[_named(key), *_estimate(key, each)] for key, each in figures.items()]
     blocks: list[str | Facts | Points] = [Facts(["figure", "value", "95 % interval"], table)]
     blocks += _said(summary, found)
@@ -143,7 +145,7 @@ def _figures(summary: Mapping[str, Any]) -> Part:
         cells = [[name, *(f"{count:,}" for count in line)] for name, line in counts]
         folded = "Confusion matrix" if len(names) > 5 else ""
         blocks += [Facts(head, cells, folded=folded)] if cells else []
-    return Part("Figures on test rows", blocks)
+    return Part(title, blocks)
 
 
 def _said(summary: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:

@@ -73,9 +73,9 @@ class Results(Callback):
         if len(self.history) > 1:
             draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
         if summary["failure"] is None:
-            write_whole(self.folder / "summary.json", text)
-            if (self.folder / checkpoint.FILE).is_file():
+            if (self.folder / checkpoint.FILE).is_file() and "data" in summary:  # not of 0.2.0
                 write_card(self.folder, summary)
+            write_whole(self.folder / "summary.json", text)
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)
 

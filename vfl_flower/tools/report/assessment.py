@@ -88,7 +88,9 @@ def assessment(runs: Sequence[Shown]) -> Section | None:
     row = [chart for key in _CURVES if (chart := _curve(runs, key))]
     legend = titles(runs) if several else []
     if row:
-        legend.append(Cell("random order, or perfect calibration", line="line s7 dashes-1"))
+        ranked = any("roc" in mapping(run.assessment.get("curves")) for run in runs)
+        reference = "random order, or perfect calibration" if ranked else "perfect calibration"
+        legend.append(Cell(reference, line="line s7 dashes-1"))
     figures = [estimates(mapping(run.assessment.get("figures"))) for run in runs]
     tables = [_figures(titles(runs), figures)]
     more = {}
@@ -136,7 +138,7 @@ def _figures(names: Sequence[Cell], figures: Sequence[Mapping[str, Estimate]]) -
     for key in dict.fromkeys(key for found in figures for key in found):
         of_runs = [(n, found[key]) for n, found in enumerate(figures) if key in found]
         least, most = scale([each for _, each in of_runs])
-        shares = least >= 0 and most <= 1 and key not in IN_UNITS
+        shares = least >= 0 and most <= 1 and key not in (*IN_UNITS, "log_loss")
         ends = (least, most) if several else (0.0, 1.0)
         bodies.append(
             [
@@ -194,9 +196,7 @@ def _confusion(run: Shown, named: bool) -> Table | None:
         if len(cells) != len(classes) or not classes:
             return None
         total = sum(each or 0 for each in cells)
-        shares = [
-            f" ({percent(each / total)})" if each is not None and total else "" for each in cells
-        ]
+        shares = [f" ({percent(each / total)})" if each else "" for each in cells]
         rows.append(
             [f"true {name}", *(shown(n, ",.0f") + s for n, s in zip(cells, shares, strict=True))]
         )

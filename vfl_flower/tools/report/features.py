@@ -156,12 +156,16 @@ def drift(runs: Sequence[Shown]) -> Section | None:
             )
         )
         named = f"{run.title}: " if several else ""
-        notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.")
+        missing = "" if number(of, "scores") is not None else " There is no index of their scores."
+        notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
         unknown = [party for party in columns if not mapping(columns[party])]
         if unknown:
             notes.append(f"{named}Party {', '.join(unknown)} tells nothing of its columns.")
     swatch = ("mark", "0.25: drift above it is large")
-    said = f"Population stability index: above {_MODERATE:g} moderate, above {_LARGE:g} large."
+    said = (
+        f"Population stability index: above {_MODERATE:g} moderate, above {_LARGE:g} large. On few "
+        "rows, chance alone can exceed that. A prediction warns only of more than chance."
+    )
     every = [swatch, *(("", note) for note in [*notes, said])]
     return Section("Drift since training", tables, every) if found else None
 
