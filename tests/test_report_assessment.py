@@ -14,9 +14,11 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import scale
 
 from tests.assessed import assessed, segmented
-from tests.test_report import HOSTILE, LEVEL, Page, left
+from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left
 from tests.test_seeds import bands
-from vfl_flower.tools.report import report
+from vfl_flower import run_local
+from vfl_flower.label_holder.model_card import FILES, write_card
+from vfl_flower.tools.report import report, write_report
 
 SECTIONS = {
     *("Assessment on test rows", "Segments", "Importance of features"),
@@ -241,3 +243,28 @@ def test_nothing_in_these_files_becomes_part_of_the_page_s_code(wrong: Any, tmp_
         (runs[-1] / "predictions.json").write_text(json.dumps(drift))
     for page in (Page(report(runs)), Page(report(runs[-1:]))):
         assert not page.all("script") and not page.all("img")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_a_browser_shows_page_and_card_at_any_width(
+    folder: Path, tmp_path: Path, assessments: list[dict[str, Any]]
+) -> None:
+    from playwright.sync_api import sync_playwright
+
+    finished = run_local(2, {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "b")})
+    write_card(tmp_path, {**finished.summary, "assessment": assessments[1]})
+    pages = [write_report([folder, finished.folder], tmp_path / "a.html"), tmp_path / FILES[1]]
+    said: list[str] = []  # such as what the policy of a page has refused
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for path in pages:
+            page = browser.new_page()
+            page.on("console", lambda message: said.append(message.text))
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.goto(path.absolute().as_uri())
+                page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+                assert page.evaluate("document.documentElement.scrollWidth") == width
+        browser.close()
+    assert not said
