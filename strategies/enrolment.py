@@ -27,10 +27,11 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Member(NamedTuple):
-    """Node and embedding size of a party."""
+    """Node, embedding size and number of feature columns of a party."""
 
     node: int
     size: int
+    columns: int
 
 
 def enrol(
@@ -80,7 +81,10 @@ def enrol(
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
     _check_table([each.embedding_size for each in descriptions.values()], labels)
-    return {each.party: Member(node, each.embedding_size) for node, each in descriptions.items()}
+    return {
+        each.party: Member(node, each.embedding_size, each.columns)
+        for node, each in descriptions.items()
+    }
 
 
 def _check_brought(

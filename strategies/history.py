@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,10 +23,16 @@ RESULTS = (
 _SAVED = ("entries", "recorded", "best", "restored")
 
 
+def utc_now() -> str:
+    """Return the date and time in UTC, to the second, as ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 class History:
-    """The entries of a run, and the seconds that it has taken."""
+    """The entries of a run, when it began, and the seconds that it has taken."""
 
     def __init__(self) -> None:
+        self.began = utc_now()
         self.entries: list[dict[str, Any]] = []
         self.asked = 0  # number of the last evaluation that parties were asked for
         self.recorded = 0  # number of the last evaluation that every party has answered
@@ -93,12 +100,14 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, in JSON."""
-        return {**{name: getattr(self, name) for name in _SAVED}, "seconds": self.seconds}
+        state = {name: getattr(self, name) for name in _SAVED}
+        return {**state, "began": self.began, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name in _SAVED:
             setattr(self, name, state[name])
+        self.began = state.get("began", self.began)  # 0.2.0 saved none
         self.entries = list(self.entries)
         self.asked = self.recorded
         self._started_at -= state["seconds"]

@@ -13,7 +13,7 @@ from flwr.app import MetricRecord
 
 from strategies.adaptive_window import AdaptiveWindow
 from strategies.enrolment import Member, check
-from strategies.history import RESULTS, History, metric_record
+from strategies.history import RESULTS, History, metric_record, utc_now
 from strategies.messenger import Messenger
 from strategies.party_record import FINAL, PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
@@ -22,6 +22,7 @@ from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.segments import check_segments
+from vfl_flower.label_holder.about_data import data_of
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
@@ -73,6 +74,7 @@ class Run:
         self.transport = transport
         self.config = config
         self.labels = labels
+        self.members = nodes
         self.records = [PartyRecord(party, nodes[party].node) for party in sorted(nodes)]
         self.by_party = {record.party: record for record in self.records}
         self.attach(())
@@ -84,6 +86,7 @@ class Run:
         self.accountant = mechanism.accountant(rows, estimator)
         self.releases = mechanism.release_log(self.accountant)
         labels = mechanism.labels(labels, self.accountant)
+        self.data = data_of(labels, mechanism)
         secret = mechanism.secret_batches
         costs = transport.cost, transport.measures
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
@@ -271,7 +274,10 @@ class Run:
     def figures(self) -> dict[str, Any]:
         """Return the strategy's part of ``summary.json``."""
         return {
+            "began": self.history.began,
+            "ended": utc_now(),
             "parties": len(self.records),
+            "data": self.data,
             **self.adaptive_window.figures(),
             "quorum": self.schedule.quorum,
             "schedule": self.schedule.word,
@@ -286,7 +292,11 @@ class Run:
             **self.accountant.figures(),
             "peak_memory_mb": round(max(self.messenger.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [record.party for record in self.records if not record.alive],
-            "by_party": self.costs(),
+            "by_party": [
+                {**cost, "columns": of.columns, "embedding_size": of.size}
+                for cost in self.costs()
+                for of in (self.members[cost["party"]],)
+            ],
         }
 
 

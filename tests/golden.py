@@ -117,7 +117,10 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-_TIMES = ("seconds", "reply_seconds", "peak_memory_mb", "versions", "code", "config")
+_TIMES = (
+    *("seconds", "reply_seconds", "began", "ended"),
+    *("peak_memory_mb", "versions", "code", "config"),
+)
 
 
 def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:

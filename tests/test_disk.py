@@ -75,7 +75,7 @@ def sound(folder: Path) -> None:
         elif path.name == "releases.journal":
             released(folder)
         else:
-            assert path.suffix in (".csv", ".parquet", ".html"), path
+            assert path.suffix in (".csv", ".parquet", ".html", ".md"), path
 
 
 # --- one file -----------------------------------------------------------------------------------
@@ -435,7 +435,8 @@ def test_results_that_were_not_written_are_without_training(
     run = run_local(3, {"resume": str(folder)}, client)
     assert_equal_runs(run, whole_run)
     after = contents(folder)
-    written = {"summary.json", "history.jsonl", "top.npz", *(f"party-{n}.npz" for n in range(3))}
+    written = {"summary.json", "history.jsonl", "top.npz", "model_card.md", "model_card.html"}
+    written |= {f"party-{n}.npz" for n in range(3)}
     assert {name for name in after if after[name] != before.get(name)} <= written
     with pytest.raises(ConfigError, match=r"has finished\. Leave the option resume out\."):
         resumed(folder, 3)

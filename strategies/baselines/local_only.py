@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.baselines.frozen import Frozen
-from strategies.enrolment import Member
 from strategies.hooks import CentralEvaluation, RoundLimit
 from strategies.vertical import Vertical
 from vfl_flower.label_holder.callbacks import Callback
@@ -67,9 +66,7 @@ class Alone(Vertical):
         self._finished: dict[int | str, Vertical] = {}
         for who, each in runs.items():
             nodes = {
-                record.party: Member(
-                    record.node_id, self.run.holder.table.of(record.party).shape[1]
-                )
+                record.party: self.run.members[record.party]._replace(node=record.node_id)
                 for record in self.run.records
                 if record.party == who
             }
@@ -99,7 +96,7 @@ class Alone(Vertical):
         figures = best.figures()
         metric = main_metric(figures)
         each = {str(m): run.run.history.chosen[metric] for m, run in self._finished.items()}
-        figures |= {"best_party": who, f"{metric}_of_party": each}
+        figures |= {"began": self.history.began, "best_party": who, f"{metric}_of_party": each}
         figures.pop("test_by_parties", None)
         if self.run.holder.aggregation.any_subset:  # each party alone, on its own rows
             runs = {party: run for party, run in self._finished.items() if party != "label holder"}

@@ -106,7 +106,7 @@ def _attributes(folder: Path) -> list[str]:
 
 
 @contextmanager
-def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
+def whole(path: Path, sealed: bool = False, synced: bool = True) -> Iterator[BinaryIO]:
     """Yield a file to write. It replaces ``path`` when all of it is on the disk.
 
     Until then the old file stays. If writing fails, no new file is left.
@@ -114,6 +114,8 @@ def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
     Parameters
     ----------
     sealed : whether to add a checksum, so that `unsealed` finds damage.
+    synced : whether to wait for the disk. A file that can be made again need not survive a power
+        failure.
 
     Raises
     ------
@@ -133,17 +135,19 @@ def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
                     file.seek(0, os.SEEK_END)
                     file.write(seal)
                 file.flush()
-                os.fsync(file.fileno())
+                if synced:
+                    os.fsync(file.fileno())
             os.replace(new, path)
         except BaseException:
             new.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        if synced:
+            _sync(path.parent)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, synced: bool = True) -> None:
     """Write a file through `whole`."""
-    with whole(path) as file:
+    with whole(path, synced=synced) as file:
         file.write(content)
 
 

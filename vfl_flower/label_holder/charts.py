@@ -31,6 +31,7 @@ _PAGE = 1.4, 1.1  # factors of this size on a page
 _DOT, _RING = 3.5, 9.0  # points
 _DOTS = 30  # a line with more points has no dots
 _BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
+_THIN: dict[str, Any] = {"linestyle": (0, (8, 4)), "linewidth": 1}  # levels and references
 _SVG = "{http://www.w3.org/2000/svg}"
 _CURVES = (
     ("exchanges", "exchanges", 1.0),
@@ -46,17 +47,19 @@ class Line:
 
     Parameters
     ----------
-    band : standard deviation over the run's seeds at each point, if there are several.
+    band : lower and upper edge of a band at each point, if there is one.
     joined : whether a line joins the points, in order of x.
     best : point of the best evaluation, which gets a ring.
+    reference : whether the line is only there to compare with. It is thin and has no dots.
     """
 
     name: str
     number: int
     points: Sequence[tuple[float, float]]
-    band: Sequence[float] = ()
+    band: Sequence[tuple[float, float]] = ()
     joined: bool = True
     best: tuple[float, float] | None = None
+    reference: bool = False
 
     @property
     def moves(self) -> bool:
@@ -65,13 +68,13 @@ class Line:
         A baseline sends nothing, or sends everything before training.
         """
         (first, _), (last, _) = self.points[0], self.points[-1]
-        return last > 0 and (first < last or len(self.points) == 1)
+        return first < last or (last > 0 and len(self.points) == 1)
 
     @property
     def dots(self) -> bool:
         """Return whether to draw each point as a dot."""
         many = self.joined and len(self.points) > _DOTS
-        return self.moves and not many
+        return self.moves and not many and not self.reference
 
 
 def look(number: int) -> tuple[int, int]:
@@ -79,10 +82,13 @@ def look(number: int) -> tuple[int, int]:
     return number % len(COLOURS), number // len(COLOURS) % len(_DASHES)
 
 
-def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") -> dict[str, Line2D]:
+def chart(
+    axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "", linear: bool = False
+) -> dict[str, Line2D]:
     """Draw lines, and a level for each line without a course. Return artists by name.
 
-    The x-axis is logarithmic if some lines go much further than others.
+    The x-axis begins at 0, and is logarithmic if some lines go much further than others. A
+    ``linear`` axis is neither.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
@@ -92,23 +98,23 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
         colour = COLOURS[number]
         if not line.moves:
             level = line.points[-1][1]
-            drawn[line.name] = axes.axhline(level, color=colour, linestyle=(0, (8, 4)), linewidth=1)
+            drawn[line.name] = axes.axhline(level, color=colour, **_THIN)
             continue
-        if any(line.band):
+        if any(low < high for low, high in line.band):
             axes.fill(*zip(*_outline(line), strict=True), color=colour, **_BAND)
+        style = _DASHES[dashes] if line.joined else "none"
         (drawn[line.name],) = axes.plot(
             *zip(*line.points, strict=True),
             color=colour,
-            linestyle=_DASHES[dashes] if line.joined else "none",
-            linewidth=1.5,
             marker="o" if line.dots else "",
             markersize=_DOT,
+            **(_THIN if line.reference else {"linestyle": style, "linewidth": 1.5}),
         )
         if line.best:
             axes.plot(*line.best, "o", color=colour, fillstyle="none", markersize=_RING)
     xs = [x for line in lines if line.moves for x, _ in line.points]
     ends = [line.points[-1][0] for line in lines if line.moves]
-    logarithmic = bool(ends) and max(ends) > 4 * min(ends)
+    logarithmic = not linear and bool(ends) and max(ends) > 4 * min(ends)
     if logarithmic:
         times = max(xs) / min(x for x in xs if x > 0)
         subs = next(s for t, s in ((30, (1, 2, 5)), (1000, (1, 3)), (inf, (1,))) if times <= t)
@@ -116,7 +122,8 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
         axes.xaxis.set_major_locator(LogLocator(subs=subs))
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
-        axes.set_xlim(left=min(0.0, *xs, 0.0))
+        if not linear:
+            axes.set_xlim(left=min(0.0, *xs, 0.0))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.7g}")
@@ -130,8 +137,13 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
 
 def _outline(line: Line) -> list[tuple[float, float]]:
     """Return the outline of a band: its upper edge to the right, its lower edge back."""
-    points = list(zip(line.points, line.band, strict=True))
-    return [*((x, y + by) for (x, y), by in points), *((x, y - by) for (x, y), by in points[::-1])]
+    edges = [(x, *edge) for (x, _), edge in zip(line.points, line.band, strict=True)]
+    return [*((x, high) for x, _, high in edges), *((x, low) for x, low, _ in edges[::-1])]
+
+
+def around(points: Sequence[tuple[float, float]], by: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the edges of a band of this half width around each point."""
+    return [(y - half, y + half) for (_, y), half in zip(points, by, strict=True)]
 
 
 # --- PNG ----------------------------------------------------------------------------------------
@@ -158,15 +170,11 @@ def draw_curves(
     figure = _figure(max(1, len(used)))
     drawn: dict[str, Line2D] = {}
     for place, (key, label, unit) in enumerate(used):
-        lines = [
-            Line(
-                name,
-                number,
-                [(unit * _spent(entry, key), entry[metric]) for entry in history],
-                [entry.get("deviation", {}).get(metric, 0.0) for entry in history],
-            )
-            for number, (name, history) in enumerate(histories.items())
-        ]
+        lines: list[Line] = []
+        for name, history in histories.items():
+            points = [(unit * _spent(entry, key), entry[metric]) for entry in history]
+            spread = [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
+            lines.append(Line(name, len(lines), points, around(points, spread)))
         for name, level in (levels or {}).items():
             lines.append(Line(name, len(lines), [(0.0, level)]))
         axes = figure.add_subplot(1, len(used), place + 1)
@@ -271,14 +279,14 @@ class Drawing:
     places: list[list[tuple[float, float]]]
 
 
-def svg(lines: Sequence[Line], x_label: str) -> Drawing:
-    """Draw a chart for a page. The page's style sheet defines the colours."""
+def svg(lines: Sequence[Line], x_label: str, linear: bool = False) -> Drawing:
+    """Draw a chart for a page, as `chart`. The page's style sheet defines the colours."""
     from matplotlib import rc_context
 
     figure = _figure(*_PAGE)
     figure.patch.set_visible(False)
     axes = figure.add_subplot()
-    chart(axes, lines, x_label)
+    chart(axes, lines, x_label, linear=linear)
     file = BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # keep texts as text, not as outlines
         figure.savefig(file, format="svg")

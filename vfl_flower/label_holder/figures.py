@@ -49,6 +49,40 @@ TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's
 """Transport -> text to append to a time."""
 
 
+ASSESSED = {
+    "auc": ("AUC", "chance that a random positive row has a higher score than a negative one"),
+    "gini": ("Gini", "2 AUC - 1"),
+    "ks": ("KS", "largest distance between the score distributions of both classes"),
+    "average_precision": ("average precision", "area under the precision-recall curve"),
+    "macro_auc": ("macro AUC", "mean AUC of each class against the rest"),
+    "log_loss": ("log loss", "mean negative logarithm of the probability of the true class"),
+    "brier": ("Brier score", "mean squared error of the probabilities"),
+    "ece": ("calibration error", "expected distance of probabilities from true shares, by bins"),
+    "accuracy": ("accuracy", "share of rows with the right class"),
+    "precision": ("precision", "share of true positives among the flagged rows"),
+    "recall": ("recall", "share of the positive rows that are flagged"),
+    "f1": ("F1", "harmonic mean of precision and recall"),
+    "macro_f1": ("macro F1", "mean F1 of the classes"),
+    "flagged": ("flagged", "share of rows that are predicted positive"),
+    "rmse": ("RMSE", "root mean squared error, in units of the labels"),
+    "mae": ("MAE", "mean absolute error, in units of the labels"),
+    "r2": ("R²", "share of the labels' variance that the model explains"),
+    "spearman": ("Spearman", "rank correlation of predictions and labels"),
+    "bias": ("bias", "mean of prediction minus label, in units of the labels"),
+}
+"""Figure of an assessment -> its name, and its meaning."""
+
+IN_UNITS = "rmse", "mae", "bias"
+"""Figures of an assessment in units of the labels."""
+
+_RULES = {
+    "f1": "the largest F1 on validation rows",
+    "cost": "the least cost on validation rows, where a missed positive costs as much as {} false "
+    "alarms",
+    "rate": "the highest scores on validation rows, a share of {}",
+}
+
+
 def main_metric(figures: Mapping[str, Any]) -> str:
     """Return the name of the main metric: test accuracy, or test R2 for regression."""
     return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
@@ -149,6 +183,24 @@ def guarantee(summary: Mapping[str, Any]) -> str:
         return ""
     said = [f"{name}: {summary[key]}" for name, key in GUARANTEE.items() if key in summary]
     return f"epsilon {'. '.join(said)}." if said else ""  # summaries of older runs lack these
+
+
+def form_of(figure: str) -> str:
+    """Return the format of a figure: digits after the point, or significant digits."""
+    return ".4g" if figure in IN_UNITS else ".4f"
+
+
+def percent(share: float) -> str:
+    """Return a share as text."""
+    return f"{100 * share:.1f} %"
+
+
+def chosen(rule: str) -> str:
+    """Return how a threshold was chosen, in words to append to its value."""
+    kind, _, argument = rule.partition(":")
+    return (
+        f", chosen for {_RULES[kind].format(argument)}" if kind in _RULES else ", which was given"
+    )
 
 
 def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""Results folder of a run: history.jsonl, summary.json, curves.png and top.npz."""
+"""Results folder of a run: history.jsonl, summary.json, model card, curves.png and top.npz."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.charts import draw_curves
 from vfl_flower.label_holder.figures import headline
+from vfl_flower.label_holder.model_card import write_card
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
@@ -59,7 +60,7 @@ class Results(Callback):
             append(self._file, _lines([entry]))
 
     def finish(self, summary: dict[str, Any], top: Arrays) -> None:
-        """Write the summary, the curves, and the top model's parameters."""
+        """Write the summary, the curves, the top model's parameters, and a kept model's card."""
         if self._outdated:
             self._write_anew()
         if top:
@@ -72,8 +73,9 @@ class Results(Callback):
         if len(self.history) > 1:
             draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
         if summary["failure"] is None:
+            if (self.folder / checkpoint.FILE).is_file() and "data" in summary:  # not of 0.2.0
+                write_card(self.folder, summary)
             write_whole(self.folder / "summary.json", text)
-        if summary["failure"] is None:
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)
 

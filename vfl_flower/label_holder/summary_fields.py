@@ -36,7 +36,20 @@ FIELDS: dict[str, dict[str, Field]] = {
         "dataset": Field("text", "The option `dataset`."),
         "parties": Field("whole number", "Number of parties."),
         "seed": Field("whole number", "The option `seed`."),
+        "began": Field("text", "Date and time in UTC at which the run began."),
+        "ended": Field("text", "Date and time in UTC at which the run ended."),
         "failure": Field("text or null", "Why the run failed. It is null after a whole run."),
+    },
+    "Data": {
+        "data": Field(
+            "object",
+            "Numbers of `rows` for `training`, `validation` and `test`. `tested_on_training_rows` "
+            "is true if no rows were held out. `ids` is a digest of the ids of all rows, in any "
+            "order. `own_columns` is the number of the label holder's columns. `classes` and "
+            "`class_shares` are of the training rows. For numbers there are `label_mean` and "
+            "`label_deviation`. Shares, mean and deviation are null where noise on labels or "
+            "scalars does not cover them.",
+        ),
     },
     "Schedule": {
         "schedule": Field("text", "`sync`, `async` or `t-sync`."),
@@ -107,6 +120,8 @@ FIELDS: dict[str, dict[str, Field]] = {
         "failed_parties": Field("list of whole numbers", "Parties that were absent at the end."),
         "by_party": Field("list of objects", "Cost of each party."),
         "by_party.party": Field("whole number", "Number of the party, from 0."),
+        "by_party.columns": Field("whole number", "Number of the party's feature columns."),
+        "by_party.embedding_size": Field("whole number", "Numbers in one of its embeddings."),
         "by_party.exchanges": Field("whole number", "As above, of this party."),
         "by_party.bytes_up": Field("bytes", "As above, of this party."),
         "by_party.bytes_down": Field("bytes", "As above, of this party."),

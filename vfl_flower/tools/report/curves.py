@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vfl_flower.label_holder.charts import Line, look, svg
+from vfl_flower.label_holder.charts import Line, around, look, svg
 from vfl_flower.tools.report.parts import Cell, Chart, Section, Table, measured, shown
 from vfl_flower.tools.report.read import Shown, number, spent
 
@@ -109,10 +109,11 @@ def _lines(runs: Sequence[Shown], axis: str, key: str) -> Iterator[Line]:
             for each in run.history
             if (x := spent(each, axis)) is not None and (y := number(each, of)) is not None
         ]
-        band = [number(each, "deviation", of) or 0.0 for _, _, each in found]
+        points = [(x, y) for x, y, _ in found]
+        spread = [number(each, "deviation", of) or 0.0 for _, _, each in found]
         best = next(((x, y) for x, y, each in found if each is run.best), None)
         if found:
-            yield Line(name, place, [(x, y) for x, y, _ in found], band, best=best)
+            yield Line(name, place, points, around(points, spread), best=best)
 
 
 def _chart(runs: Sequence[Shown], axis: str, key: str) -> Chart | None:

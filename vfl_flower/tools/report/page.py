@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vfl_flower.label_holder.figures import TRANSPORTS
+from vfl_flower.tools.report.assessment import assessment
 from vfl_flower.tools.report.curves import curves
+from vfl_flower.tools.report.features import drift, importance, information
 from vfl_flower.tools.report.parts import Section, Table, counted, shown, shown_of
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, text
 from vfl_flower.tools.report.sections import (
@@ -19,6 +21,7 @@ from vfl_flower.tools.report.sections import (
     settings,
     versions,
 )
+from vfl_flower.tools.report.segments import segments
 from vfl_flower.tools.report.subsets import subsets, worth
 
 _ENGINES = {"local": "in one process", "ray": "on Ray", "supernodes": "on SuperNodes"}
@@ -47,6 +50,11 @@ def page(runs: Sequence[Shown]) -> dict[str, Any]:
     names = f"{len(runs)} runs" if several else runs[0].title
     parts = [
         _compared(runs) if several else None,
+        assessment(runs),
+        segments(runs),
+        importance(runs),
+        information(runs),
+        drift(runs),
         curves(runs),
         subsets(runs),
         worth(runs),

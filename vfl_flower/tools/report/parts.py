@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from markupsafe import Markup
 
@@ -13,21 +14,48 @@ from vfl_flower.tools.report.read import NOTHING, number
 
 @dataclass(frozen=True)
 class Bar:
-    """A stacked bar: its lengths, the greatest sum, and a mark (where guessing lies)."""
+    """A stacked bar: its lengths, the greatest sum, and a mark (where guessing lies).
+
+    least : left end of the scale, below 0 if a bar of one part can be negative.
+    interval : ends of a line across the bar, if any.
+    """
 
     parts: Sequence[float]
     most: float = 1.0
     mark: float | None = None
+    least: float = 0.0
+    interval: tuple[float, float] | None = None
+
+    @property
+    def says(self) -> bool:
+        """Return whether the bar has a length or a mark."""
+        return any(self.parts) or self.mark is not None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """An estimate with its interval, on a scale from ``least`` to ``most``, and perhaps a mark.
+
+    colour : number of its colour.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    least: float
+    most: float
+    colour: int = 0
+    mark: float | None = None
+    says: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, perhaps as code, perhaps after a line with these CSS classes; or a bar."""
+    """A text, perhaps as code, perhaps after a line with these CSS classes; or a drawing."""
 
     text: str = ""
     code: bool = False
     line: str = ""
-    bar: Bar | None = None
+    bar: Bar | Dot | None = None
 
 
 Row = Sequence[str | Cell]
@@ -115,9 +143,7 @@ def shown_of(sections: Sequence[Section | None]) -> list[Section]:
 def _says(cells: Sequence[str | Cell]) -> bool:
     """Return whether any cell has content: a text or a figure, or a bar of a length."""
     return any(
-        any(cell.bar.parts) or cell.bar.mark is not None
-        if isinstance(cell, Cell) and cell.bar
-        else _plain(cell) not in ("", NOTHING)
+        cell.bar.says if isinstance(cell, Cell) and cell.bar else _plain(cell) not in ("", NOTHING)
         for cell in cells
     )
 

@@ -24,6 +24,8 @@ MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 
 _RESULTS = ("test_", "validation_", "train_", "deviation")
 
+_BESIDES = "audit", "contribution", "explanation", "information", "predictions"
+
 NOTHING = "–"
 """Stands where there is no number or text."""
 
@@ -32,8 +34,10 @@ NOTHING = "–"
 class Shown:
     """A run on the page.
 
-    ``summary`` is empty if the run has not finished, ``audit`` if it was not attacked, and
-    ``contribution`` if `vfl contribution` has not seen it.
+    ``summary`` is empty if the run has not finished. The others are empty if the command that
+    writes them has not seen the run: ``audit`` (`vfl audit`), ``contribution``
+    (`vfl contribution`), ``explanation`` (`vfl explain`), ``information`` (`vfl information`) and
+    ``predictions`` (`vfl predict`).
     """
 
     title: str
@@ -42,6 +46,9 @@ class Shown:
     history: list[dict[str, Any]]
     audit: dict[str, Any]
     contribution: dict[str, Any]
+    explanation: dict[str, Any]
+    information: dict[str, Any]
+    predictions: dict[str, Any]
 
     @property
     def finished(self) -> bool:
@@ -84,6 +91,11 @@ class Shown:
     def attacks(self) -> list[dict[str, Any]]:
         """The findings of an audit."""
         return mappings(self.audit.get("attacks"))
+
+    @property
+    def assessment(self) -> dict[str, Any]:
+        """The figures of the model on test rows, with intervals, curves and segments."""
+        return mapping(self.summary.get("assessment"))
 
     @property
     def system(self) -> System | None:
@@ -179,7 +191,7 @@ def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -
             f"The run in {folder} has no summary.json and no evaluation yet: wait for it."
         )
     title = title or text(renamed.accepted("strategy", summary.get("strategy", folder.name)))
-    besides = (json_of(folder / name) for name in ("audit.json", "contribution.json"))
+    besides = (json_of(folder / f"{name}.json") for name in _BESIDES)
     return Shown(title, folder, summary, history, *besides)
 
 
@@ -249,6 +261,13 @@ def number(of: Mapping[str, Any], *path: str) -> float | None:
         value = mapping(value).get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and (value == 0 or 1e-100 < abs(value) < 1e100) else None
+
+
+def numbers(of: Mapping[str, Any], *keys: str) -> list[tuple[float, ...]]:
+    """Return the i-th numbers of the lists under these keys, for each i at which all have one."""
+    lists = [each if isinstance(each := of.get(key), list) else [] for key in keys]
+    rows = ([number({"": value}, "") for value in values] for values in zip(*lists, strict=False))
+    return [tuple(each for each in row if each is not None) for row in rows if None not in row]
 
 
 def spent(entry: Mapping[str, Any], what: str) -> float | None:

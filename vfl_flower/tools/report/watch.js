@@ -4,7 +4,9 @@ const apart = 2000; // milliseconds between two looks
 let shown = "";
 
 function name(details) {
-  return details.closest("section").querySelector("h2").textContent;
+  const section = details.closest("section");
+  const place = [...section.querySelectorAll("details")].indexOf(details);
+  return `${section.querySelector("h2").textContent} ${place}`;
 }
 
 function axis() {

@@ -1,0 +1,71 @@
+"""The description of a run's data in its summary."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.labels import Labels
+from vfl_flower.protocol.privacy.mechanism import Mechanism
+
+Array = NDArray[Any]
+
+
+def data_of(labels: Labels, mechanism: Mechanism) -> dict[str, Any]:
+    """Return the field ``data`` of ``summary.json``.
+
+    With noise on labels, the shares of classes are estimated from the noisy labels. With noise on
+    scalars, no statistic of labels is told, since epsilon covers none.
+
+    Parameters
+    ----------
+    labels : the labels that the run learns from, with their noise.
+    """
+    tested = labels.tested
+    told = mechanism.learns_from_noise or not mechanism.hides_labels
+    numbers = not labels.classes and not mechanism.hides_labels
+    return {
+        "rows": {
+            "training": len(labels.train),
+            "validation": labels.validation,
+            "test": len(tested.test),
+        },
+        "tested_on_training_rows": bool(
+            np.isin(_known(tested.test_places), _known(labels.places)).any()
+        ),
+        "ids": _digest(labels),
+        "own_columns": 0 if labels.features is None else int(labels.features[0].shape[1]),
+        "classes": list(labels.classes),
+        "class_shares": _shares(labels, mechanism) if told and labels.classes else None,
+        "label_mean": labels.mean if numbers else None,
+        "label_deviation": labels.deviation if numbers else None,
+    }
+
+
+def _known(numbers: Array | None) -> Array:
+    return np.zeros(0, np.int64) if numbers is None else numbers
+
+
+def _digest(labels: Labels) -> str:
+    """Return a digest of the rows' ids, or else of their numbers, whatever their order."""
+    parts = labels.people or (labels.places, labels.test_places)
+    every = np.unique(np.concatenate([_known(each) for each in parts]))
+    return hashlib.sha256(every.astype("<u8").tobytes()).hexdigest()
+
+
+def _shares(labels: Labels, mechanism: Mechanism) -> list[float]:
+    """Return the share of each class among the training rows, in the order of the classes.
+
+    A label is kept with probability p, and becomes each of the K - 1 other classes with probability
+    q = (1 - p) / (K - 1). So a true share s is seen as q + (p - q) s.
+    """
+    classes = len(labels.classes)
+    kept = mechanism.kept(classes)
+    other = (1 - kept) / max(1, classes - 1)
+    seen = np.bincount(labels.train, minlength=classes) / len(labels.train)
+    shares = np.maximum((seen - other) / (kept - other), 0)
+    found: list[float] = (shares / shares.sum()).tolist()
+    return found

@@ -1,0 +1,239 @@
+"""The model card of a run: what a reader must know before the model is used.
+
+It is made from ``summary.json`` alone, and holds no name of a party's column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder import card_limits, card_privacy
+from vfl_flower.label_holder.card_page import Facts, Part, Points, html, markdown
+from vfl_flower.label_holder.figures import ASSESSED, chosen, form_of, percent
+from vfl_flower.protocol.systems import BY_ROWS, load_system
+
+FILES = "model_card.md", "model_card.html"
+
+_AROUND = "out", "resume"  # options that name folders
+_BARE = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "r2": "R²", "rmse": "RMSE"}
+_MAIN = "auc", "macro_auc", "accuracy", "rmse"  # the first of a segment is in the card
+_NAMED = "csv:", "parquet:", "hf:", "files:", "memory:"  # data sets with a column of labels
+
+
+def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the model card of a finished run into its results folder, in place of an earlier one.
+
+    Raises
+    ------
+    VflError
+        If a file cannot be written.
+    """
+    title = f"Model card: {summary['strategy']} on {_dataset(summary)}"
+    parts = card(summary)
+    for name, laid_out in zip(FILES, (markdown, html), strict=True):
+        content = laid_out(title, parts).encode(errors="replace")
+        write_whole(folder / name, content, synced=False)  # summary.json has it all
+
+
+def card(summary: Mapping[str, Any]) -> list[Part]:
+    """Return the parts of the card of a run with this ``summary.json``."""
+    parts = [
+        _training(summary),
+        _data(summary),
+        _parties(summary),
+        _figures(summary),
+        _segments(summary),
+        Part("Privacy", [card_privacy.paragraph(summary)]),
+        Part("Limits", [Points(card_limits.limits(summary))]),
+        _options(summary),
+        _code(summary),
+    ]
+    return [each for each in parts if each.blocks]
+
+
+def _dataset(summary: Mapping[str, Any]) -> str:
+    named = str(summary["dataset"])
+    return "data in memory" if named.startswith("memory:") else named.rsplit("/", 1)[-1]
+
+
+# --- how the model came to be --------------------------------------------------------------------
+
+
+def _training(summary: Mapping[str, Any]) -> Part:
+    kept = f"{summary['epochs']:g} of {summary['config']['epochs']}"
+    best = summary.get("best_epoch")
+    rows = [
+        ["system", f"{summary['strategy']}: {load_system(summary['strategy']).about}"],
+        ["began", summary["began"]],
+        ["ended", summary["ended"]],
+        ["epochs", kept],
+        ["model kept", "of the last epoch" if best is None else f"of epoch {best:g}"],
+    ]
+    if best is not None:
+        rows[-1][1] += ", which has the least validation loss"
+    said = (
+        "This card describes a model that a label holder and several parties trained together. The "
+        "program wrote it when the run ended. Dates are in UTC."
+    )
+    return Part("Training", [said, Facts(["item", "value"], rows, 2)])
+
+
+def _data(summary: Mapping[str, Any]) -> Part:
+    of, config = summary["data"], summary["config"]
+    rows = [["data set", _dataset(summary)]]
+    if str(summary["dataset"]).startswith(_NAMED):
+        rows.append(["label", f"column {config['label']}"])
+    rows += [[f"rows, {kind}", f"{count:,}"] for kind, count in of["rows"].items()]
+    rows.append(["digest of all ids, SHA-256", of["ids"]])
+    blocks: list[str | Facts | Points] = [Facts(["item", "value"], rows, 2)]
+    if of["classes"]:
+        blocks.append(_classes(summary))
+    elif of["label_mean"] is not None:
+        mean, deviation = of["label_mean"], of["label_deviation"]
+        blocks.append(
+            f"The labels are numbers, of mean {mean:.4g} and standard deviation {deviation:.4g} in "
+            "the training rows."
+        )
+    else:
+        blocks.append(f"The labels are numbers in the range {config['label-range']}.")
+    return Part("Data", blocks)
+
+
+def _classes(summary: Mapping[str, Any]) -> Facts:
+    of = summary["data"]
+    names, shares = [str(each) for each in of["classes"]], of["class_shares"]
+    if shares is None:
+        return Facts(["class"], [[each] for each in names])
+    noisy = summary["config"]["privacy"] == "labels"
+    head = ["class", "share of training rows" + (", estimated from noisy labels" * noisy)]
+    return Facts(head, [[name, percent(s)] for name, s in zip(names, shares, strict=True)])
+
+
+def _parties(summary: Mapping[str, Any]) -> Part:
+    rows = [["label holder", str(summary["data"]["own_columns"]), ""]]
+    rows += [
+        [f"party {each['party']}", str(each["columns"]), str(each["embedding_size"])]
+        for each in summary["by_party"]
+    ]
+    said = "The label holder does not know the names of the parties' columns."
+    return Part("Parties", [Facts(["participant", "columns", "embedding size"], rows), said])
+
+
+# --- how good it is ------------------------------------------------------------------------------
+
+
+def _figures(summary: Mapping[str, Any]) -> Part:
+    repeated = summary["data"]["tested_on_training_rows"]
+    title = "Figures on training rows" if repeated else "Figures on test rows"
+    found = summary.get("assessment") or {}
+    figures = found.get("figures", {})
+    if not figures:
+        known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
+        bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]
+        return Part(title, [Facts(["figure", "value"], bare)])
+    table = [[_named(key), *_estimate(key, each)] for key, each in figures.items()]
+    blocks: list[str | Facts | Points] = [Facts(["figure", "value", "95 % interval"], table)]
+    blocks += _said(summary, found)
+    if confusion := found.get("confusion"):
+        names = [str(each) for each in confusion["classes"]]
+        head = ["true class", *(f"predicted {name}" for name in names)]
+        counts = zip(names, confusion["counts"] or [], strict=False)
+        cells = [[name, *(f"{count:,}" for count in line)] for name, line in counts]
+        folded = "Confusion matrix" if len(names) > 5 else ""
+        blocks += [Facts(head, cells, folded=folded)] if cells else []
+    return Part(title, blocks)
+
+
+def _said(summary: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences about the rows, the threshold and the calibration."""
+    yield f"They describe {found['rows']:,} test rows."
+    classes = summary["data"]["classes"]
+    if threshold := found.get("threshold"):
+        yield (
+            f"A row is predicted to be of class {classes[-1]} if its probability is above "
+            f"{threshold['value']:.4g}{chosen(str(threshold['rule']))}. Accuracy, precision, "
+            "recall, F1 and flagged depend on that threshold."
+        )
+    kept = found.get("calibrate")
+    if classes and kept:
+        yield (
+            "Probabilities are not calibrated."
+            if kept == "none"
+            else f"Probabilities are calibrated on validation rows ({kept})."
+        )
+
+
+def _named(figure: str) -> str:
+    return ASSESSED.get(figure, (figure, ""))[0]
+
+
+def _estimate(figure: str, of: Mapping[str, float]) -> tuple[str, str]:
+    """Return value and interval as texts."""
+    form = f"z{form_of(figure)}"
+    return f"{of['value']:{form}}", f"{of['low']:{form}} to {of['high']:{form}}"
+
+
+def _segments(summary: Mapping[str, Any]) -> Part:
+    blocks: list[str | Facts | Points] = []
+    for column, of in ((summary.get("assessment") or {}).get("segments") or {}).items():
+        key = next((k for k in _MAIN if any(k in each for each in of["figures"].values())), "")
+        rows = [
+            [name, f"{of['rows'][name]:,}", *_estimate(key, figures[key])]
+            for name, figures in of["figures"].items()
+            if key in figures
+        ]
+        if rows:
+            blocks.append(Facts([column, "rows", _named(key), "95 % interval"], rows))
+        for kind, each in (of.get("differences") or {}).items():
+            value, interval = _estimate(kind, each)
+            blocks.append(
+                f"Largest difference between segments of {column} in {_DIFFERENCES[kind]}: {value} "
+                f"(95 % interval {interval})."
+            )
+    return Part("Segments", blocks)
+
+
+_DIFFERENCES = {
+    "demographic_parity": "the share flagged (demographic parity)",
+    "equal_opportunity": "recall (equal opportunity)",
+}
+
+
+# --- how to repeat it ----------------------------------------------------------------------------
+
+
+def _options(summary: Mapping[str, Any]) -> Part:
+    config = {key: value for key, value in summary["config"].items() if key not in _AROUND}
+    system = load_system(summary["strategy"])
+    default = {key: None if key in BY_ROWS else KEYS[key].default for key in config if key in KEYS}
+    given = []
+    for key, value in config.items():
+        of_system = system.default(key, config.get("optimizer", ""))
+        expected = default.get(key) if of_system is None else of_system
+        if value != expected:
+            given.append([key, _value(value)])
+    every = [[key, _value(value)] for key, value in config.items()]
+    return Part(
+        "Options",
+        [
+            "These options differ from the defaults. Those that depend on the rows are among them.",
+            Facts(["option", "value"], given, 2),
+            Facts(["option", "value"], every, 2, f"All {len(every)} options"),
+        ],
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "auto" if value is None else "empty" if value == "" else str(value)
+
+
+def _code(summary: Mapping[str, Any]) -> Part:
+    rows = [["digest of the code, SHA-256", summary["code"]]]
+    rows += [[name, str(version)] for name, version in summary["versions"].items()]
+    return Part("Code", [Facts(["item", "value"], rows, 2)])

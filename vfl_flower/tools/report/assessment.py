@@ -1,0 +1,281 @@
+"""The section of the page with a model's figures on test rows: intervals, curves, confusion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from vfl_flower.label_holder.charts import Line, look, svg
+from vfl_flower.label_holder.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
+from vfl_flower.tools.report.curves import titles
+from vfl_flower.tools.report.parts import Cell, Chart, Dot, Row, Section, Table, shown
+from vfl_flower.tools.report.read import Shown, mapping, number, numbers, text
+
+_AT_THRESHOLD = "Accuracy, precision, recall, F1 and flagged use the threshold"
+_MOST_CLASSES = 10  # of an open confusion matrix
+_MOST_TIPS = 20  # of a curve
+
+
+class Estimate(NamedTuple):
+    """A figure with its 95 % interval, as far as a file has them.
+
+    deviation : standard deviation over the run's seeds, if there are several.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Estimate:
+        """Read an estimate from ``value``, ``low`` and ``high``, and a deviation of the value."""
+        value, low, high = (number(found, key) for key in ("value", "low", "high"))
+        return cls(value, low, high, number(found, "deviation", "value"))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the ends of the interval, if there are two."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def texts(self, form: str = ".4f") -> tuple[str, str]:
+        """Return value and interval as texts, and never -0.0000."""
+        ends, form = self.interval, f"z{form}"
+        value = shown(self.value, form)
+        value += "" if self.deviation is None else f" ± {self.deviation:{form}}"
+        return value, f"{ends[0]:{form}} to {ends[1]:{form}}" if ends else ""
+
+    def dot(
+        self, least: float, most: float, place: int = 0, mark: float | None = None
+    ) -> str | Cell:
+        """Return a drawing of a run's estimate on a scale; nothing without an interval.
+
+        Parameters
+        ----------
+        place : the run's place on the page, which decides its colour.
+        """
+        if self.value is None or not self.interval:
+            return ""
+        return Cell(bar=Dot(self.value, self.interval, least, most, look(place)[0], mark))
+
+
+def estimates(found: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return the figures of a mapping that have a value, by their keys."""
+    every = {key: Estimate.of(mapping(each)) for key, each in found.items()}
+    return {key: each for key, each in every.items() if each.value is not None}
+
+
+def scale(found: Sequence[Estimate]) -> tuple[float, float]:
+    """Return the least and the greatest end of intervals."""
+    ends = [
+        end for each in found for end in (*(each.interval or ()), each.value) if end is not None
+    ]
+    return min(ends, default=0.0), max(ends, default=1.0)
+
+
+# --- the section --------------------------------------------------------------------------------
+
+
+def assessment(runs: Sequence[Shown]) -> Section | None:
+    """Show figures with intervals, curves with bands, and confusion matrices."""
+    runs = [run for run in runs if run.assessment]
+    if not runs:
+        return None
+    several = len(runs) > 1
+    row = [chart for key in _CURVES if (chart := _curve(runs, key))]
+    legend = titles(runs) if several else []
+    if row:
+        ranked = any("roc" in mapping(run.assessment.get("curves")) for run in runs)
+        reference = "random order, or perfect calibration" if ranked else "perfect calibration"
+        legend.append(Cell(reference, line="line s7 dashes-1"))
+    figures = [estimates(mapping(run.assessment.get("figures"))) for run in runs]
+    tables = [_figures(titles(runs), figures)]
+    more = {}
+    for run in runs:
+        if matrix := _confusion(run, several):
+            if len(matrix.head) <= _MOST_CLASSES + 1:
+                tables.append(matrix)
+            else:
+                more["Confusion matrix" + (f" of {run.title}" if several else "")] = matrix
+    every = dict.fromkeys(key for each in figures for key in each if key in ASSESSED)
+    meanings: list[Row] = [ASSESSED[key] for key in every]
+    more["What these figures mean"] = Table(["figure", "meaning"], [meanings], 2)
+    notes = []
+    if any(each.interval for found in figures for each in found.values()):
+        notes.append("Intervals and bands are 95 % intervals.")
+    if several:
+        notes.append("Intervals may overlap although one run is better on the same rows.")
+    notes += by_run([(run, _said(run)) for run in runs])
+    return Section(
+        "Assessment on test rows",
+        tables,
+        [("", note) for note in notes],
+        legend,
+        {"": row} if row else {},
+        more,
+    )
+
+
+def by_run(said: Sequence[tuple[Shown, Sequence[str]]]) -> list[str]:
+    """Return sentences about runs: each once, after the titles of its runs if not of all."""
+    of: dict[str, list[str]] = {}
+    for run, sentences in said:
+        for each in sentences:
+            of.setdefault(each, []).append(run.title)
+    return [
+        each if len(runs) == len(said) else f"{', '.join(runs)}: {each}"
+        for each, runs in of.items()
+    ]
+
+
+def _figures(names: Sequence[Cell], figures: Sequence[Mapping[str, Estimate]]) -> Table:
+    """Return all figures: of one run on one scale, of several on a scale for each figure."""
+    several = len(figures) > 1
+    bodies: list[list[Row]] = []
+    for key in dict.fromkeys(key for found in figures for key in found):
+        of_runs = [(n, found[key]) for n, found in enumerate(figures) if key in found]
+        least, most = scale([each for _, each in of_runs])
+        shares = least >= 0 and most <= 1 and key not in (*IN_UNITS, "log_loss")
+        ends = (least, most) if several else (0.0, 1.0)
+        bodies.append(
+            [
+                [
+                    ASSESSED.get(key, (key, ""))[0],
+                    *([names[n]] if several else []),
+                    *each.texts(form_of(key)),
+                    each.dot(*ends, n) if several or shares else "",
+                ]
+                for n, each in of_runs
+            ]
+        )
+    if not several:
+        bodies = [[row for rows in bodies for row in rows]]
+    drawn = "each figure on its own scale" if several else "0 to 1"
+    who = ["run"] if several else []
+    return Table(["figure", *who, "value", "95 % interval", drawn], bodies, 1 + several)
+
+
+def _said(run: Shown) -> list[str]:
+    """Return what a reader must know beside the figures of a run."""
+    of = run.assessment
+    rows, positives = number(of, "rows"), number(of, "positives")
+    classes = _classes(run)
+    found = [f"{shown(rows, ',.0f')} test rows."]
+    seeds = run.summary.get("seeds")
+    if isinstance(seeds, list):
+        found.append(f"All are means of {len(seeds)} seeds, ends of intervals too.")
+    if rows and positives is not None:
+        which = f" (class {classes[1]})" if len(classes) == 2 else ""
+        share = f"{shown(positives, ',.0f')} ({percent(positives / rows)})"
+        found[0] = f"{shown(rows, ',.0f')} test rows. {share} are positive{which}."
+    threshold = mapping(of.get("threshold"))
+    if (value := number(threshold, "value")) is not None:
+        found.append(f"{_AT_THRESHOLD} {value:.4g}{chosen(text(threshold.get('rule')))}.")
+    if calibrate := of.get("calibrate"):
+        kept = text(calibrate)
+        said = "as the model gives them" if kept == "none" else f"calibrated ({kept})"
+        found.append(f"Probabilities are {said}.")
+    return found
+
+
+def _classes(run: Shown) -> list[str]:
+    found = mapping(run.assessment.get("confusion")).get("classes")
+    return [text(each) for each in found] if isinstance(found, list) else []
+
+
+def _confusion(run: Shown, named: bool) -> Table | None:
+    """Return the confusion matrix of a run, with shares of the rows of each true class."""
+    counts = mapping(run.assessment.get("confusion")).get("counts")
+    classes = _classes(run)
+    rows: list[Row] = []
+    for name, line in zip(classes, counts if isinstance(counts, list) else [], strict=False):
+        cells = [number({"": each}, "") for each in line] if isinstance(line, list) else []
+        if len(cells) != len(classes) or not classes:
+            return None
+        total = sum(each or 0 for each in cells)
+        shares = [f" ({percent(each / total)})" if each else "" for each in cells]
+        rows.append(
+            [f"true {name}", *(shown(n, ",.0f") + s for n, s in zip(cells, shares, strict=True))]
+        )
+    caption = "Confusion matrix" + (f" of {run.title}" if named else "")
+    head = ["class", *(f"predicted {name}" for name in classes)]
+    return Table(head, [rows], 1, f"{caption}: rows, and shares of each true class")
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """How to draw a curve. ``reference``: "diagonal", "rate", "one", or "" for none."""
+
+    title: str
+    x_label: str
+    reference: str = ""
+
+
+_SCORED = "share of rows, highest scores first"
+_CURVES = {
+    "roc": _Curve(
+        "ROC: true positive rate against false positive rate", "false positive rate", "diagonal"
+    ),
+    "precision_recall": _Curve("precision against recall", "recall", "rate"),
+    "calibration": _Curve("calibration: truth against prediction", "mean prediction", "diagonal"),
+    "gain": _Curve("gain: share of positives found against share of rows", _SCORED, "diagonal"),
+    "lift": _Curve("lift of each decile: positives over a random order", _SCORED, "one"),
+    "residuals": _Curve("residuals: rows by prediction error", "prediction minus label"),
+}
+
+
+def _curve(runs: Sequence[Shown], key: str) -> Chart | None:
+    """Draw one curve of all runs that have it."""
+    lines: list[Line] = []
+    for place, run in enumerate(runs):
+        curve = mapping(mapping(run.assessment.get("curves")).get(key))
+        banded = numbers(curve, "x", "y", "low", "high")
+        points = banded or numbers(curve, "x", "y")
+        if points and points[0][0] > points[-1][0]:
+            points = points[::-1]
+        if points:
+            band = [(each[2], each[3]) for each in points] if banded else []
+            lines.append(Line(run.title, place, [(each[0], each[1]) for each in points], band))
+    if not any(line.moves for line in lines):
+        return None
+    how = _CURVES[key]
+    drawing = svg([*_reference(runs, lines, how.reference), *lines], how.x_label, linear=True)
+    tips = []
+    for line, places in zip(lines, drawing.places[-len(lines) :], strict=True):
+        name = f"{line.name}: " if len(runs) > 1 else ""
+        for n in range(0, len(places), -(-len(places) // _MOST_TIPS)):
+            (x, y), edges = line.points[n], line.band[n : n + 1]
+            interval = "".join(f" ({low:.4g} to {high:.4g})" for low, high in edges)
+            tips.append((*places[n], f"{name}{y:.4g}{interval} at {x:.4g}"))
+    elements = Markup(drawing.elements)  # by matplotlib, from numbers only
+    ends = "; ".join(f"{line.name}: {line.points[-1][1]:.4g} at the end" for line in lines)
+    return Chart(how.title, f"{how.title}. {ends}.", drawing.width, drawing.height, elements, tips)
+
+
+def _reference(runs: Sequence[Shown], lines: Sequence[Line], kind: str) -> list[Line]:
+    """Return the line of a random order, or of perfect calibration."""
+    if kind == "one":
+        return [Line("reference", 7, [(0.0, 1.0)], reference=True)]
+    if kind == "rate":
+        rates = {
+            positives / rows
+            for run in runs
+            if (positives := number(run.assessment, "positives")) is not None
+            and (rows := number(run.assessment, "rows"))
+        }
+        return [Line("reference", 7, [(0.0, each)], reference=True) for each in sorted(rates)]
+    if kind == "diagonal":
+        ends = [x for line in lines for x, _ in line.points]
+        low, high = min(0.0, *ends), max(ends)
+        if low < 0 or high > 1:  # numbers, not shares
+            low = min(ends)
+        else:
+            high = 1.0
+        return [Line("reference", 7, [(low, low), (high, high)], reference=True)]
+    return []

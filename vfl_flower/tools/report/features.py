@@ -1,0 +1,180 @@
+"""The sections of the page about features of parties, which have numbers and no names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vfl_flower.label_holder.figures import ASSESSED
+from vfl_flower.tools.report.assessment import Estimate, scale
+from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, shown
+from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
+
+_SHOWN = 20  # features; the others unfold
+_STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
+_MODERATE, _LARGE = 0.1, 0.25
+
+
+def importance(runs: Sequence[Shown]) -> Section | None:
+    """Show how much worse the model gets if the values of a feature are permuted."""
+    notes = []
+    for run in (run for run in runs if run.explanation):
+        of, named = run.explanation, f"{run.title}: " if len(runs) > 1 else ""
+        metric = _metric(of)
+        rows, repeats = shown(number(of, "rows"), ",.0f"), number(of, "repeats")
+        times = counted(repeats, "permutation", "permutations")
+        base = shown(number(of, "baseline"), ".4f")
+        said = f"{metric} is {base} on {rows} rows; each feature had {times}."
+        notes += [named + said, *(named + each for each in _refused(of))]
+    notes.append(
+        "Importance: what the figure loses if the feature's values are permuted. Features with the "
+        "same information share it. A party's features have numbers here, and names only there."
+    )
+    found = [(run, mapping(run.explanation)) for run in runs]
+    return _section("Importance of features", found, "importance", notes)
+
+
+def information(runs: Sequence[Shown]) -> Section | None:
+    """Show the information value of each feature."""
+    notes = []
+    for run in (run for run in runs if run.information):
+        of, named = run.information, f"{run.title}: " if len(runs) > 1 else ""
+        how = "exact counts of labels"
+        if text(of.get("mode")) == "noisy":
+            how = f"labels with noise, epsilon {shown(number(of, 'epsilon'))}"
+        rows = shown(number(of, "rows"), ",.0f")
+        notes += [f"{named}{rows} rows, {how}.", *(named + each for each in _refused(of))]
+    notes.append(
+        "Strength is a rule of thumb: none below 0.02, weak below 0.1, medium below 0.3, strong "
+        "below 0.5. More is too good: check whether the feature knows the label."
+    )
+    found = [(run, mapping(run.information)) for run in runs]
+    return _section("Information value of features", found, "information value", notes)
+
+
+def _metric(of: Mapping[str, Any]) -> str:
+    name = text(of.get("metric"))
+    return ASSESSED.get(name, (name, ""))[0]
+
+
+def _refused(of: Mapping[str, Any]) -> list[str]:
+    said = {who: mapping(each).get("refused") for who, each in mapping(of.get("parties")).items()}
+    return [
+        f"Without figures: {text(why)}"
+        if text(why).startswith("Party ")
+        else f"Party {who} has no figures: {text(why)}"
+        for who, why in said.items()
+        if why
+    ]
+
+
+def _section(
+    title: str, found: Sequence[tuple[Shown, dict[str, Any]]], called: str, notes: Sequence[str]
+) -> Section | None:
+    """Show the features of each run, the greatest first."""
+    tables, more, several = [], {}, len(found) > 1
+    any_found = False
+    for run, of in found:
+        any_found |= bool(of)
+        rows = _rows(of, called == "information value")
+        bins = ["bins", "strength"] if called == "information value" else []
+        head = ["feature", called, "95 % interval", *bins, "drawn"]
+        tables.append(Table(head, [rows[:_SHOWN]], 1, run.title if several else ""))
+        if rest := rows[_SHOWN:]:
+            which = f"{len(rest)} more features" + (f" of {run.title}" if several else "")
+            more[which] = Table(head, [rest])
+    return Section(title, tables, [("", note) for note in notes], more=more) if any_found else None
+
+
+def _rows(of: Mapping[str, Any], binned: bool) -> list[Row]:
+    """Return a row for each feature; features without a value come last, with a note."""
+    found = [
+        (_called(who, each), each, Estimate.of(each))
+        for who, party in mapping(of.get("parties")).items()
+        for each in mappings(mapping(party).get("features"))
+    ]
+    found.sort(key=lambda each: -math.inf if each[2].value is None else each[2].value, reverse=True)
+    least, most = scale([estimate for _, _, estimate in found])
+    rows: list[Row] = []
+    for name, each, estimate in found:
+        value, strength = estimate.value, text(each.get("note", ""))
+        drawn: str | Cell = ""
+        if value is not None:
+            bar = Bar([value], max(most, 0.0), None, min(least, 0.0), estimate.interval)
+            strength = next((word for end, word in _STRENGTHS if value < end), "too good?")
+            drawn = Cell(bar=bar)
+        bins = [shown(number(each, "bins")), strength] if binned else []
+        rows.append([name, *estimate.texts(), *bins, drawn])
+    return rows
+
+
+def _called(who: str, feature: Mapping[str, Any]) -> str:
+    """Return the name of a feature. Only the label holder's own features have names."""
+    if who == "label holder":
+        return f"{who}, {text(feature.get('feature'))}"
+    return f"party {who}, feature {shown(number(feature, 'feature'))}"
+
+
+# --- drift --------------------------------------------------------------------------------------
+
+
+def drift(runs: Sequence[Shown]) -> Section | None:
+    """Show the population stability index of predicted rows, compared with the run's rows."""
+    found = [(run, of) for run in runs if (of := mapping(run.predictions.get("drift")))]
+    several = len(runs) > 1
+    tables, notes = [], []
+    for run, of in found:
+        rows: list[Row] = [_index("scores", number(of, "scores"))]
+        embeddings = mapping(of.get("embeddings"))
+        for party in embeddings:
+            called = "sum of all embeddings" if party == "sum" else f"embeddings of party {party}"
+            rows.append(_index(called, number(embeddings, party)))
+        tables.append(
+            Table(
+                ["what", "index", "drift", f"0 to {_MOST:g}"],
+                [rows],
+                1,
+                run.title if several else "",
+            )
+        )
+        columns = mapping(of.get("columns"))
+        counts: list[Row] = [
+            [
+                f"party {party}",
+                *(shown(number(columns, party, key), ".0f") for key in ("moderate", "large")),
+            ]
+            for party in columns
+            if mapping(columns[party])
+        ]
+        tables.append(
+            Table(
+                ["columns of", "moderate drift", "large drift"],
+                [counts],
+                1,
+                f"{run.title}: columns" if several else "",
+            )
+        )
+        named = f"{run.title}: " if several else ""
+        missing = "" if number(of, "scores") is not None else " There is no index of their scores."
+        notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
+        unknown = [party for party in columns if not mapping(columns[party])]
+        if unknown:
+            notes.append(f"{named}Party {', '.join(unknown)} tells nothing of its columns.")
+    swatch = ("mark", "0.25: drift above it is large")
+    said = (
+        f"Population stability index: above {_MODERATE:g} moderate, above {_LARGE:g} large. On few "
+        "rows, chance alone can exceed that. A prediction warns only of more than chance."
+    )
+    every = [swatch, *(("", note) for note in [*notes, said])]
+    return Section("Drift since training", tables, every) if found else None
+
+
+_MOST = 0.5  # right end of the scale of drift
+
+
+def _index(what: str, value: float | None) -> Row:
+    if value is None:
+        return [what, shown(None), "", ""]
+    word = "large" if value > _LARGE else "moderate" if value > _MODERATE else "small"
+    return [what, f"{value:z.4f}", word, Cell(bar=Bar([min(value, _MOST)], _MOST, _LARGE))]
