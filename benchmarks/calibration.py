@@ -3,7 +3,8 @@
 Each run trains one model, and each method is fitted on the validation rows of that model. The
 expected calibration error has ten bins with the same number of rows: the mean distance between a
 bin's mean probability and its share of positive rows. With several classes, the Brier score is a
-sum over the classes, and the calibration error is of the likeliest class. Prints one JSON object as its last line.
+sum over the classes, and the calibration error is of the likeliest class. Prints one JSON object as
+its last line.
 """
 
 from __future__ import annotations
