@@ -198,6 +198,9 @@ class LargeTable(KeptFile):
             in_order("deviation"),
         )
 
+    def _column(self, name: str) -> Any:
+        return self._read([name])[name]
+
     def _needed(self, preparation: Preparation) -> list[str]:
         return self._check_columns(preparation)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -124,6 +124,29 @@ class Table(Source):
     def has_labels(self) -> bool:
         """Return whether there is a label column."""
         return self.label in self._names
+
+    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the name and the values of each feature column, as `Source.raw_columns`."""
+        self.check_features()
+        for name in self.feature_names:
+            column = self._column(name).iloc[places]
+            if column.dtype.kind in "biuf":
+                yield name, _floats(column)
+                continue
+            values = column.astype(object).where(column.notna(), None).to_numpy(object)
+            if any(
+                isinstance(each, bytes | dict | Sized) and not isinstance(each, str)
+                for each in values[:100].tolist()
+            ):
+                raise self._wrong(
+                    "has a column that holds neither numbers nor texts. Leave it out by `columns`.",
+                    f"column {name!r} is such a column.",
+                )
+            yield name, np.array([each if each is None else str(each) for each in values], object)
+
+    def _column(self, name: str) -> Any:
+        """Return a feature column of all rows."""
+        return self._frame[name]
 
     def learn(self, train: Array) -> Preparation:
         """Return medians, text values, means and deviations of the training rows."""

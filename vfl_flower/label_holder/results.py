@@ -117,7 +117,8 @@ def results_folder(config: RunConfig) -> Path:
         return Path(config.running.resume).expanduser().absolute()
     if config.running.out:
         return Path(config.running.out).expanduser().absolute()
-    what = (config.strategy, config.data.dataset)  # each may be an import path
+    done = config.task if config.task == "information" else config.strategy
+    what = (done, config.data.dataset)  # each may be an import path
     strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)
     name = f"{strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
