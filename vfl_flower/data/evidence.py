@@ -130,8 +130,8 @@ class Evidence:
     @property
     def _noise(self) -> Floats:
         """Return the variance of the estimated events by noise alone, [B]."""
-        spread: Floats = self.rows * self.kept * (1 - self.kept) / (2 * self.kept - 1) ** 2
-        return spread
+        spread = self.kept * (1 - self.kept) / (2 * self.kept - 1) ** 2
+        return self.rows.astype(np.float64) * spread
 
     @property
     def _variance(self) -> Floats:

@@ -127,7 +127,8 @@ def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:
             counts = [rows, _plain(events), _plain(rows - events)]
             weights = [float(part[at]) for part in (evidence.weights, low, high)]
             iv = [value.value, value.low, value.high] if value else [""] * 3
-            line = [_safe(each.column), _safe(name), *(each.edges[at] or ("", "")), *counts]
+            edges = ["" if np.isinf(edge) else edge for edge in each.edges[at] or (np.inf, np.inf)]
+            line = [_safe(each.column), _safe(name), *edges, *counts]
             table.writerow([*line, *weights, *iv, each.note])
     with told(path):
         make_folder(path.parent)
@@ -155,8 +156,8 @@ def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:
         path.unlink(missing_ok=True)
         return
     lines = -(-min(len(best), _SHOWN) // 3)
-    heights = 0.8 + 0.24 * len(best), 2.4 * lines
-    figure = Figure(figsize=(9, sum(heights)), layout="constrained")
+    heights = 0.8 + 0.24 * len(best), 2.5 * lines
+    figure = Figure(figsize=(9, sum(heights)), dpi=110)
     FigureCanvasAgg(figure)
     halves: Any = figure.subfigures(2, 1, height_ratios=heights)
     upper, lower = halves
@@ -176,12 +177,21 @@ def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:
         part.tick_params(axis="y", labelsize=7)
         part.set_title(f"{_short(each.column)}: weight of evidence", fontsize=8)
         part.axhline(0, color=_GREY, linewidth=0.6)
+    upper.subplots_adjust(left=0.3, right=0.97, bottom=0.5 / heights[0], top=1 - 0.15 / heights[0])
+    lower.subplots_adjust(
+        left=0.06,
+        right=0.98,
+        bottom=0.9 / heights[1],
+        top=1 - 0.3 / heights[1],
+        hspace=1.0,
+        wspace=0.25,
+    )
     for part in parts[len(best) :]:
         part.set_visible(False)
     for part in (axes, *parts):
         part.spines[["top", "right"]].set_visible(False)
     with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format="png")
 
 
 def _short(text: str, most: int = 32) -> str:

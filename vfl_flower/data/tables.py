@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -133,16 +133,15 @@ class Table(Source):
             if column.dtype.kind in "biuf":
                 yield name, _floats(column)
                 continue
-            values = column.astype(object).where(column.notna(), None).to_numpy(object)
-            if any(
-                isinstance(each, bytes | dict | Sized) and not isinstance(each, str)
-                for each in values[:100].tolist()
-            ):
+            if column.dtype.kind in "mM":
                 raise self._wrong(
-                    "has a column that holds neither numbers nor texts. Leave it out by `columns`.",
-                    f"column {name!r} is such a column.",
+                    "has a column of dates. Make numbers of them, such as days since a fixed day, "
+                    "or leave it out by `columns`.",
+                    f"column {name!r} has dates.",
                 )
-            yield name, np.array([each if each is None else str(each) for each in values], object)
+            known = column.notna().tolist()
+            texts = (str(each) if has else None for each, has in zip(column, known, strict=True))
+            yield name, np.array(list(texts), object)
 
     def _column(self, name: str) -> Any:
         """Return a feature column of all rows."""
