@@ -28,6 +28,7 @@ from vfl_flower.party import information as at_party
 from vfl_flower.protocol.privacy.draws import path_of_draws
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tools.audit_information import of_information
 from vfl_flower.transport.early_messages import (
     ColumnBinsOrder,
     EvidenceOrder,
@@ -52,7 +53,7 @@ def people(rows: int = ROWS) -> pd.DataFrame:
     """People with an age, a useless number, gaps, texts, a constant, and a label."""
     generator = np.random.default_rng(0)
     age = generator.integers(18, 80, rows)
-    region = generator.choice(["north", "south", "east", None], rows)
+    region = generator.choice(np.array(["north", "south", "east", None], object), rows)
     income = np.where(generator.random(rows) < 0.2, np.nan, generator.lognormal(8, 1, rows))
     chance = 0.15 + 0.006 * (age - 18) + 0.2 * (region == "south")
     return pd.DataFrame(
@@ -302,8 +303,8 @@ def test_exact_counts_need_the_partys_rule(organisations: Organisations) -> None
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Context]:
     """A node that is not simulated, with a part of a data set."""
-    config = {"partition-id": 0, "num-partitions": 2, "states": str(tmp_path / "node")}
-    keys = {"dataset": "breast-cancer", **KEYS, "epsilon": 3.0}
+    config: Any = {"partition-id": 0, "num-partitions": 2, "states": str(tmp_path / "node")}
+    keys: Any = {"dataset": "breast-cancer", **KEYS, "epsilon": 3.0}
     yield Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config=keys)
 
 
@@ -513,3 +514,22 @@ def test_an_empty_column_and_empty_bins_have_no_value(tmp_path: Path) -> None:
     notes = [each.get("note", "") for each in parties["0"]["features"] + parties["1"]["features"]]
     assert notes.count("constant in the training rows") == 2  # empty, and constant
     assert sum(each.startswith("no value") for each in notes) == 1
+
+
+# --- the audit ----------------------------------------------------------------------------------
+
+
+def test_the_audit_measures_what_each_side_learns(tmp_path: Path) -> None:
+    table = people(900).drop(columns=[ID, "region", "fixed"]).fillna(0)
+    table.to_csv(tmp_path / "people.csv", index=False)
+    config = resolve({"dataset": f"csv:{tmp_path / 'people.csv'}"})
+    found = {each.attack: each for each in of_information(config, 2)}
+    noisy, counts = found["noisy labels"], found["exact counts"]
+    rate = kept_share(1.0, 2)
+    assert noisy.success == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / noisy.rows) * 2)
+    assert counts.success - counts.guessing < 0.1  # little more than about anybody
+    assert found["bins of exact counts"].success > 0.5
+    assert "exact counts, control" not in found
+    few = {each.attack: each for each in of_information(resolve({"dataset": "breast-cancer"}), 2)}
+    assert few["exact counts, control"].success > few["exact counts, those sent"].success
+    assert of_information(resolve({"dataset": "digits"}), 2) == []

@@ -119,6 +119,7 @@ class _Information:
                 _check_rows(each, labels)
         answers, spent = {}, None
         if here and config.information == "exact":
+            notice.warning("Exact counts tell parties sums of labels. No epsilon covers them.")
             answers = self._exact(here, labels, true)
         elif here:
             sent, spent = self._noisy_labels(labels)
@@ -207,7 +208,7 @@ class _Information:
             except VflError as error:
                 raise PartyError(f"Party {party}", f"sent {error}") from None
             counted = [
-                _merged(of_column, size, true[rows], self.config.min_bin)
+                counted_bins(of_column, size, true[rows], self.config.min_bin)
                 for of_column, size in zip(bins, sizes, strict=True)
             ]
             groups = [of_column[bins[at]] for at, (of_column, _) in enumerate(counted)]
@@ -262,11 +263,13 @@ def events_of(config: RunConfig, labels: Labels) -> Events:
 def of_column(name: str, values: NDArray[Any], events: Events, min_bin: int) -> ColumnEvidence:
     """Return the evidence of an own column [N] by exact labels [N]."""
     bins = Bins.learn(values)
-    groups, evidence = _merged(bins.of(values), bins.count, events, min_bin)
+    groups, evidence = counted_bins(bins.of(values), bins.count, events, min_bin)
     return ColumnEvidence.of(name, bins, bins.counts(values).tolist(), groups, evidence)
 
 
-def _merged(bins: NDArray[Any], size: int, events: Events, min_bin: int) -> tuple[Groups, Evidence]:
+def counted_bins(
+    bins: NDArray[Any], size: int, events: Events, min_bin: int
+) -> tuple[Groups, Evidence]:
     """Return the groups of a column's bins [R], and their evidence."""
     by_bin = Evidence.count(bins, events, int(size))
     groups = merged(by_bin, min_bin)
@@ -344,9 +347,9 @@ class Shown:
     most = 0.2
     """Largest leverage. A label with noise explains tanh^2(eps / 2) of itself: 0.21 at 1."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._shown = np.ones((1, rows), np.float32)  # all parties know the sum of all labels
+    def __init__(self, rows: int, most: float = most) -> None:
+        self.sums = np.ones((1, rows), np.float32)  # A: all parties know the sum of all labels
+        self._rows, self._most = rows, most
 
     def add(self, rows: NDArray[Any], groups: list[NDArray[np.uint8]]) -> bool:
         """Show the sums of a party's groups, unless they say too much about one label.
@@ -360,32 +363,32 @@ class Shown:
         -------
         Whether they are shown.
         """
-        sums = len(self._shown) + sum(int(each.max()) + 1 for each in groups)
-        if sums > min(_MOST_SUMS, self.most * self._rows + len(groups)):
+        number = len(self.sums) + sum(int(each.max()) + 1 for each in groups)
+        if number > min(_MOST_SUMS, self._most * self._rows + len(groups)):
             return False
-        added = np.zeros((sums - len(self._shown), self._rows), np.float32)
+        added = np.zeros((number - len(self.sums), self._rows), np.float32)
         first = 0
         for each in groups:
             added[first + each, rows] = 1
             first += int(each.max()) + 1
-        shown = np.concatenate([self._shown, added])
-        if self.leverages(shown).max() > self.most:
+        sums = np.concatenate([self.sums, added])
+        if self.leverages(sums).max() > self._most:
             return False
-        self._shown = shown
+        self.sums = sums
         return True
 
     @staticmethod
-    def leverages(shown: NDArray[np.float32]) -> NDArray[np.float64]:
+    def leverages(sums: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the leverage of each label by sums A [K, N]: [N]."""
-        gram = np.zeros((len(shown),) * 2)
-        for at in range(0, shown.shape[1], 65536):
-            piece = shown[:, at : at + 65536].astype(np.float64)
+        gram = np.zeros((len(sums),) * 2)
+        for at in range(0, sums.shape[1], 65536):
+            piece = sums[:, at : at + 65536].astype(np.float64)
             gram += piece @ piece.T
         values, vectors = np.linalg.eigh(gram)
         real = values > 1e-9 * values[-1]
         whitened = (vectors[:, real] / np.sqrt(values[real])).T
-        found = np.zeros(shown.shape[1])
-        for at in range(0, shown.shape[1], 65536):
-            piece = whitened @ shown[:, at : at + 65536]
+        found = np.zeros(sums.shape[1])
+        for at in range(0, sums.shape[1], 65536):
+            piece = whitened @ sums[:, at : at + 65536]
             found[at : at + 65536] = np.square(piece).sum(0)
         return found
