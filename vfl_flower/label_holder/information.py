@@ -35,7 +35,7 @@ from vfl_flower.data.evidence_files import ColumnEvidence, note_of, value_of, wr
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.raw_columns import own_columns
 from vfl_flower.data.tables import Table
-from vfl_flower.label_holder.results import in_use
+from vfl_flower.label_holder.results import INFORMATION, in_use
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.labels import DrawAccountant
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
@@ -53,7 +53,6 @@ from vfl_flower.transport.messages import SMALL, checked
 
 notice = logging.getLogger("flwr.notice")  # `vfl information` shows these records too
 
-FILE = "information.json"
 _MOST_COLUMNS = 100_000  # of one party
 _LARGEST = 1e3  # information value
 
@@ -132,8 +131,8 @@ class _Information:
             "rows": len(true),
             "parties": dict(sorted(parties.items())),
         }
-        write_whole(self.folder / FILE, (json.dumps(result, indent=2) + "\n").encode())
-        notice.info("information values: %s", self.folder / FILE)
+        write_whole(self.folder / INFORMATION, (json.dumps(result, indent=2) + "\n").encode())
+        notice.info("information values: %s", self.folder / INFORMATION)
 
     # --- noisy ----------------------------------------------------------------------------------
 

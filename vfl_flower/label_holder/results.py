@@ -111,6 +111,14 @@ def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
         yield
 
 
+SUMMARY, INFORMATION = "summary.json", "information.json"
+
+
+def result_of(task: str) -> str:
+    """Return the file that a ServerApp writes when its task is done."""
+    return INFORMATION if task == "information" else SUMMARY
+
+
 def results_folder(config: RunConfig) -> Path:
     """Return the configured folder, or a new one under ``runs``, as an absolute path."""
     if config.running.resume:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vfl_flower.label_holder.information import FILE
+from vfl_flower.label_holder.results import INFORMATION
 
 
 def table(folder: Path) -> str:
     """Return the information values of a results folder, the largest first."""
-    found = json.loads((folder / FILE).read_text())
+    found = json.loads((folder / INFORMATION).read_text())
     rows = [
         (who if who == "label holder" else f"party {who}", each)
         for who, party in found["parties"].items()
