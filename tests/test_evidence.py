@@ -44,7 +44,7 @@ def test_a_class_without_rows_in_a_bin_counts_as_half_a_row() -> None:
     assert evidence.weights[0] == pytest.approx(np.log((20 / 30) / (0.5 / 10.5)), abs=1e-12)
 
 
-def test_the_derivatives_are_those_of_differences() -> None:
+def test_the_derivatives_are_equal_to_differences() -> None:
     generator = np.random.default_rng(0)
     events, others = generator.uniform(20, 90, 4), generator.uniform(50, 300, 4)
 

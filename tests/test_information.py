@@ -21,6 +21,8 @@ from vfl_flower.alignment.psi import by_id
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels, own_table
+from vfl_flower.data.bins import Bins
+from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder.information import Shown, of_column
 from vfl_flower.launch.engines import run_local
@@ -129,7 +131,7 @@ def as_in_file(lines: pd.DataFrame, column: pd.Series) -> pd.Series:
 # --- exact --------------------------------------------------------------------------------------
 
 
-def test_exact_values_are_those_of_the_plain_formula_on_joined_data(
+def test_exact_values_are_equal_to_the_plain_formula_on_joined_data(
     organisations: Organisations,
 ) -> None:
     folder = organisations.run("run", EXACT).folder
@@ -256,7 +258,7 @@ def test_noisy_values_are_near_the_exact_ones(tmp_path: Path) -> None:
         pairs = zip(exact[who]["features"], noisy[who]["features"], strict=True)
         for true, found in pairs:
             assert found["low"] - 0.01 <= true["value"] <= found["high"] + 0.01
-            assert found["value"] == round(found["value"], 3)  # what leaves the party is rounded
+            assert found["value"] == round(found["value"], 3)  # a party rounds its answer
     assert exact["label holder"] == noisy["label holder"]  # by true labels, which stay there
 
 
@@ -328,6 +330,28 @@ def test_a_node_answers_few_sets_of_labels(node: Context) -> None:
     ask(sets[0])  # answered before, so nothing new
     with pytest.raises(ConfigError, match="fewer than 50 rows of a class"):
         ask(np.arange(rows) < 3)
+
+
+def test_invented_labels_show_who_shares_a_bin_where_nothing_limits_them(node: Context) -> None:
+    # The control of the limits above, which a simulation has not: one set of labels a pair.
+    node.node_config["simulated"] = True
+    about, generator = told(node), np.random.default_rng(0)
+    config = resolve({"dataset": "breast-cancer"})
+    column = next(iter(partition_columns(config, 0, 2).read()))[1]
+    bins, right = Bins.learn(column).of(column), []
+    for _ in range(12):
+        first = generator.integers(len(bins))
+        same = bool(generator.integers(2))
+        other = generator.choice(np.flatnonzero((bins == bins[first]) == same))
+        labels = np.zeros(len(bins), np.uint8)
+        labels[[first, other]] = 1
+        order = EvidenceOrder(kept=1 - 1e-9, arrays={"labels": labels}, config=about)
+        value = at_party.compute(node, order).arrays["values"][0, 0]
+        right.append((value > 0.2) == (same or first == other))
+    assert np.mean(right) > 0.9
+    del node.node_config["simulated"]
+    with pytest.raises(ConfigError, match="fewer than 50 rows of a class"):
+        at_party.compute(node, order)
 
 
 def test_a_node_without_the_rule_uploads_no_bins_and_takes_no_counts(node: Context) -> None:

@@ -191,7 +191,7 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
     for name in refused_tasks(given.get("refuse", "")):
         if name not in REFUSABLE:
             raise ConfigError(
-                f"{whose} gives refuse = {given['refuse']!r}, and {name!r} is none of "
+                f"{whose} gives refuse = {given['refuse']!r}, but {name!r} is not among "
                 f"{', '.join(REFUSABLE)}. Correct it."
             )
     return Rules(**given)

@@ -78,7 +78,7 @@ def own_labels(
 ) -> Labels:
     """Return the labels of the common rows, without the label holder's own columns.
 
-    Parameters and errors are those of `load_own_labels`.
+    It has the parameters and errors of `load_own_labels`.
     """
     train, test, validation = divide(data, len(common.rows))
     values, digest = own.labels(common.rows), own.digest(common.rows)

@@ -173,8 +173,8 @@ def merged(evidence: Evidence, min_rows: int) -> Groups:
     """Merge bins with their neighbours until each group has enough rows.
 
     With exact counts, each group has at least ``min_rows`` rows of each class. With noise, it has
-    that many rows, and enough to see the rarer class: at its share s of all rows, n s is at least
-    four deviations of the noise. That depends on no bin's noisy count, so it favours no bin. The
+    at least that many rows, and enough to see the rarer class. For its share s of all rows, n s is
+    at least four deviations of the noise. That depends on no bin's noisy count, so it favours no bin. The
     last bin, of missing values, stays alone if it can. Else it joins the group before it.
     """
     last, least = len(evidence.rows) - 1, least_rows(evidence, min_rows)

@@ -16,7 +16,7 @@ from vfl_flower.config.files import make_folder, told, whole, write_whole
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import Estimate, Evidence, Groups
 
-_DRAWN = 30  # columns in the picture, those of the largest values
+_DRAWN = 30  # columns in the picture, with the largest values
 _SHOWN = 9  # of these, columns whose bins are drawn too
 _BLUE, _GREY = "#0a56dd", "#58626e"
 

@@ -26,6 +26,11 @@ def table(folder: Path) -> str:
             value, interval = f"{each['value']:.4f}", f"{each['low']:.4f} to {each['high']:.4f}"
         line = f"{column:<40}{value:>8}   {interval:<18}{each['bins']:>4}"
         lines.append(f"{line}  {note}" if note else line)
+    lines += [
+        f"party {who} takes no part: {party['refused']}"
+        for who, party in found["parties"].items()
+        if "refused" in party
+    ]
     how = "exact counts"
     if found["mode"] == "noisy":
         spent = found["spent"]
