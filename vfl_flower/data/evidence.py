@@ -174,8 +174,8 @@ def merged(evidence: Evidence, min_rows: int) -> Groups:
 
     With exact counts, each group has at least ``min_rows`` rows of each class. With noise, it has
     at least that many rows, and enough to see the rarer class. For its share s of all rows, n s is
-    at least four deviations of the noise. That depends on no bin's noisy count, so it favours no bin. The
-    last bin, of missing values, stays alone if it can. Else it joins the group before it.
+    at least four deviations of the noise. That depends on no bin's noisy count, so it favours no
+    bin. The last bin, of missing values, stays alone if it can. Else it joins the group before it.
     """
     last, least = len(evidence.rows) - 1, least_rows(evidence, min_rows)
     groups, group, start = np.zeros(last + 1, np.uint8), 0, 0
