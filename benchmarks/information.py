@@ -18,16 +18,35 @@ import numpy as np
 
 from benchmarks.common import report
 from vfl_flower.data import evidence_files
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.raw_columns import partition_columns
+from vfl_flower.label_holder.information import events_of, of_column
 from vfl_flower.launch.engines import run_local
+from vfl_flower.protocol.systems import resolve
+
+PARTIES = 2
 
 
-def features_of(dataset: str, **keys: Any) -> list[dict[str, Any]]:
-    """Return the entries of all columns with a value."""
+def noisy(dataset: str, **keys: Any) -> Any:
+    """Return value, low and high of each column by labels with noise, [columns, 3]."""
     with tempfile.TemporaryDirectory() as name:
         given = {"task": "information", "dataset": dataset, "out": name, **keys}
-        found = json.loads((run_local(2, given).folder / "information.json").read_text())
-    parties = found["parties"].values()
-    return [each for party in parties for each in party["features"]]
+        found = json.loads((run_local(PARTIES, given).folder / "information.json").read_text())
+    features = [each for party in found["parties"].values() for each in party["features"]]
+    ends = ("value", "low", "high")
+    return np.array([[each[end] for end in ends] for each in features], np.float64)
+
+
+def exact(dataset: str) -> Any:
+    """Return the value of each column by true labels, [columns]."""
+    config = resolve({"task": "information", "dataset": dataset})
+    events = events_of(config, load_labels(config))
+    found = []
+    for party in range(PARTIES):
+        for name, values in partition_columns(config, party, PARTIES).read():
+            value = of_column(name, values, events, config.min_bin).information
+            found.append(value.value if value else np.nan)
+    return np.array(found)
 
 
 def main() -> None:
@@ -41,18 +60,16 @@ def main() -> None:
     options = made.parse_args()
     evidence_files._draw = lambda path, columns: None  # only figures are needed
     dataset = f"npz:{Path(options.npz).absolute()}"
-    exact = features_of(dataset, information="exact")
-    true = np.array([each["value"] for each in exact])
+    true = exact(dataset)
     figures: dict[str, Any] = {"exact": true.tolist()}
     for number, epsilon in enumerate(options.epsilons):
-        draws = [
-            features_of(dataset, epsilon=epsilon, **{"noise-seed": seed})
-            for seed in range(options.draws)
-        ]
-        values = np.array([[each["value"] for each in draw] for draw in draws])
-        low, high = (
-            np.array([[each[end] for each in draw] for draw in draws]) for end in ("low", "high")
+        draws = np.stack(
+            [
+                noisy(dataset, epsilon=epsilon, **{"noise-seed": seed})
+                for seed in range(options.draws)
+            ]
         )
+        values, low, high = np.moveaxis(draws, 2, 0)
         error = np.sqrt(np.square(values - true).mean(0))
         ranks = [spearmanr(true, each).statistic for each in values]
         about = {
