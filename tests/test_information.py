@@ -24,7 +24,8 @@ from vfl_flower.data.at_label_holder import load_labels, own_table
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder.information import Shown, of_column
+from vfl_flower.label_holder.exact_sums import Shown
+from vfl_flower.label_holder.information import of_column
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import information as at_party
 from vfl_flower.protocol.privacy.draws import path_of_draws
@@ -290,6 +291,23 @@ def test_a_party_that_refuses_is_left_out_and_others_are_done(organisations: Org
     assert len(parties["1"]["features"]) == 2
     assert len(tap.orders(EvidenceOrder)) == 1
     assert not list(folder.glob("*party-0.information*"))
+
+
+def test_a_party_that_fails_is_left_out_and_others_are_done(
+    organisations: Organisations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = evidence_files.write_files
+
+    def fail(path: Path, columns: Any) -> None:
+        if "party-0" in path.name:
+            raise VflError("The disk is full.")
+        written(path, columns)
+
+    monkeypatch.setattr(at_party, "write_files", fail)
+    parties = result(organisations.run("run", {**KEYS, "epsilon": 3.0}).folder)["parties"]
+    assert parties["0"] == {"refused": "Party 0 has computed no values. Its own log says why."}
+    assert len(parties["1"]["features"]) == 2
+    assert list(parties) == ["0", "1", "label holder"]
 
 
 def test_exact_counts_need_the_partys_rule(organisations: Organisations) -> None:

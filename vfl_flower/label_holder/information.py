@@ -8,7 +8,7 @@ privacy = 'labels' learns from it too.
 
 Exact: each party uploads the bin of each of its rows, and gets the events of each bin. So the label
 holder learns the bins of every person, without names and edges. A party learns sums of labels over
-rows that it knows. Bins with few rows of a class are merged, and `Shown` bounds what all sums
+rows that it knows. Bins with few rows of a class are merged, and `exact_sums` bounds what all sums
 together say about one label.
 """
 
@@ -35,6 +35,7 @@ from vfl_flower.data.evidence_files import ColumnEvidence, note_of, value_of, wr
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.raw_columns import own_columns
 from vfl_flower.data.tables import Table
+from vfl_flower.label_holder.exact_sums import Shown
 from vfl_flower.label_holder.results import INFORMATION, in_use
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.labels import DrawAccountant
@@ -129,7 +130,7 @@ class _Information:
             "epsilon": config.privacy.epsilon,
             "spent": spent,
             "rows": len(true),
-            "parties": dict(sorted(parties.items())),
+            "parties": dict(sorted(parties.items(), key=lambda each: (len(each[0]), each[0]))),
         }
         write_whole(self.folder / INFORMATION, (json.dumps(result, indent=2) + "\n").encode())
         notice.info("information values: %s", self.folder / INFORMATION)
@@ -164,7 +165,10 @@ class _Information:
             arrays = {"labels": sent[_mask(labels, each.party)]}
             orders[node] = EvidenceOrder(kept=kept, config=self.about, arrays=arrays)
         answers = self._gather(here, orders)
-        found = {}
+        found: dict[int, Any] = {
+            node: {"refused": FAILED.format(party=here[node].party)}
+            for node in here.keys() - answers.keys()
+        }
         for node, answer in answers.items():
             columns = here[node].columns
             try:
@@ -227,9 +231,11 @@ class _Information:
     def _gather(
         self, here: Mapping[int, InformationOffer], orders: Mapping[int, EvidenceOrder]
     ) -> dict[int, ColumnInformation]:
+        """Return the answers, without parties that fail. A notice names those."""
         columns = max((each.columns for each in here.values()), default=0)
         self.transport.expect({EvidenceOrder.kind: SMALL + 32 * columns})
-        return gather(self.transport, orders, ColumnInformation, self.config.running.party_timeout)
+        timeout = self.config.running.party_timeout
+        return gather(self.transport, orders, ColumnInformation, timeout, lenient=True)
 
 
 # --- labels and columns -------------------------------------------------------------------------
@@ -328,66 +334,8 @@ def _checked_bins(
     return bins, sizes
 
 
+FAILED = "Party {party} has computed no values. Its own log says why."
 TOO_MANY = (
     "Exact counts of the bins of party {party}'s {columns} columns would reveal single labels. "
     "Give the party fewer columns or more rows, or set information = 'noisy'."
 )
-_MOST_SUMS = 2000  # of all parties; more take too long to check
-
-
-class Shown:
-    """Sums of labels that exact counts show to all parties of a run, and what they say.
-
-    Each group of a column is a row of a matrix A [K, N] of zeros and ones, and parties learn A y.
-    The leverage of label i is a_i' (A A')^+ a_i, where a_i is its column in A. It is the share of
-    the label's variance that the best linear estimate explains. At 1, the sums determine the label.
-    """
-
-    most = 0.2
-    """Largest leverage. A label with noise explains tanh^2(eps / 2) of itself: 0.21 at 1."""
-
-    def __init__(self, rows: int, most: float = most) -> None:
-        self.sums = np.ones((1, rows), np.float32)  # A: all parties know the sum of all labels
-        self._rows, self._most = rows, most
-
-    def add(self, rows: NDArray[Any], groups: list[NDArray[np.uint8]]) -> bool:
-        """Show the sums of a party's groups, unless they say too much about one label.
-
-        Parameters
-        ----------
-        rows : training rows that the party has, [n].
-        groups : group of each of these rows, [n], for each column.
-
-        Returns
-        -------
-        Whether they are shown.
-        """
-        number = len(self.sums) + sum(int(each.max()) + 1 for each in groups)
-        if number > min(_MOST_SUMS, self._most * self._rows + len(groups)):
-            return False
-        added = np.zeros((number - len(self.sums), self._rows), np.float32)
-        first = 0
-        for each in groups:
-            added[first + each, rows] = 1
-            first += int(each.max()) + 1
-        sums = np.concatenate([self.sums, added])
-        if self.leverages(sums).max() > self._most:
-            return False
-        self.sums = sums
-        return True
-
-    @staticmethod
-    def leverages(sums: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the leverage of each label by sums A [K, N]: [N]."""
-        gram = np.zeros((len(sums),) * 2)
-        for at in range(0, sums.shape[1], 65536):
-            piece = sums[:, at : at + 65536].astype(np.float64)
-            gram += piece @ piece.T
-        values, vectors = np.linalg.eigh(gram)
-        real = values > 1e-9 * values[-1]
-        whitened = (vectors[:, real] / np.sqrt(values[real])).T
-        found = np.zeros(sums.shape[1])
-        for at in range(0, sums.shape[1], 65536):
-            piece = whitened @ sums[:, at : at + 65536]
-            found[at : at + 65536] = np.square(piece).sum(0)
-        return found
