@@ -22,7 +22,7 @@ from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
-from vfl_flower.party import builder, scoring, stacked, state, state_file
+from vfl_flower.party import builder, information, scoring, stacked, state, state_file
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
@@ -34,8 +34,11 @@ from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import shared_actor
 from vfl_flower.transport.early_messages import (
     AlignOrder,
+    ColumnBinsOrder,
     CommonOrder,
     ConfirmOrder,
+    EvidenceOrder,
+    InformationOrder,
     KeyOrder,
     OpenSetOrder,
     ReuseOrder,
@@ -341,6 +344,14 @@ def confirm(context: Context, order: ConfirmOrder) -> Payload:
     answer = at_party.confirm(context, party, parties, order)
     reuse.store_rows(context, party, parties)
     return answer
+
+
+# --- information of columns ----------------------------------------------------------------------
+
+
+serves(InformationOrder)(information.offer)
+serves(ColumnBinsOrder)(information.upload_bins)
+serves(EvidenceOrder)(information.compute)
 
 
 # --- prediction ---------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
+from vfl_flower.label_holder.information import information
 from vfl_flower.label_holder.predict import predict
 from vfl_flower.label_holder.results import Results, in_use, results_folder
 from vfl_flower.label_holder.serving.serve import lasting
@@ -97,6 +98,10 @@ def _serve(
     elif config.task == "align":
         with _streams(transport, config) as transport:
             _align(transport, config, run)
+    elif config.task == "information":
+        own = own_table(config.data) if config.data.own_data else None
+        with _streams(transport, config) as transport:
+            information(transport, config, own, run, results_folder(config))
     else:
         _train(transport, config, run, callbacks)
 

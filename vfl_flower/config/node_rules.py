@@ -86,6 +86,12 @@ class Rules:
         "`information` or `drift`.",
         "refuse='explain,drift'",
     )
+    information: str = rule(
+        "noisy",
+        "Permits exact counts of labels in the party's bins, by `exact`. The party then uploads "
+        "the bin of each of its rows. In a simulation, the rule applies only if it is set.",
+        "information='exact'",
+    )
     min_embedding_noise: Amount = rule(
         0.0,
         "Requires noise on all embeddings that the party uploads. The value is the least "
@@ -178,6 +184,10 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
             _check_own_key(key, whose, "source" in values)
         elif key == "log-format" and value not in FORMATS:
             raise ConfigError(f"{whose} gives {key} = {value!r}. Use one of {', '.join(FORMATS)}.")
+    if given.get("information", "noisy") not in ("noisy", "exact"):
+        raise ConfigError(
+            f"{whose} gives information = {given['information']!r}. Use 'noisy' or 'exact'."
+        )
     for name in refused_tasks(given.get("refuse", "")):
         if name not in REFUSABLE:
             raise ConfigError(

@@ -50,10 +50,11 @@ class RunConfig:
         "train",
         "Chooses what the run does. `predict` applies the model of an earlier run, `model`, to new "
         "rows. `serve` answers requests for scores by that model, until it is stopped. `align` "
-        "only finds the common rows and keeps the alignment for later runs.",
+        "only finds the common rows and keeps the alignment for later runs. `information` computes "
+        "the information value of each column.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
-        choices=("train", "predict", "serve", "align"),
+        choices=("train", "predict", "serve", "align", "information"),
         related=("model", "without", "dataset"),
     )
     model: str = key(
@@ -70,6 +71,25 @@ class RunConfig:
         example="task='predict' model='runs/a' without='0,3'",
         engine=_FLOWER,
         related=("task", "subsets"),
+    )
+    information: str = key(
+        "noisy",
+        "Chooses the labels by which parties get the information value of their columns. `noisy` "
+        "sends each party labels that are randomised by `epsilon`. With `exact`, a party uploads "
+        "the bins of its rows, and gets exact counts. Each party must allow `exact` in its node "
+        "configuration.",
+        example="task='information' information='exact'",
+        engine=_FLOWER,
+        choices=("noisy", "exact"),
+        related=("task", "epsilon", "min-bin"),
+    )
+    min_bin: int = key(
+        20,
+        "Sets the least rows of each class in a bin of a column. Smaller bins are merged.",
+        example="task='information' min-bin=50",
+        engine=_FLOWER,
+        least=1,
+        related=("task", "information"),
     )
     strategy: str = key(
         "split-nn",

@@ -73,19 +73,12 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     return replace(labels, places=rows[0], test_places=rows[1], validation=validation)
 
 
-def load_own_labels(
+def own_labels(
     data: DataConfig, own: Table, common: Alignment, about: Mapping[str, Any] | None = None
 ) -> Labels:
-    """Return the labels, and the label holder's own columns, of the common rows.
+    """Return the labels of the common rows, without the label holder's own columns.
 
-    Parameters
-    ----------
-    about : `Labels.about` of the earlier run, for a warm start.
-
-    Raises
-    ------
-    ConfigError
-        See `encode_labels` and `load_own_features`.
+    It has the parameters and errors of `load_own_labels`.
     """
     train, test, validation = divide(data, len(common.rows))
     values, digest = own.labels(common.rows), own.digest(common.rows)
@@ -105,6 +98,24 @@ def load_own_labels(
     if common.present is not None:
         labels = replace(labels, present=(common.present[train], common.present[test]))
     class_weights(data, labels.train, len(labels.classes))  # raises early if wrong
+    return labels
+
+
+def load_own_labels(
+    data: DataConfig, own: Table, common: Alignment, about: Mapping[str, Any] | None = None
+) -> Labels:
+    """Return the labels, and the label holder's own columns, of the common rows.
+
+    Parameters
+    ----------
+    about : `Labels.about` of the earlier run, for a warm start.
+
+    Raises
+    ------
+    ConfigError
+        See `encode_labels` and `load_own_features`.
+    """
+    labels = own_labels(data, own, common, about)
     then = about["preparation"] if about else None
     if about and bool(then) != bool(own.feature_names):
         raise ConfigError(

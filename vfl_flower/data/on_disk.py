@@ -22,6 +22,7 @@ from vfl_flower.data.own_files import OwnFile, as_frame
 from vfl_flower.data.row_file import RowFile, unnamed
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Preparation, Source
+from vfl_flower.data.tables import Table
 
 Array = NDArray[Any]
 
@@ -100,6 +101,10 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
             if len(found):
                 yield start + found, frame.iloc[found]
             start += len(frame)
+
+    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
+        """Refuse: the column has images, texts to tokenize, or sequences."""
+        return Source.raw_columns(self, places)
 
     def _needed(self, preparation: Preparation) -> list[str]:
         """Return the columns that samples need."""
@@ -197,6 +202,13 @@ class LargeTable(KeptFile):
             in_order("mean"),
             in_order("deviation"),
         )
+
+    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the columns as any table does, one in memory at a time."""
+        return Table.raw_columns(self, places)
+
+    def _column(self, name: str) -> Any:
+        return self._read([name])[name]
 
     def _needed(self, preparation: Preparation) -> list[str]:
         return self._check_columns(preparation)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.ids import encode_ids, id_kind
 from vfl_flower.data.samples import Arrays
 
@@ -82,6 +83,18 @@ class Source(ABC):
     def learn(self, train: Array) -> Preparation:
         """Learn from the training rows at these places how to prepare any row."""
         return Preparation({}, {}, [], [])
+
+    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the name of each feature column, and its values in the rows at these places, [n].
+
+        Values are float64 with NaN, or texts with None, where they are missing.
+
+        Raises
+        ------
+        ConfigError
+            If the data have no columns of numbers or texts.
+        """
+        raise ConfigError(f"{self.whose} has no columns of numbers or texts. Give it a table.")
 
     def load(self, places: Array, preparation: Preparation) -> None:
         """Load these rows, if the source is lazy and keeps rows somewhere.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -156,6 +156,28 @@ class Table(Source):
     def has_labels(self) -> bool:
         """Return whether there is a label column."""
         return self.label in self._names
+
+    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
+        """Yield the name and the values of each feature column, as `Source.raw_columns`."""
+        self.check_features()
+        for name in self.feature_names:
+            column = self._column(name).iloc[places]
+            if column.dtype.kind in "biuf":
+                yield name, _floats(column)
+                continue
+            if column.dtype.kind in "mM":
+                raise self._wrong(
+                    "has a column of dates. Make numbers of them, such as days since a fixed day, "
+                    "or leave it out by `columns`.",
+                    f"column {name!r} has dates.",
+                )
+            known = column.notna().tolist()
+            texts = (str(each) if has else None for each, has in zip(column, known, strict=True))
+            yield name, np.array(list(texts), object)
+
+    def _column(self, name: str) -> Any:
+        """Return a feature column of all rows."""
+        return self._frame[name]
 
     def learn(self, train: Array) -> Preparation:
         """Return medians, text values, means and deviations of the training rows."""

@@ -113,13 +113,22 @@ def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
         yield
 
 
+SUMMARY, INFORMATION = "summary.json", "information.json"
+
+
+def result_of(task: str) -> str:
+    """Return the file that a ServerApp writes when its task is done."""
+    return INFORMATION if task == "information" else SUMMARY
+
+
 def results_folder(config: RunConfig) -> Path:
     """Return the configured folder, or a new one under ``runs``, as an absolute path."""
     if config.running.resume:
         return Path(config.running.resume).expanduser().absolute()
     if config.running.out:
         return Path(config.running.out).expanduser().absolute()
-    what = (config.strategy, config.data.dataset)  # each may be an import path
+    done = config.task if config.task == "information" else config.strategy
+    what = (done, config.data.dataset)  # each may be an import path
     strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)
     name = f"{strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))

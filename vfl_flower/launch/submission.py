@@ -16,6 +16,7 @@ from vfl_flower.config.files import make_folder
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder.progress import from_elsewhere
+from vfl_flower.label_holder.results import result_of
 from vfl_flower.launch.processes import SuperLink
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -97,13 +98,13 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
     Raises
     ------
     VflError
-        If it left no summary. The message is our own error, or the cause in Flower's log.
+        If it left no result. The message is our own error, or the cause in Flower's log.
     """
     folder = Path(run_config["out"])
     make_folder(folder)
     # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
     (superlink.home / "vfl-flower").symlink_to(folder)
-    log, summary = folder / "flower.log", folder / "summary.json"
+    log, summary = folder / "flower.log", folder / result_of(str(run_config.get("task")))
     history = folder / "history.jsonl"
     before = _touched(history), _touched(summary)  # a resumed run has both
     with from_elsewhere(folder) as look:

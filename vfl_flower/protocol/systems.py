@@ -149,6 +149,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     named = {**defaults, **given}.get("aggregation")
     defaults = {**(AGGREGATIONS.load(named).defaults if named else {}), **defaults}
     defaults |= _by_what_it_learns_from({**defaults, **given})
+    defaults |= _of_task(given)
     unknown = dict.fromkeys(BY_ROWS)
     config = mechanism_of(RunConfig.of({**unknown, **defaults, **given})).validated()
     estimators.check(config)
@@ -162,6 +163,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     rates.check(config.training)
     streams.check(config.running)
     mechanism = mechanism_of(config)
+    _check_task(config, mechanism)
     mechanism.check(estimator)
     sampling.check(config)
     _check_system(system, config, estimator, mechanism)
@@ -234,6 +236,37 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     elif free and _learns_through_noise(values):
         chosen["optimizer"] = "adam"
     return chosen
+
+
+def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of task "information": noise on labels, or none for exact counts."""
+    if given.get("task") != "information":
+        return {}
+    if given.get("information") == "exact":
+        return {"privacy": "none", "epsilon": None}
+    return {"privacy": "labels", "epsilon": 1.0, "delta": None, "noise-multiplier": None}
+
+
+def _check_task(config: RunConfig, mechanism: Mechanism) -> None:
+    """Raise `ConfigError` if options contradict task "information"."""
+    if config.task != "information":
+        return
+    privacy, exact = config.privacy.mechanism, config.information == "exact"
+    if exact and privacy != "none":
+        raise ConfigError(
+            f"information = 'exact' answers exact counts, but privacy = {privacy!r}. Leave one of "
+            "them out."
+        )
+    if not exact and not mechanism.learns_from_noise:
+        raise ConfigError(
+            f"task = 'information' draws noise on labels, but privacy = {privacy!r}. Leave privacy "
+            "out."
+        )
+    if config.data.target != "classification":
+        raise ConfigError(
+            "task = 'information' needs labels of two classes, but target = "
+            f"{config.data.target!r}. Give a label column that says whether the event happened."
+        )
 
 
 def _learns_through_noise(values: Mapping[str, Any]) -> bool:

@@ -138,6 +138,33 @@ def _align(
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
+@app.command("information", cls=Command, epilog=options.INFORMATION_EXAMPLES)
+def _information(
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    parties: options.Parties = None,
+    out: options.Out = "",
+    engine: options.EngineName = "local",
+) -> None:
+    """Compute the information value of each column, before any model exists.
+
+    The label holder sends labels with noise, or answers exact counts by bin.
+    Each party bins its own columns, and keeps a table and a picture of them.
+    The label holder gets the values by number: RUN/information.json.
+    """
+    from vfl_flower.config.plugins import ENGINES
+    from vfl_flower.tools import information
+
+    start = ENGINES.load(engine)
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    number, keys, node_configs = options.given(run_config, node_config, parties, out)
+    keys["task"] = "information"
+    with _ending_on_sigterm():
+        folder = start(number, keys, node_configs=node_configs).folder
+    print(information.table(folder))
+    print(f"results: {folder}")
+
+
 @app.command("compare", cls=Command, epilog=options.COMPARE_EXAMPLES)
 def _compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...")],

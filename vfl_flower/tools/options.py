@@ -176,6 +176,14 @@ vfl align -c "dataset='files:labels.csv' id='customer'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
 """)
 
+INFORMATION_EXAMPLES = _examples("""
+# by labels with noise of epsilon 1, which all parties get
+vfl information -c "dataset='files:labels.csv' label='default'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# exact counts: the label holder gets the bin of each row, and parties get counts of labels
+vfl information -c "dataset='breast-cancer' information='exact'"
+""")
+
 DOCTOR_EXAMPLES = _examples("""
 # this machine
 vfl doctor

@@ -1,10 +1,13 @@
-"""Messages before a run: alignment of rows, and keys for masked sums."""
+"""Messages before a run: alignment of rows, keys for masked sums, and evidence of columns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from vfl_flower.config.checks import Line
 from vfl_flower.transport.messages import ConfigText, Introduction, Number, Order, Payload, Text
 
 
@@ -116,6 +119,35 @@ class KeyOrder(EarlyOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InformationOrder(EarlyOrder):
+    """Say whether you take part in task "information". The answer is `InformationOffer`."""
+
+    kind: ClassVar[str] = "query.information"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnBinsOrder(EarlyOrder):
+    """Upload the bins of your columns, for exact counts. The answer is `ColumnBins`."""
+
+    kind: ClassVar[str] = "query.columnbins"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceOrder(EarlyOrder):
+    """Compute the weight of evidence of your C columns. The answer is `ColumnInformation`.
+
+    Noisy: ``arrays["labels"]``, uint8 [n], are labels of the party's training rows. Each is the
+    true one with probability ``kept``. Exact: ``kept`` is 1, and the label holder has merged the
+    bins of `ColumnBins`. ``arrays["groups"]``, uint8 [C, B], have the group of each bin, and
+    ``arrays["counts"]``, int64 [C, G, 2], rows and events of each group.
+    """
+
+    kind: ClassVar[str] = "query.evidence"
+    names: ClassVar = ("labels", "groups", "counts")
+    kept: Annotated[float, Field(gt=0.5, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetKept(Introduction):
     """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the set is there."""
 
@@ -163,3 +195,39 @@ class KeyMade(Introduction):
     """
 
     names: ClassVar = ("keys", "identities", "signatures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InformationOffer(Introduction):
+    """Answer to `InformationOrder`: number of training rows and of columns.
+
+    ``alignment`` is as in `Description`. A party that takes no part says why in ``refused``.
+    """
+
+    names: ClassVar = ()
+    rows: Number = 0
+    columns: Number = 0
+    alignment: Text = ""
+    refused: Annotated[str, Field(max_length=400), Line] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnBins(Introduction):
+    """Answer to `ColumnBinsOrder`.
+
+    ``arrays["bins"]``, uint8 [C, n], have the bin of each training row. ``arrays["sizes"]``, uint8
+    [C], have the number of bins of each column.
+    """
+
+    names: ClassVar = ("bins", "sizes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnInformation(Introduction):
+    """Answer to `EvidenceOrder`: information value of each column.
+
+    ``arrays["values"]``, float64 [C, 3], have the value and its interval. ``arrays["bins"]``, uint8
+    [C], have the number of bins after merging.
+    """
+
+    names: ClassVar = ("values", "bins")

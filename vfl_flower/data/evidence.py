@@ -1,0 +1,203 @@
+"""Weight of evidence and information value of a column's bins, from exact or noisy labels.
+
+Labels are 0 (no event) or 1 (event). Bin b has E_b events and N_b other rows. With e_b = E_b /
+sum E and g_b = N_b / sum N (credit scoring: shares of bads and goods), the conventions are
+
+    WoE_b = ln(g_b / e_b),    IV = sum_b (g_b - e_b) WoE_b.
+
+A count below 1/2 counts as 1/2.
+
+With noise, each label stays with probability p, else it flips. A bin of n rows with M noisy events
+has an estimated E = (M - q n) / (p - q) events, where q = 1 - p. Noise adds a variance V_b = n p q
+/ (p - q)^2 to this estimate. IV is convex, so noise raises it by about 1/2 sum_b V_b d2IV/dE_b2,
+also for a column that says nothing. The value has this subtracted. A count below one deviation of
+its noise counts as one deviation. So the value of a column with nearly pure bins is too low.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Groups = NDArray[np.uint8]
+"""Bin -> number of the group that it is merged into, ascending from 0: [B]."""
+
+NORMAL = 1.959964  # 95 % of a normal distribution is within so many deviations
+_SMOOTHED = 0.5  # least count of a class in a bin
+_CLEAR = 4.0  # least count of the rarer class in an average bin, over the deviation of its noise
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Rows and events of each bin of a column, [B], and what they say.
+
+    events : estimated with noise, so perhaps negative.
+    kept : probability p that a label is the true one.
+    """
+
+    rows: NDArray[np.int64]
+    events: Floats
+    kept: float = 1.0
+
+    @classmethod
+    def count(cls, bins: Array, labels: Array, count: int, kept: float = 1.0) -> Evidence:
+        """Count rows by bin, and estimate their events.
+
+        Parameters
+        ----------
+        bins, labels : bin and label of each row, [R].
+        count : number B of bins.
+        """
+        rows = np.bincount(bins, minlength=count)
+        seen = np.bincount(bins, weights=labels, minlength=count)
+        return cls(rows, (seen - (1 - kept) * rows) / (2 * kept - 1), kept)
+
+    def some(self, start: int, end: int) -> Evidence:
+        """Return the evidence of some neighbouring bins."""
+        return Evidence(self.rows[start:end], self.events[start:end], self.kept)
+
+    def grouped(self, groups: Groups) -> Evidence:
+        """Return the evidence of merged bins."""
+        return Evidence(
+            np.bincount(groups, self.rows).astype(np.int64),
+            np.bincount(groups, self.events).astype(np.float64),
+            self.kept,
+        )
+
+    @property
+    def _filled(self) -> tuple[Floats, Floats]:
+        """Return events and other rows [B], without counts near or below zero."""
+        least = np.maximum(_SMOOTHED, np.sqrt(self._noise))
+        return np.maximum(self.events, least), np.maximum(self.rows - self.events, least)
+
+    @property
+    def weights(self) -> Floats:
+        """Return the weight of evidence of each bin, [B]."""
+        events, others = self._filled
+        found: Floats = np.log(others / others.sum()) - np.log(events / events.sum())
+        return found
+
+    def weight_intervals(self) -> tuple[Floats, Floats]:
+        """Return the ends of the 95 % intervals of `weights`, each [B]."""
+        events, others = self._filled
+        slopes = np.full((len(events),) * 2, 1 / others.sum() + 1 / events.sum())
+        slopes -= np.diag(1 / others + 1 / events)
+        apart: Floats = NORMAL * np.sqrt(slopes**2 @ self._variance)
+        return self.weights - apart, self.weights + apart
+
+    def information(self) -> Estimate:
+        """Return the information value, corrected for noise on labels.
+
+        The interval is for the column's value among all people whom the rows stand for. It covers
+        noise and sampling. Sampling raises the value too, and only the low end has this subtracted.
+        Where noise hides whether a bin is pure, the high end is the value if it is.
+        """
+        slope, curve = _derivatives(*self._filled)
+        noise, variance = self._noise, self._variance
+        value = _value(*self._filled) - float(np.diag(curve) @ noise) / 2
+        by_sampling = float(np.diag(curve) @ (variance - noise)) / 2
+        spread = float(slope**2 @ variance + variance @ curve**2 @ variance / 2)
+        apart = NORMAL * np.sqrt(spread)
+        low = max(0.0, value - max(by_sampling, 0.0) - apart)
+        return Estimate(max(value, 0.0), low, max(value + apart, self._if_pure, 0.0))
+
+    @property
+    def _if_pure(self) -> float:
+        """Return the value if each bin is pure whose count may be zero; 0 if there is none."""
+        reach = NORMAL * np.sqrt(self._noise)
+        events, others = self._filled
+        no_events, no_others = self.events < reach, self.rows - self.events < reach
+        if not (no_events | no_others).any():
+            return 0.0
+        least = np.full(len(events), _SMOOTHED)
+        return _value(np.where(no_events, least, events), np.where(no_others, least, others))
+
+    @property
+    def _noise(self) -> Floats:
+        """Return the variance of the estimated events by noise alone, [B]."""
+        spread = self.kept * (1 - self.kept) / (2 * self.kept - 1) ** 2
+        return self.rows.astype(np.float64) * spread
+
+    @property
+    def _variance(self) -> Floats:
+        """Return the variance of the estimated events by noise and sampling, [B]."""
+        seen = (1 - self.kept) * self.rows + (2 * self.kept - 1) * self.events
+        shares = np.clip(seen / np.maximum(self.rows, 1), 0, 1)
+        spread: Floats = self.rows * shares * (1 - shares) / (2 * self.kept - 1) ** 2
+        return spread
+
+
+def _value(events: Floats, others: Floats) -> float:
+    """Return the information value of bins with so many events and other rows, [B] each."""
+    e, g = events / events.sum(), others / others.sum()
+    return float(((g - e) * np.log(g / e)).sum())
+
+
+def _derivatives(events: Floats, others: Floats) -> tuple[Floats, Floats]:
+    """Return dIV/dE_b [B], and the second derivatives [B, B], where E_b + N_b is constant."""
+    total, rest = events.sum(), others.sum()
+    e, g = events / total, others / rest
+    log = np.log(g / e)
+    by_e, by_g = 1 - log - g / e, 1 + log - e / g  # dIV/de, dIV/dg
+    mean_e, mean_g = e @ by_e, g @ by_g
+    slope = (by_e - mean_e) / total - (by_g - mean_g) / rest
+    one = np.eye(len(e))
+    of_e, of_g = (one - e[:, None]) / total, (g[:, None] - one) / rest  # de_b/dE_c, dg_b/dE_c
+    mixed = of_e.T @ np.diag(-1 / g - 1 / e) @ of_g
+    curve = of_e.T @ np.diag(1 / e + g / e**2) @ of_e + of_g.T @ np.diag(1 / g + e / g**2) @ of_g
+    curve += mixed + mixed.T
+    curve -= np.add.outer(by_e - mean_e, by_e - mean_e) / total**2
+    curve -= np.add.outer(by_g - mean_g, by_g - mean_g) / rest**2
+    return slope, curve
+
+
+# --- merging ------------------------------------------------------------------------------------
+
+
+def merged(evidence: Evidence, min_rows: int) -> Groups:
+    """Merge bins with their neighbours until each group has enough rows.
+
+    With exact counts, each group has at least ``min_rows`` rows of each class. With noise, it has
+    at least that many rows, and enough to see the rarer class. For its share s of all rows, n s is
+    at least four deviations of the noise. That depends on no bin's noisy count, so it favours no
+    bin. The last bin, of missing values, stays alone if it can. Else it joins the group before it.
+    """
+    last, least = len(evidence.rows) - 1, least_rows(evidence, min_rows)
+    groups, group, start = np.zeros(last + 1, np.uint8), 0, 0
+    for until in range(1, last + 1):
+        groups[until - 1] = group
+        both = evidence.some(start, until), evidence.some(until, last)
+        if all(_enough(each, least, min_rows) for each in both):
+            group, start = group + 1, until
+    both = evidence.some(0, last), evidence.some(last, last + 1)
+    groups[last] = group + all(_enough(each, least, min_rows) for each in both)
+    return groups
+
+
+def least_rows(evidence: Evidence, min_rows: int) -> float:
+    """Return the least rows in a bin: infinite, if noise hides the rarer class in all rows."""
+    rows, events, kept = evidence.rows.sum(), evidence.events.sum(), evidence.kept
+    deviation = math.sqrt(kept * (1 - kept)) / (2 * kept - 1)
+    share = min(events, rows - events) / max(rows, 1)
+    return max(min_rows, (_CLEAR * deviation / share) ** 2) if share > 0 else math.inf
+
+
+def _enough(evidence: Evidence, least: float, min_rows: int) -> bool:
+    rows, events = evidence.rows.sum(), evidence.events.sum()
+    exact = evidence.kept == 1
+    return bool(rows >= least and (not exact or min(events, rows - events) >= min_rows))

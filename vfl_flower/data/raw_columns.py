@@ -1,0 +1,78 @@
+"""Columns as their owner wrote them, of the training rows: what bins are learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
+from vfl_flower.data.row_mask import Alignment, draw_row_masks
+from vfl_flower.data.source import Source
+from vfl_flower.data.split import digest_of_rows, divide, split
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RawColumns:
+    """A participant's columns in its training rows.
+
+    alignment : statement about the rows, as in `transport.messages.Description`.
+    rows : number n of its training rows.
+    read : function that yields the name and the values [n] of each column (`Source.raw_columns`).
+    """
+
+    alignment: str
+    rows: int
+    read: Callable[[], Iterator[tuple[str, Array]]]
+
+
+def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
+    """Return a participant's own columns.
+
+    Raises
+    ------
+    ConfigError
+        If it has none of the training rows.
+    """
+    train = common.rows[divide(data, len(common.rows))[0]]
+    train = train[train >= 0]
+    if not len(train):
+        raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
+    return RawColumns(common.name, len(train), lambda: own.raw_columns(train))
+
+
+def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns:
+    """Return a party's columns of a partitioned data set. Their names are their numbers.
+
+    Raises
+    ------
+    ConfigError
+        If the data set is no table of numbers.
+    """
+    data = decisive(config.data)
+    dataset = opened(data, version_of(data))
+    found = dataset.features(Columns(data, False, party, parties))
+    train, _, (numbers, test_numbers, _) = split(data, found)
+    if dataset.made or train.ndim != 2 or train.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{config.data.called} has no columns of numbers, and task = 'information' bins "
+            "columns. Name a table by dataset."
+        )
+    alignment = digest_of_rows(numbers, test_numbers)
+    if config.data.presence < 1:
+        rows = 1 + max(int(part.max()) for part in (numbers, test_numbers))
+        train = train[draw_row_masks(config, rows, parties)[numbers, party]]
+
+    def read() -> Iterator[tuple[str, Array]]:
+        for number, column in enumerate(train.T):
+            yield str(number), column.astype(np.float64)
+
+    return RawColumns(alignment, len(train), read)
