@@ -21,6 +21,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.assessment import segments
+from vfl_flower.label_holder.assessment.of_run import of_run
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
@@ -104,7 +106,10 @@ class Run:
         if not system.baseline:
             per_epoch = self.budget.of_epoch / self.schedule.quorum
         noise = mechanism.scalar_noise(self.accountant)
+        config.assessment.check_rows(len(labels.classes), labels.validation)
+        segments.check(labels.segments)
         self.holder = LabelHolder(config, labels, sizes, noise, per_epoch)
+        self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
         )
@@ -257,6 +262,10 @@ class Run:
                     record.evaluation, record.state = FINAL, State.DONE
         return metric_record(entry)
 
+    def assess(self) -> None:
+        """Choose the threshold of the trained model, and assess the model on the test rows."""
+        self.assessment = of_run(self.holder, self.labels)
+
     def figures(self) -> dict[str, Any]:
         """Return the strategy's part of ``summary.json``."""
         return {
@@ -269,6 +278,7 @@ class Run:
             **self.history.spent(self.records, self.transport.clock),
             **dict.fromkeys(RESULTS),
             **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
+            "assessment": self.assessment,
             "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
             **({} if self.labels.unknown is None else {"unknown_rows": self.labels.unknown}),
             **self.accountant.figures(),

@@ -159,6 +159,7 @@ class Vertical(Strategy):
                 begin_surrogates(run, self.wait_for)
             self.train()
             run.tell("trained")
+            self.assess()
             self.finish()
             if self.folder and not self.checkpoints and self.config.training.calibrate != "none":
                 notice.warning("The run keeps no model, so option calibrate has no effect.")
@@ -344,6 +345,10 @@ class Vertical(Strategy):
         self._learn([])
         self.run.evaluate_if_answered()
         self.run.waiting.draining = False
+
+    def assess(self) -> None:
+        """Assess the trained model."""
+        self.run.assess()
 
     def finish(self) -> None:
         """Calibrate and save the trained model."""

@@ -87,6 +87,10 @@ class Alone(Vertical):
                 if is_last or not isinstance(callback, CentralEvaluation):
                     callback.evaluated(entry)  # earlier top models are gone
 
+    def assess(self) -> None:
+        """Assess the model of the best party."""
+        self._best()[1].run.assess()
+
     def figures(self) -> dict[str, Any]:
         """Return the figures of the best party, and the test accuracy or R2 of each."""
         if not getattr(self, "_finished", None):

@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     class_weights: str | None
     label_range: str | None
     columns: str | None
+    segments: str | None
     missing: Literal["refuse", "median"] | None
     text: Literal["refuse", "one-hot"] | None
     align: Literal["psi", "any", "ids"] | None
@@ -101,6 +102,8 @@ class Options(TypedDict, total=False):
     noise_multiplier: float | None
     calibration: Literal["known", "secret", "paper"] | None
     noise_seed: int | None
+    threshold: str | None
+    min_segment: int | None
     transport: Literal["auto", "stream", "messages"] | None
     stream_address: str | None
     stream_ports: str | None

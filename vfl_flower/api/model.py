@@ -20,7 +20,7 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.figures import reached
 from vfl_flower.launch.engines import Finished, predict_local
 
-_ABOUT = ("model", "rows", "unknown_rows", "epsilon")
+_ABOUT = ("model", "rows", "unknown_rows", "epsilon", "assessment")
 """Figures of a prediction that do not say how well it does."""
 
 
@@ -63,8 +63,10 @@ class Model:
     [0, 1]
     >>> model.predict_proba().shape
     (114, 2)
-    >>> sorted(model.evaluate())
-    ['accuracy', 'auc', 'loss']
+    >>> model.evaluate()["auc"] > 0.9
+    True
+    >>> sorted(model.assess()["figures"]["gini"])
+    ['high', 'low', 'value']
     >>> model.summary["parties"], len(model.history)
     (3, 2)
     """
@@ -142,11 +144,39 @@ class Model:
     ) -> dict[str, float]:
         """Return the loss and metrics of rows with labels, the user's metrics included.
 
-        ``labels`` are as for `train`. The test rows of a divided data set need none.
+        Parameters
+        ----------
+        labels : as for `train`. The test rows of a divided data set need none.
         """
         _, figures = self._predicted(features, labels, id, labelled=True)
         applies = (name for name in figures if name not in _ABOUT and figures[name] is not None)
         return {name: figures[name] for name in applies}
+
+    def assess(
+        self, features: Sequence[Any] = (), labels: Any = None, *, id: str = ""
+    ) -> dict[str, Any]:
+        """Return the assessment of rows with labels: figures with 95 % intervals, and curves.
+
+        It has the form of the field ``assessment`` of a run's summary. Segments are those of
+        training, as far as ``labels`` is a frame with their columns.
+
+        Parameters
+        ----------
+        labels : as for `evaluate`.
+
+        Raises
+        ------
+        ConfigError
+            If labels are missing, or if all rows of two classes have one class.
+        """
+        _, figures = self._predicted(features, labels, id, labelled=True)
+        if "assessment" not in figures:
+            raise ConfigError(
+                "The rows with labels have one class only, so there are no figures of two classes. "
+                "Give rows of both classes."
+            )
+        found: dict[str, Any] = figures["assessment"]
+        return found
 
     def save(self, folder: str | Path) -> None:
         """Copy the results folder, from which `load` reads the model.

@@ -184,8 +184,8 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the class of each row, [N]."""
-        chances = self.predict_proba(X)
-        found: Array = self.classes_[chances.argmax(1)]
+        parts = self._parts(self._checked(X))
+        found: Array = self.classes_[self.model_.predict(parts)]
         return found
 
 

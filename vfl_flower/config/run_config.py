@@ -21,6 +21,7 @@ from vfl_flower.config import plugins, renamed
 from vfl_flower.config.checks import Check, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError, unknown
 from vfl_flower.config.options import (
+    AssessmentConfig,
     CodecConfig,
     DataConfig,
     EstimatorConfig,
@@ -86,6 +87,7 @@ class RunConfig:
     uplink: CodecConfig = field(default_factory=CodecConfig)
     downlink: CodecConfig = field(default_factory=CodecConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    assessment: AssessmentConfig = field(default_factory=AssessmentConfig)
     running: RunningConfig = field(default_factory=RunningConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
 
@@ -100,8 +102,7 @@ class RunConfig:
         """
         sections: dict[str, dict[str, Any]] = {each.section: {} for each in KEYS.values()}
         for name, value in values.items():
-            KEYS[name].check(value)
-            sections[KEYS[name].section][KEYS[name].field] = value
+            sections[KEYS[name].section][KEYS[name].field] = KEYS[name].check(value)
         own = sections.pop("")
         return cls(**own, **{name: _SECTIONS[name](**sections[name]) for name in sections})
 
@@ -137,6 +138,7 @@ GROUPS = {
     "uplink": "compression of uploads",
     "downlink": "compression of answers",
     "privacy": "privacy",
+    "assessment": "figures of the model",
     "running": "runtime and results",
     "serving": "online scores",
 }
@@ -159,6 +161,7 @@ class Key(NamedTuple):
     engine : engine that the example needs, if not the default; "flower" for `flwr run`.
     before : what must be true before the example can run.
     values : permitted values in words, if no other field describes them.
+    numbers : whether a number stands for its text.
     """
 
     name: str
@@ -180,6 +183,7 @@ class Key(NamedTuple):
     least: float | None = None
     above: float | None = None
     below: float | None = None
+    numbers: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -200,20 +204,22 @@ class Key(NamedTuple):
 
         named : name of the option in the error. The default is its own name.
         """
+        if self.numbers and isinstance(value, int | float):
+            value = str(value)
         try:
             return _check_of(self.name)(value)
         except InvalidError as error:
             raise ConfigError(f"{named or self.name} = {value!r} {error}.") from None
 
-    def check(self, value: Any) -> None:
-        """Raise `ConfigError` unless the option can have this value."""
+    def check(self, value: Any) -> Any:
+        """Return a value with the option's type; raise `ConfigError` unless it is permitted."""
         if value is None:
-            return
+            return None
         if self.registry:
             self.registry.check(value, self.name)
         if self.choices and value not in self.choices:
             raise unknown(self.name, value, self.choices)
-        self.typed(value)
+        return self.typed(value)
 
 
 @cache

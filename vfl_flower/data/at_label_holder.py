@@ -101,6 +101,7 @@ def load_own_labels(
         labels = replace(labels, whole=whole)
     labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
     labels = replace(labels, alignment=common.name, validation=validation)
+    labels = replace(labels, segments=own.segments_of(common.rows[test]))
     if common.present is not None:
         labels = replace(labels, present=(common.present[train], common.present[test]))
     class_weights(data, labels.train, len(labels.classes))  # raises early if wrong

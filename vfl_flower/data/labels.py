@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Labels:
     present : row masks [rows, M] of training and test rows, if parties may lack rows.
     validation : number of test rows, from the first, that choose the model.
     unknown : number of rows of the file that too few parties have. No figure counts them.
+    segments : name of a column -> its values in the test rows, for columns that ``segments`` names.
     """
 
     train: Array
@@ -69,6 +70,14 @@ class Labels:
     present: tuple[Array, Array] | None = None
     validation: int = 0
     unknown: int | None = None
+    segments: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether the test rows are the training rows, since none are held out."""
+        if self.places is None or self.test_places is None:
+            return False
+        return bool(np.isin(self.test_places[self.validation :][:1], self.places).any())
 
     @property
     def tested(self) -> Labels:
@@ -83,6 +92,7 @@ class Labels:
             features=features and (features[0], features[1][first:]),
             present=present and (present[0], present[1][first:]),
             people=people and (people[0], people[1][first:]),
+            segments={name: values[first:] for name, values in self.segments.items()},
             validation=0,
         )
 

@@ -203,6 +203,7 @@ def handed_over(
         missing=data.missing,
         text=data.text,
         label=data.label,
+        segments=data.segments,
         frame=table,
     )
     return own, sources

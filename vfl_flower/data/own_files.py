@@ -58,7 +58,7 @@ class OwnFile(Table):
         """Return the file that ``dataset = "files:PATH"`` names."""
         path = data.dataset.partition(":")[2]
         words = {name: getattr(data, name) for name in _WORDS}
-        return cls(path, **words, label=data.label)
+        return cls(path, **words, label=data.label, segments=data.segments)
 
     @cached_property
     def _names(self) -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class Table(Source):
     missing: str = "refuse"
     text: str = "refuse"
     label: str = ""  # at the label holder
+    segments: str = ""  # at the label holder; names of columns, as in ``columns``
     party: int | None = None  # None: the label holder
 
     @property
@@ -75,11 +76,12 @@ class Table(Source):
 
     @property
     def feature_names(self) -> list[str]:
-        """Return the feature columns: named ones, or all except ids and labels."""
+        """Return the feature columns: named ones, or all except ids, labels and segments."""
         kept = {self.id, self.label}
         if self.columns == "none":
             return []
         if not self.columns:
+            kept.update(self.segment_names)
             return [name for name in self._names if name not in kept]
         named = [name.strip() for name in self.columns.split(",")]
         known = set(self._names) - kept
@@ -106,10 +108,40 @@ class Table(Source):
         values: Array = self._read([self.label])[self.label].iloc[rows].to_numpy()
         return values
 
+    @property
+    def segment_names(self) -> list[str]:
+        """Return the columns that `segments` names."""
+        return [name.strip() for name in self.segments.split(",")] if self.segments else []
+
+    def segments_of(self, rows: Array) -> dict[str, Array]:
+        """Return the segment columns of these rows, by name."""
+        self.check_segments()
+        names = self.segment_names
+        frame = self._read(names).iloc[rows] if names else {}
+        return {name: frame[name].to_numpy() for name in names}
+
+    def check_segments(self) -> None:
+        """Raise `ConfigError` if a segment column is missing."""
+        for name in self.segment_names:
+            if name not in self._names:
+                raise ConfigError(
+                    f"{self.path} has no column {name!r}, which `segments` names:"
+                    f"{asked(name, self._names, 'name')} some of {', '.join(self._names[:8])}"
+                    f"{', ...' * (len(self._names) > 8)}."
+                )
+
+    def with_known_segments(self) -> Self:
+        """Return this table with those segments that it has columns for."""
+        known = [name for name in self.segment_names if name in self._names]
+        if len(known) == len(self.segment_names):
+            return self
+        return replace(self, segments=",".join(known))
+
     def check(self) -> None:
-        """Raise `ConfigError` if ids or labels are missing, before any slow step."""
+        """Raise `ConfigError` if ids, labels or segments are missing, before any slow step."""
         _ = self.ids
         self.check_labels()
+        self.check_segments()
 
     def check_labels(self) -> None:
         """Raise `ConfigError` if there is no label column."""

@@ -73,6 +73,15 @@ class Checkpoint:
         found: dict[str, Any] | None = self.strategy["holder"].get("calibration")
         return found
 
+    @property
+    def threshold(self) -> float:
+        """Return the probability above which the second of two classes is predicted.
+
+        A run that was interrupted has not chosen a threshold by a rule yet: then it is 0.5.
+        """
+        rule, known = self.config.assessment.rule, self.strategy["holder"].get("threshold")
+        return float(known or (rule.number if rule.kind == "number" else 0.5))
+
     def save(self, folder: Path) -> None:
         """Write the checkpoint into a results folder, and replace the last one.
 

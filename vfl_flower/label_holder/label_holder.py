@@ -110,6 +110,7 @@ class LabelHolder:
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} top model".encode()
         self.drawn = 0  # number of draws of directions
+        self.threshold: float | None = None  # of two classes, once the model is trained
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # losses of the steps since the last evaluation
         self.frozen: Collection[int] = ()  # parties whose models do not train
@@ -295,6 +296,7 @@ class LabelHolder:
             "sizes": [each.stop - each.start for each in self.columns.values()],
             "prior": self.prior,
             "calibration": self.held_out.calibration,
+            "threshold": self.threshold,
             "frozen": sorted(self.frozen),
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])
@@ -313,6 +315,7 @@ class LabelHolder:
     def load_state_dict(self, scalars: dict[str, Any], arrays: Arrays) -> None:
         """Restore what `state_dict` returned."""
         self.steps, self.drawn = scalars["steps"], scalars["drawn"]
+        self.threshold = scalars.get("threshold")
         self.frozen = scalars["frozen"]
         if self.noise:
             self.noise.drawn = scalars["noises"]

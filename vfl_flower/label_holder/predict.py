@@ -31,6 +31,7 @@ from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictions import (
     frame_of,
     in_words,
+    labelled,
     predictions_file,
     reached,
     write,
@@ -85,21 +86,21 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     )
     if not known.all():
         _tell_of_unknown_rows(int((~known).sum()), found)
-    metrics = reached(outputs, rows.labels, known, found) if rows.labels is not None else None
+    of_labels = _of_labels(given, found, outputs, known, rows)
     figures = {
         "model": str(config.model),
         "rows": len(rows.ids),
         "unknown_rows": int((~known).sum()),
     }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
-    figures |= metrics.figures() if metrics else {}
+    figures |= of_labels
     frame = frame_of(rows.ids, rows.called, outputs, known, found)
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
         frame["parties"] = [each or "none" for each in used]
     write(config, frame.iloc[rows.order], figures)
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
-    notice.info("%d predictions%s%s", len(rows.ids), in_words(metrics), spent)
+    notice.info("%d predictions%s%s", len(rows.ids), in_words(of_labels), spent)
     if rows.table is not None and (left := len(rows.table.ids) - len(rows.ids)):
         notice.info(
             "%d of the %d people in %s get no prediction, since a party does not know them.",
@@ -107,6 +108,30 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         )
     if transport.medium != "none":  # else the caller prints it
         notice.info("predictions: %s", predictions_file(config, new=False))
+
+
+def _of_labels(
+    given: Mapping[str, Any],
+    found: Checkpoint,
+    outputs: Tensor,
+    known: NDArray[np.bool_],
+    rows: RowsToPredict,
+) -> dict[str, Any]:
+    """Return figures of the rows with labels, and their assessment; empty without labels."""
+    if rows.labels is None:
+        return {}
+    numbers, labels = labelled(rows.labels, known, found)
+    if not len(numbers):
+        return {}
+    outputs = outputs[torch.from_numpy(numbers)]
+    metrics = reached(outputs, labels, found).figures()
+    segments = {name: values[numbers] for name, values in rows.segments.items()}
+    least = given.get("min-segment", found.config.assessment.min_segment)
+    assessment = of_predictions(outputs, labels, found, segments, least)
+    if assessment is None:
+        return metrics
+    known_figures = {name: each["value"] for name, each in assessment["figures"].items()}
+    return {**known_figures, **metrics, "assessment": assessment}
 
 
 def _embeddings(

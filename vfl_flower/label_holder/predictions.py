@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,37 +84,58 @@ def predicted_columns(
         numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
         return {"prediction": numbers.numpy()}
     chances = probabilities(outputs, found.calibration, known)
-    predicted = np.array(classes)[chances.argmax(1)]
+    predicted = np.array(classes)[predicted_classes(chances, found.threshold)]
     of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
     return {"prediction": predicted, **of_classes}
 
 
-def reached(
-    outputs: Tensor, labels: Array, known: NDArray[np.bool_], found: Checkpoint
-) -> Metrics | None:
-    """Return figures of the outputs on rows that some party has and that have labels.
+def predicted_classes(chances: Array, threshold: float) -> NDArray[np.int64]:
+    """Return the predicted class of each row, [R], by the probabilities [R, classes].
 
-    With a calibration, they are figures of the calibrated probabilities.
+    Of two classes, the second is predicted above the threshold; of more, the most probable one.
+    """
+    if chances.shape[1] == 2:
+        return (chances[:, 1] > threshold).astype(np.int64)
+    most_probable: NDArray[np.int64] = chances.argmax(1)
+    return most_probable
+
+
+def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tuple[Array, Array]:
+    """Return the numbers of the rows that some party has and that have labels, and these labels.
+
+    Labels are class indices, or standardised numbers.
 
     Parameters
     ----------
     labels : labels from the file, or from `load_labels`.
     known : mask of the rows that some party has.
     """
+    if not found.config.data.own_data:
+        return np.flatnonzero(known), labels[known]
     about, classes = found.about_labels, found.about_labels["classes"]
-    if found.config.data.own_data:
-        known = known & ~is_missing(labels)
-    if not known.any():
-        return None
-    outputs, labels = outputs[torch.from_numpy(known)], labels[known]
-    if found.config.data.own_data:
-        labels = _encoded(labels, classes) if classes else _standardised(labels, about)
+    rows = np.flatnonzero(known & ~is_missing(labels))
+    labels = labels[rows]
+    if not len(rows):
+        return rows, labels
+    return rows, _encoded(labels, classes) if classes else _standardised(labels, about)
+
+
+def reached(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics:
+    """Return figures of the outputs of rows with labels, from `labelled`.
+
+    With a calibration, they are figures of the calibrated probabilities. The accuracy is that of
+    the predictions.
+    """
     if found.calibration:
         outputs = logits(probabilities(outputs, found.calibration))
     models = found.config.models
     own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
-    given = outputs, torch.from_numpy(labels), about["deviation"]
-    return metrics(*given, own, METRICS.load(models.metrics))
+    given = outputs, torch.from_numpy(labels), found.about_labels["deviation"]
+    figures = metrics(*given, own, METRICS.load(models.metrics))
+    if len(found.about_labels["classes"]) != 2 or found.threshold == 0.5:
+        return figures
+    right = predicted_classes(probabilities(outputs, None), found.threshold) == labels
+    return replace(figures, accuracy=float(right.mean()))
 
 
 def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
@@ -149,10 +172,10 @@ def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
     return standardised.astype(np.float32)
 
 
-def in_words(found: Metrics | None) -> str:
+def in_words(values: Mapping[str, Any]) -> str:
     """Return figures as the end of a sentence; empty if there are none."""
-    names = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "rmse": "RMSE", "r2": "R2"}
-    values = found.figures() if found else {}
+    names = {"accuracy": "accuracy", "auc": "AUC", "gini": "Gini", "ks": "KS", "loss": "loss"}
+    names |= {"rmse": "RMSE", "r2": "R2"}
     said = [f"{names[key]} {values[key]:.4f}" for key in names if values.get(key) is not None]
     return f": {', '.join(said)}" if said else ""
 

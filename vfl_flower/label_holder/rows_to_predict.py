@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class RowsToPredict:
     nodes : party -> node, for the parties that know the rows.
     shown : the label holder's answers in the alignment of the rows, if they were aligned.
     table : the label holder's table, if it has one.
+    segments : name of a column -> its values, for columns that ``segments`` names.
     psi : whether ids were compared by "psi".
     """
 
@@ -81,6 +82,7 @@ class RowsToPredict:
     shown: Array | None = None
     table: Table | None = None
     psi: bool = False
+    segments: Mapping[str, Array] = field(default_factory=dict)
 
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
@@ -135,6 +137,9 @@ def rows_to_predict(
         )
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
+    if "segments" not in given:  # those of training, as far as this file has them
+        file = file.with_known_segments()
+    file.check_segments()
     preparation = found.about_labels["preparation"]
     if there and words.data.align == "psi":  # every row of the file gets a prediction
         words = words.with_values({"align": "any"})
@@ -152,7 +157,11 @@ def rows_to_predict(
     )
     by_psi = words.data.align != "ids"
     of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi)
+    of_rows = replace(of_rows, segments=file.segments_of(rows))
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 
 
-_OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")
+_OF_FILE = (
+    *("dataset", "id", "label", "columns", "segments", "missing", "text", "align"),
+    "party-timeout",
+)

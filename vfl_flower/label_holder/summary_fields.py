@@ -18,7 +18,9 @@ class Field(NamedTuple):
 
 _METRICS = {
     "loss": Field("number or null", "Mean loss."),
-    "accuracy": Field("number or null", "Share of rows with the right class."),
+    "accuracy": Field(
+        "number or null", "Share of rows with the right class. Two classes part at 0.5."
+    ),
     "auc": Field("number or null", "Area under the ROC curve, for two classes."),
     "rmse": Field("number or null", "Root mean squared error, in units of the labels."),
     "r2": Field("number or null", "Share of the labels' variance that the model explains."),
@@ -71,6 +73,11 @@ FIELDS: dict[str, dict[str, Field]] = {
             for rows, where in _ROWS.items()
             for name, found in _METRICS.items()
         },
+        "assessment": Field(
+            "object or null",
+            "Figures of the test rows with 95 % intervals, curves and segments. It is null if no "
+            "rows are held out for testing.",
+        ),
         "test_by_parties": Field(
             "object", "Number of parties that know a row -> figures on such test rows."
         ),

@@ -156,6 +156,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     estimator = estimators.choose(config)(config)
     aggregation.check(config, estimator.answers_by_scalars, bool(system.baseline))
     labels.check(config.data)
+    config.assessment.check(config.data)
     bottoms.check(config.models)
     tops.check(config.models)
     rates.check(config.training)

@@ -4,6 +4,7 @@ An option has the name of its field in kebab case, unless the field says otherwi
 for "auto". `vfl_flower.config.run_config` reads the sections.
 """
 
+from vfl_flower.config.options.assessment import AssessmentConfig
 from vfl_flower.config.options.data import DataConfig
 from vfl_flower.config.options.messages import CodecConfig, ScheduleConfig
 from vfl_flower.config.options.models import ModelConfig
@@ -14,6 +15,7 @@ from vfl_flower.config.options.serving import ServingConfig
 from vfl_flower.config.options.training import EstimatorConfig, TrainingConfig
 
 __all__ = [
+    "AssessmentConfig",
     "CodecConfig",
     "DataConfig",
     "EstimatorConfig",

@@ -68,6 +68,13 @@ class DataConfig:
         example="dataset='files:labels.csv' columns='age,income'",
         related=("dataset", "missing", "text"),
     )
+    segments: str = key(
+        "",
+        "Names columns of the label holder's file whose values get figures of their own, separated "
+        "by commas. Such a column is no feature, unless `columns` names it.",
+        example="dataset='files:labels.csv' segments='region,age band'",
+        related=("columns", "min-segment", "threshold"),
+    )
     missing: str = key(
         "refuse",
         "Says how to handle missing numbers in the label holder's columns. `median` fills in the "

@@ -19,7 +19,7 @@ def key(default: Any, help: str, *, example: str, basic: bool = False, **more: A
     more : further fields of `config.run_config.Key`. ``name`` replaces the name of the field.
         ``auto`` says what decides a missing default. ``related`` names other options. ``symbol`` is
         the paper's. ``engine`` is the one that the example needs. ``choices``, ``registry``,
-        ``least``, ``above`` and ``below`` limit the values.
+        ``least``, ``above`` and ``below`` limit the values. ``numbers`` permits numbers as texts.
     """
     return field(
         default=default, metadata={"help": help, "example": example, "basic": basic, **more}

@@ -148,6 +148,7 @@ class Service:
             "finished": found.finished,
             "figures": {k: v for k, v in figures.items() if k.startswith(_FIGURES)},
             "classes": found.about_labels["classes"] or None,
+            "threshold": found.threshold if len(found.about_labels["classes"]) == 2 else None,
             "ids": len(loaded.rows.ids),
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,

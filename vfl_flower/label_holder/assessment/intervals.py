@@ -1,0 +1,101 @@
+"""95 % intervals of shares and means, and figures with their intervals."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+Array = NDArray[np.float64]
+Figure = dict[str, float]
+"""The keys ``value``, ``low`` and ``high``: a figure and its 95 % interval."""
+
+Z = 1.959963984540054
+"""Standard deviations in half of a 95 % interval."""
+DRAWS = 400
+"""Draws of a bootstrap."""
+
+
+def figure(
+    value: Any, low: Any, high: Any, least: float = -math.inf, most: float = math.inf
+) -> Figure:
+    """Return a figure whose interval contains its value.
+
+    Parameters
+    ----------
+    least, most : range of the figure, which bounds its interval.
+    """
+    value = float(value)
+    low, high = max(least, float(low)), min(most, float(high))
+    return {"value": value, "low": min(low, value), "high": max(high, value)}
+
+
+def wilson(number: Any, of: Any) -> tuple[Array, Array]:
+    """Return the ends of the interval of a share ``number / of`` (Wilson, 1927).
+
+    Both may be arrays. Without rows the interval is from 0 to 1.
+    """
+    number, of = np.asarray(number, np.float64), np.asarray(of, np.float64)
+    rows = np.maximum(of, 1e-300)
+    share = number / rows
+    centre = (share + Z**2 / (2 * rows)) / (1 + Z**2 / rows)
+    half = Z * np.sqrt(share * (1 - share) / rows + Z**2 / (4 * rows**2)) / (1 + Z**2 / rows)
+    low, high = np.clip(centre - half, 0, share), np.clip(centre + half, share, 1)
+    return np.where(of > 0, low, 0.0), np.where(of > 0, high, 1.0)
+
+
+def share(number: float, of: float) -> Figure:
+    """Return a share of independent rows."""
+    low, high = wilson(number, of)
+    return figure(number / of, low, high)
+
+
+def mean(values: Array, least: float = -math.inf, most: float = math.inf) -> Figure:
+    """Return the mean of a number of each row, [R]."""
+    value, half = float(values.mean()), Z * _error(values)
+    return figure(value, value - half, value + half, least, most)
+
+
+def by_logit(value: float, variance: float, rows: int) -> Figure:
+    """Return a figure between 0 and 1, with an interval that is symmetric on the logit scale.
+
+    Parameters
+    ----------
+    variance : variance of the figure.
+    rows : independent rows behind the figure, at least. Without a variance, as on few rows or for a
+        figure of 0 or 1, the interval is that of a share of so many rows.
+    """
+    if not (0 < value < 1 and variance > 0):
+        return share(value * rows, rows)
+    middle = math.log(value / (1 - value))
+    half = Z * math.sqrt(variance) / (value * (1 - value))
+    low, high = expit(middle - half), expit(middle + half)
+    return figure(value, low, high)
+
+
+def difference(first: tuple[float, float], second: tuple[float, float]) -> Figure:
+    """Return the difference of two shares of other rows (Newcombe, 1998, method 10).
+
+    Parameters
+    ----------
+    first, second : number and ``of`` of each share, as for `wilson`.
+    """
+    shares = [number / of for number, of in (first, second)]
+    (low, high), (other_low, other_high) = (wilson(*each) for each in (first, second))
+    value = shares[0] - shares[1]
+    down = math.hypot(shares[0] - float(low), float(other_high) - shares[1])
+    up = math.hypot(float(high) - shares[0], shares[1] - float(other_low))
+    return figure(value, value - down, value + up, -1, 1)
+
+
+def generator() -> np.random.Generator:
+    """Return the generator of a bootstrap: the same figures have the same intervals."""
+    return np.random.default_rng(0)
+
+
+def _error(values: Array) -> float:
+    """Return the standard error of a mean."""
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0

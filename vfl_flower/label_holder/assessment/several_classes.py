@@ -1,0 +1,111 @@
+"""Figures and curves of three classes or more, by the probability of each.
+
+The predicted class of a row is the most probable one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from sklearn.metrics import confusion_matrix, f1_score
+
+from vfl_flower.label_holder.assessment import calibrated
+from vfl_flower.label_holder.assessment.intervals import (
+    DRAWS,
+    Figure,
+    by_logit,
+    generator,
+    mean,
+    share,
+)
+
+Array = NDArray[np.float64]
+Classes = NDArray[np.int64]
+
+_MOST = 50  # classes of a confusion matrix
+_LEAST = float(np.finfo(np.float64).eps)  # probability that scikit-learn's log loss rises to
+
+
+def figures(chance: Array, labels: Classes) -> dict[str, Figure]:
+    """Return the figures of rows.
+
+    Parameters
+    ----------
+    chance : probability of each class, [R, K].
+    labels : class of each row, [R].
+    """
+    predicted, of_label = chance.argmax(1), chance[np.arange(len(labels)), labels]
+    right = predicted == labels
+    found = {
+        "accuracy": share(int(right.sum()), len(labels)),
+        "macro_f1": _macro_f1(predicted, labels),
+        "log_loss": mean(-np.log(np.clip(of_label, _LEAST, 1 - _LEAST)), 0),
+        "brier": mean(np.square(chance).sum(1) - 2 * of_label + 1, 0, 2),
+        "ece": calibrated.error(calibrated.bins_of(chance.max(1), right)),
+    }
+    if len(np.unique(labels)) > 1:
+        found["macro_auc"] = _macro_auc(chance, labels)
+    return found
+
+
+def assessed(chance: Array, labels: Classes) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Return the figures and the curves; parameters are as for `figures`."""
+    right = chance.argmax(1) == labels
+    curves = {"calibration": calibrated.curve(calibrated.bins_of(chance.max(1), right))}
+    return figures(chance, labels), curves
+
+
+def counts(chance: Array, labels: Classes) -> list[list[int]] | None:
+    """Return the confusion matrix; None for more than 50 classes.
+
+    It has a list for each true class, of the rows of each predicted class.
+    """
+    classes = chance.shape[1]
+    if classes > _MOST:
+        return None
+    matrix = confusion_matrix(labels, chance.argmax(1), labels=np.arange(classes))
+    found: list[list[int]] = matrix.tolist()
+    return found
+
+
+def _macro_auc(chance: Array, labels: Classes) -> Figure:
+    """Return the mean AUC of each class against the rest, of classes that have rows.
+
+    The variance follows from each row's influence on the mean (DeLong et al., 1988, for one class).
+    """
+    rows = len(labels)
+    classes, sizes = np.unique(labels, return_counts=True)
+    influence, values = np.zeros(rows), []
+    for number, size in zip(classes, sizes, strict=True):
+        score, mine = chance[:, number], labels == number
+        ranks = rankdata(score)
+        # Share of the other class that each row is ranked right against.
+        right = (ranks[mine] - rankdata(score[mine])) / (rows - size)
+        right_of_others = 1 - (ranks[~mine] - rankdata(score[~mine])) / size
+        values.append(value := float(right.mean()))
+        influence[mine] += (right - value) * (rows / size)
+        influence[~mine] += (right_of_others - value) * (rows / (rows - size))
+    variance = float(influence.var()) / rows / len(classes) ** 2
+    least = int(sizes.min())
+    return by_logit(float(np.mean(values)), variance if least > 1 else 0.0, least)
+
+
+def _macro_f1(predicted: Classes, labels: Classes) -> Figure:
+    """Return the mean F1 of the classes, by a bootstrap of the cells of the confusion matrix."""
+    value = float(f1_score(labels, predicted, average="macro", zero_division=0))
+    classes = 1 + int(max(predicted.max(), labels.max()))
+    cells, sizes = np.unique(labels * classes + predicted, return_counts=True)
+    true, said = np.divmod(cells, classes)
+    random, drawn = generator(), np.empty(DRAWS)
+    for draw in range(DRAWS):
+        weights = random.poisson(sizes)
+        of_true, of_said, right = (
+            np.bincount(at, weights=each, minlength=classes)
+            for at, each in ((true, weights), (said, weights), (true, weights * (true == said)))
+        )
+        there = of_true + of_said > 0
+        drawn[draw] = (2 * right[there] / (of_true + of_said)[there]).mean() if there.any() else 0
+    return by_logit(value, float(drawn.var()), len(labels))
