@@ -21,8 +21,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.label_holder.assessment import segments
-from vfl_flower.label_holder.assessment.of_run import of_run
+from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
@@ -107,7 +106,7 @@ class Run:
             per_epoch = self.budget.of_epoch / self.schedule.quorum
         noise = mechanism.scalar_noise(self.accountant)
         config.assessment.check_rows(len(labels.classes), labels.validation)
-        segments.check(labels.segments)
+        check_segments(labels.segments)
         self.holder = LabelHolder(config, labels, sizes, noise, per_epoch)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(
@@ -264,6 +263,8 @@ class Run:
 
     def assess(self) -> None:
         """Choose the threshold of the trained model, and assess the model on the test rows."""
+        from vfl_flower.label_holder.assessment.of_run import of_run  # lazy: scikit-learn is slow
+
         self.assessment = of_run(self.holder, self.labels)
 
     def figures(self) -> dict[str, Any]:

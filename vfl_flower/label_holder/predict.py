@@ -118,6 +118,8 @@ def _of_labels(
     rows: RowsToPredict,
 ) -> dict[str, Any]:
     """Return figures of the rows with labels, and their assessment; empty without labels."""
+    from vfl_flower.label_holder.assessment.of_predictions import of_predictions  # lazy: slow
+
     if rows.labels is None:
         return {}
     numbers, labels = labelled(rows.labels, known, found)

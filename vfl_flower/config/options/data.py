@@ -70,8 +70,9 @@ class DataConfig:
     )
     segments: str = key(
         "",
-        "Names columns of the label holder's file whose values get figures of their own, separated "
-        "by commas. Such a column is no feature, unless `columns` names it.",
+        "Names columns of the label holder's file, separated by commas. Each value of such a "
+        "column is a segment, for which the model is assessed. The column is no feature, unless "
+        "`columns` names it.",
         example="dataset='files:labels.csv' segments='region,age band'",
         related=("columns", "min-segment", "threshold"),
     )

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError
-from vfl_flower.data.bins import Bins
+from vfl_flower.data.segments import segments
 from vfl_flower.label_holder.assessment.form import Scored
 from vfl_flower.label_holder.assessment.intervals import (
     DRAWS,
@@ -20,11 +19,6 @@ from vfl_flower.label_holder.assessment.intervals import (
 
 Array = NDArray[Any]
 
-MISSING = "missing"
-"""The segment of rows without a value."""
-
-_MOST = 100  # segments of a column
-_RANGES = 5  # of a column with more numbers
 _OUTSIDE = (0.025, 0.975)
 
 
@@ -37,11 +31,6 @@ def of_columns(
     ----------
     columns : name of a column -> its values, [R].
     least : fewest rows of a segment that has figures.
-
-    Raises
-    ------
-    ConfigError
-        If a column has too many values.
     """
     return {name: _of_column(scored, name, values, least) for name, values in columns.items()}
 
@@ -73,58 +62,6 @@ def _of_column(scored: Scored, column: str, values: Array, least: int) -> dict[s
             ),
         }
     return found
-
-
-def check(columns: Mapping[str, Array]) -> None:
-    """Raise `ConfigError` if a column has too many values for segments."""
-    for name, values in columns.items():
-        segments(name, values)
-
-
-def segments(column: str, values: Array) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the names of a column's segments in their order, and the segment of each row, [R].
-
-    Each value is a segment. More than ten different numbers form five ranges with about equally
-    many rows. Rows without a value are a segment too.
-
-    Raises
-    ------
-    ConfigError
-        If there are more than 100 texts.
-    """
-    import pandas as pd
-
-    values = np.asarray(values)
-    codes, known = pd.factorize(values, sort=False)
-    if values.dtype.kind in "iuf" and len(known) > 2 * _RANGES:
-        bins = Bins.learn(values, _RANGES)
-        names, numbers = [*bins.names[:-1], MISSING], bins.of(values)
-    else:
-        if len(known) > _MOST:
-            raise ConfigError(
-                f"Column {column!r} has {len(known)} values, too many for segments. Group its "
-                f"values, or leave it out of `segments`."
-            )
-        texts = np.array([_text(each) for each in known], object)
-        order = _sorted(known, texts)
-        place = np.empty(len(known) + 1, np.int64)
-        place[order] = np.arange(len(known))
-        place[-1] = len(known)  # factorize's number of a missing value is -1
-        names, numbers = [*texts[order].tolist(), MISSING], place[codes]
-    counts = np.bincount(numbers, minlength=len(names))
-    there = np.flatnonzero(counts)
-    renumbered = np.cumsum(counts > 0) - 1
-    return [names[at] for at in there], renumbered[numbers]
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float | np.floating) else str(value)
-
-
-def _sorted(known: Any, texts: Array) -> Array:
-    """Return the order of values: numbers by size, and texts by the alphabet."""
-    numeric = np.asarray(known).dtype.kind in "iufb"
-    return np.argsort(np.asarray(known) if numeric else texts, kind="stable")
 
 
 def _flagged(part: Scored) -> tuple[int, int]:
