@@ -262,9 +262,10 @@ class Run:
         return metric_record(entry)
 
     def assess(self) -> None:
-        """Choose the threshold of the trained model, and assess the model on the test rows."""
+        """Calibrate the trained model, choose its threshold, and assess it on the test rows."""
         from vfl_flower.label_holder.assessment.of_run import of_run  # lazy: scikit-learn is slow
 
+        self.holder.calibrate()
         self.assessment = of_run(self.holder, self.labels)
 
     def figures(self) -> dict[str, Any]:

@@ -7,7 +7,6 @@ gives those parties their next turn. At most one message is in flight to a party
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -36,8 +35,6 @@ from vfl_flower.protocol.systems import load_system, sized
 from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.messages import Arrays, EvaluateOrder, TrainOrder
 from vfl_flower.transport.wire import pack, unpack
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _NOTHING = ArrayRecord()
 
@@ -161,8 +158,6 @@ class Vertical(Strategy):
             run.tell("trained")
             self.assess()
             self.finish()
-            if self.folder and not self.checkpoints and self.config.training.calibrate != "none":
-                notice.warning("The run keeps no model, so option calibrate has no effect.")
         result, entries = self.result, run.history.records()
         result.arrays = self._arrays()
         result.evaluate_metrics_clientapp = {**entries, **result.evaluate_metrics_clientapp}
@@ -347,13 +342,12 @@ class Vertical(Strategy):
         self.run.waiting.draining = False
 
     def assess(self) -> None:
-        """Assess the trained model."""
+        """Calibrate and assess the trained model."""
         self.run.assess()
 
     def finish(self) -> None:
-        """Calibrate and save the trained model."""
+        """Save the trained model."""
         if self.checkpoints:
-            self.run.holder.calibrate()
             self.checkpoints.save(finished=True)
 
 

@@ -126,15 +126,17 @@ def reached(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics:
     With a calibration, they are figures of the calibrated probabilities. The accuracy is that of
     the predictions.
     """
-    if found.calibration:
-        outputs = logits(probabilities(outputs, found.calibration))
+    chances = None
+    if found.about_labels["classes"]:
+        chances = probabilities(outputs, found.calibration)
+        outputs = logits(chances) if found.calibration else outputs
     models = found.config.models
     own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
     given = outputs, torch.from_numpy(labels), found.about_labels["deviation"]
     figures = metrics(*given, own, METRICS.load(models.metrics))
-    if len(found.about_labels["classes"]) != 2 or found.threshold == 0.5:
+    if chances is None or found.threshold == 0.5:
         return figures
-    right = predicted_classes(probabilities(outputs, None), found.threshold) == labels
+    right = predicted_classes(chances, found.threshold) == labels
     return replace(figures, accuracy=float(right.mean()))
 
 

@@ -34,7 +34,7 @@ def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
     outputs = holder.top(held_out.table.rows).cpu()
     holder.top.train()
     if labels.classes:
-        said = probabilities(outputs, None)
+        said = probabilities(outputs, held_out.calibration)
     else:
         said = labels.mean + labels.deviation * outputs[:, 0].double().numpy()
         known = labels.mean + labels.deviation * known.astype(np.float64)
@@ -49,4 +49,4 @@ def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
         log.info("The test set %s, so the model is not assessed.", scored.lack)
         return None
     segments = of_columns(scored, labels.tested.segments, options.min_segment)
-    return {**scored.form(options.threshold, None), "segments": segments}
+    return {**scored.form(options.threshold, held_out.calibration), "segments": segments}
