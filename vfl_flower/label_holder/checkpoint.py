@@ -79,8 +79,11 @@ class Checkpoint:
 
         A run that was interrupted has not chosen a threshold by a rule yet: then it is 0.5.
         """
-        rule, known = self.config.assessment.rule, self.strategy["holder"].get("threshold")
-        return float(known or (rule.number if rule.kind == "number" else 0.5))
+        known: float | None = self.strategy["holder"].get("threshold")
+        if known is not None:
+            return known
+        rule = self.config.assessment.rule
+        return rule.number if rule.kind == "number" else 0.5
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint into a results folder, and replace the last one.

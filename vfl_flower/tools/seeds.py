@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_curves
@@ -106,6 +108,7 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
 
 def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return means, but one epsilon: all runs learn from the same people."""
+    summaries = _with_equal_curves(summaries)
     means: dict[str, Any] = mean(summaries)
     claims = [claim for each in summaries if (claim := Claim.of(each))]
     if not claims or len(summaries) == 1:
@@ -118,6 +121,37 @@ def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(claims) == len(summaries):
         spent |= together(claims)[0].figures()
     return {**means, **of_one, **spent, **({"deviation": deviation} if deviation else {})}
+
+
+def _with_equal_curves(summaries: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return summaries whose assessments have curves with equally many points.
+
+    A curve is resampled to the fewest points, or left out if its points are bins of rows.
+    """
+    assessments = [each["assessment"] for each in summaries if each.get("assessment")]
+    if len(assessments) < len(summaries):
+        return [{**each, "assessment": None} for each in summaries]
+    curves: list[dict[str, Any]] = [{} for _ in assessments]
+    for name in assessments[0]["curves"]:
+        same = [each["curves"][name] for each in assessments]
+        fewest = min(len(each["x"]) for each in same)
+        if "rows" in same[0] and any(len(each["x"]) > fewest for each in same):
+            continue
+        for mine, each in zip(curves, same, strict=True):
+            mine[name] = {axis: _resampled(values, fewest) for axis, values in each.items()}
+    return [
+        {**summary, "assessment": {**each, "curves": mine}}
+        for summary, each, mine in zip(summaries, assessments, curves, strict=True)
+    ]
+
+
+def _resampled(values: list[float], points: int) -> list[float]:
+    """Return values at equally many steps along a list, by linear interpolation."""
+    if len(values) == points:
+        return values
+    at = np.linspace(0, len(values) - 1, points)
+    found: list[float] = np.interp(at, np.arange(len(values)), values).tolist()
+    return found
 
 
 def mean(values: Sequence[Any]) -> Any:

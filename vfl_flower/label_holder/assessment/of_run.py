@@ -38,13 +38,14 @@ def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
     else:
         said = labels.mean + labels.deviation * outputs[:, 0].double().numpy()
         known = labels.mean + labels.deviation * known.astype(np.float64)
+    flags = 0.5
     if len(labels.classes) == 2:
-        holder.threshold = threshold.chosen(
+        flags = holder.threshold = threshold.chosen(
             options.rule, said[:first, 1], known[:first] == 1, held_out.label_noise.kept
         )
     if labels.repeats:
         return None
-    scored = Scored(said[first:], known[first:], labels.classes, holder.threshold or 0.5)
+    scored = Scored(said[first:], known[first:], labels.classes, flags)
     if scored.lack:
         log.info("The test set %s, so the model is not assessed.", scored.lack)
         return None

@@ -20,9 +20,8 @@ def chosen(rule: Rule, chance: Array, positive: NDArray[np.bool_], kept: float =
     ``f1`` takes the largest F1 score. ``cost`` takes the least cost, in which a missed positive
     counts as much as so many false alarms. ``rate`` takes the nearest share of flagged rows.
 
-    Where noise keeps a label with probability p, true positives are estimated. Among n flagged
-    rows with k noisy positives they are (k - (1 - p) n) / (2 p - 1). To follow less of the noise,
-    the shares of positives rise with the probability, by isotonic regression.
+    Where noise keeps a label with probability p, true positives are estimated: among n rows with k
+    noisy positives they are (k - (1 - p) n) / (2 p - 1).
 
     Parameters
     ----------
@@ -34,15 +33,13 @@ def chosen(rule: Rule, chance: Array, positive: NDArray[np.bool_], kept: float =
         return rule.number
     order = np.argsort(-chance, kind="stable")
     ranked, rows = chance[order], len(chance)
-    shares = positive[order].astype(np.float64)
-    if kept < 1 and rule.kind != "rate":
-        shares = _debiased(ranked, shares, kept)
     last = np.append(np.flatnonzero(np.diff(ranked)), rows - 1)  # of equal probabilities
     flagged = np.append(0, last + 1)
-    true = np.append(0.0, shares.cumsum())[flagged]
-    positives = true[-1]
+    noisy = np.append(0, positive[order].cumsum())[flagged]
+    true = np.clip((noisy - (1 - kept) * flagged) / (2 * kept - 1), 0, flagged)
+    positives = max(float(true[-1]), 1.0)
     if rule.kind == "f1":
-        badness = -2 * true / np.maximum(flagged + positives, 1e-9)
+        badness = -2 * true / (flagged + positives)
     elif rule.kind == "cost":
         badness = rule.number * (positives - true) + (flagged - true)
     else:
@@ -50,12 +47,3 @@ def chosen(rule: Rule, chance: Array, positive: NDArray[np.bool_], kept: float =
     at = int(badness.argmin())
     edges = np.concatenate([[1.0], ranked[last], [0.0]])
     return float((edges[at] + edges[at + 1]) / 2)
-
-
-def _debiased(ranked: Array, noisy: Array, kept: float) -> Array:
-    """Return the estimated share of true positives of each row, by falling probability, [R]."""
-    from sklearn.isotonic import IsotonicRegression
-
-    smooth = IsotonicRegression().fit_transform(ranked, noisy)
-    found: Array = np.clip((smooth - (1 - kept)) / (2 * kept - 1), 0, 1)
-    return found
