@@ -7,15 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.label_holder.assessment.intervals import DRAWS, Figure, Z, figure, generator, wilson
+from vfl_flower.label_holder.assessment.intervals import Figure, figure, inflated, wilson
 
 Array = NDArray[np.float64]
 
 BINS = 10
 """Bins with equally many rows each, of a calibration curve."""
-
-_STEPS = 60  # errors that an interval is searched among
-_OUTSIDE = 0.025  # share of an interval's errors on each side
 
 
 class Bins(NamedTuple):
@@ -65,23 +62,9 @@ def curve(bins: Bins) -> dict[str, Any]:
 
 
 def error(bins: Bins) -> Figure:
-    """Return the expected calibration error: sum over bins of rows / R * abs(said - true).
-
-    Noise makes the error too large on average, most of all for a calibrated model. So the interval
-    has the errors c * E whose noisy estimate would be below, or above, E in 2.5 % of samples or
-    more. Here E is the estimate, and c multiplies the differences of all bins. A bin's noise is
-    normal. The upper end is at least as far from E as noise alone would spread.
-    """
+    """Return the expected calibration error: sum over bins of rows / R * abs(said - true)."""
     rows = bins.rows.sum()
-    apart = bins.rows * (bins.said - bins.true)
-    found = float(np.abs(apart).sum())
-    spread = np.sqrt(bins.variance)
-    if found <= 0:
-        return figure(0.0, 0.0, float(spread.sum() / rows), 0, 1)
-    noise = generator().standard_normal((DRAWS, len(spread))) * spread
-    tried = np.linspace(0, found + 4 * float(np.linalg.norm(spread)), _STEPS)
-    estimates = np.abs((tried / found)[:, None, None] * apart + noise).sum(2)  # [tried, draws]
-    above = tried[(estimates >= found).mean(1) >= _OUTSIDE]
-    below = tried[(estimates <= found).mean(1) >= _OUTSIDE]
-    high = max([found + Z * float(estimates[0].std()), *below[-1:]])  # `tried` begins with 0
-    return figure(found / rows, above[0] / rows, high / rows, 0, 1)
+    apart = bins.rows * (bins.said - bins.true) / rows
+    spread = np.sqrt(bins.variance) / rows
+    low, high = inflated(apart, spread, lambda each: np.abs(each).sum(-1))
+    return figure(np.abs(apart).sum(), low, high, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Z = 1.959963984540054
 """Standard deviations in half of a 95 % interval."""
 DRAWS = 400
 """Draws of a bootstrap."""
+
+_STEPS = 60  # sizes that an interval is searched among
+_OUTSIDE = 0.025  # share of samples outside, on each side
 
 
 def figure(
@@ -39,7 +43,7 @@ def wilson(number: Any, of: Any) -> tuple[Array, Array]:
     Both may be arrays. Without rows the interval is from 0 to 1.
     """
     number, of = np.asarray(number, np.float64), np.asarray(of, np.float64)
-    rows = np.maximum(of, 1e-300)
+    rows = np.where(of > 0, of, 1.0)
     share = number / rows
     centre = (share + Z**2 / (2 * rows)) / (1 + Z**2 / rows)
     half = Z * np.sqrt(share * (1 - share) / rows + Z**2 / (4 * rows**2)) / (1 + Z**2 / rows)
@@ -89,6 +93,31 @@ def difference(first: tuple[float, float], second: tuple[float, float]) -> Figur
     down = math.hypot(shares[0] - float(low), float(other_high) - shares[1])
     up = math.hypot(float(high) - shares[0], shares[1] - float(other_low))
     return figure(value, value - down, value + up, -1, 1)
+
+
+def inflated(apart: Array, spread: Array, size: Callable[[Array], Array]) -> tuple[float, float]:
+    """Return the interval of a size of several differences, which noise makes too large.
+
+    The size is too large on average, most of all if there is no difference. So the interval has
+    those sizes c * E whose noisy estimate would be below, or above, E in 2.5 % of samples or more.
+    Here E is the estimate, and c multiplies all differences. The noise is normal. The upper end is
+    at least as far from E as noise alone would spread.
+
+    Parameters
+    ----------
+    apart : the estimated differences, [D].
+    spread : standard deviation of each, [D].
+    size : the size of differences [..., D]. It is proportional to them.
+    """
+    found = float(size(apart))
+    noise = generator().standard_normal((DRAWS, len(spread))) * spread
+    of_noise = size(noise)
+    tried = np.linspace(0, found + 4 * float(np.linalg.norm(spread)), _STEPS)
+    by = tried / found if found > 0 else np.zeros(1)
+    estimates = size(by[:, None, None] * apart + noise)  # [tried, draws]
+    above = tried[: len(by)][(estimates >= found).mean(1) >= _OUTSIDE]
+    below = tried[: len(by)][(estimates <= found).mean(1) >= _OUTSIDE]
+    return float(above[0]), max([found + Z * float(of_noise.std()), *below[-1:].tolist()])
 
 
 def generator() -> np.random.Generator:

@@ -10,16 +10,9 @@ from numpy.typing import NDArray
 
 from vfl_flower.data.segments import segments
 from vfl_flower.label_holder.assessment.form import Scored
-from vfl_flower.label_holder.assessment.intervals import (
-    DRAWS,
-    difference,
-    figure,
-    generator,
-)
+from vfl_flower.label_holder.assessment.intervals import difference, figure, inflated
 
 Array = NDArray[Any]
-
-_OUTSIDE = (0.025, 0.975)
 
 
 def of_columns(
@@ -55,11 +48,11 @@ def _of_column(scored: Scored, column: str, values: Array, least: int) -> dict[s
         "left_out": left_out,
     }
     if len(scored.classes) == 2 and len(kept) > 1:
+        flagged = {name: _flagged(part) for name, part in kept.items()}
+        recalled = {name: _flagged(part[part.positive]) for name, part in kept.items()}
         found["differences"] = {
-            "demographic_parity": _apart({name: _flagged(part) for name, part in kept.items()}),
-            "equal_opportunity": _apart(
-                {name: _flagged(part[part.positive]) for name, part in kept.items()}
-            ),
+            "demographic_parity": largest_difference(flagged),
+            "equal_opportunity": largest_difference(recalled),
         }
     return found
 
@@ -69,11 +62,11 @@ def _flagged(part: Scored) -> tuple[int, int]:
     return int((part.said[:, 1] > part.threshold).sum()), len(part)
 
 
-def _apart(shares: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+def largest_difference(shares: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
     """Return the largest difference between the shares of two segments.
 
     The interval of two segments is Newcombe's (1998). Among more, the largest difference is too
-    large on average, so a parametric bootstrap corrects for that.
+    large on average, and `inflated` corrects for that.
 
     Parameters
     ----------
@@ -83,11 +76,10 @@ def _apart(shares: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
     lowest, highest = by_share[0], by_share[-1]
     found = difference(shares[highest], shares[lowest])
     if len(shares) > 2:
-        of = np.array([each[1] for each in shares.values()])
-        share = np.array([each[0] for each in shares.values()]) / of
-        drawn = generator().binomial(of, share, (DRAWS, len(of))) / of
-        ends = np.quantile(np.ptp(drawn, axis=1), _OUTSIDE)
-        value = found["value"]
-        found = figure(value, 2 * value - ends[1], 2 * value - ends[0])
+        number, of = np.array(list(shares.values()), np.float64).T
+        smooth = (number + 1) / (of + 2)  # a share of 0 or 1 is not certain either
+        spread = np.sqrt(smooth * (1 - smooth) / of)
+        ends = inflated(number / of, spread, lambda each: np.ptp(each, axis=-1))
+        found = figure(found["value"], *ends, 0, 1)
     found["low"] = max(0.0, found["low"])
     return {**found, "highest": highest, "lowest": lowest}

@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
 _MOST = 50  # classes of a confusion matrix
+_WEIGHTS = 10**6  # of a bootstrap at once
 _LEAST = float(np.finfo(np.float64).eps)  # probability that scikit-learn's log loss rises to
 
 
@@ -99,13 +100,16 @@ def _macro_f1(predicted: Classes, labels: Classes) -> Figure:
     classes = 1 + int(max(predicted.max(), labels.max()))
     cells, sizes = np.unique(labels * classes + predicted, return_counts=True)
     true, said = np.divmod(cells, classes)
-    random, drawn = generator(), np.empty(DRAWS)
-    for draw in range(DRAWS):
-        weights = random.poisson(sizes)
+    random, drawn = generator(), []
+    for draws in np.array_split(np.arange(DRAWS), 1 + DRAWS * len(cells) // _WEIGHTS):
+        weights = random.poisson(sizes, (len(draws), len(cells)))
+        first = np.arange(len(draws))[:, None] * classes
         of_true, of_said, right = (
-            np.bincount(at, weights=each, minlength=classes)
+            np.bincount((first + at).ravel(), each.ravel(), len(draws) * classes)
             for at, each in ((true, weights), (said, weights), (true, weights * (true == said)))
         )
-        there = of_true + of_said > 0
-        drawn[draw] = (2 * right[there] / (of_true + of_said)[there]).mean() if there.any() else 0
-    return by_logit(value, float(drawn.var()), len(labels))
+        size = of_true + of_said  # a class without rows in a draw has no F1
+        of_class = np.divide(2 * right, size, out=np.zeros_like(size), where=size > 0)
+        there = (size > 0).reshape(len(draws), classes).sum(1)
+        drawn.append(of_class.reshape(len(draws), classes).sum(1) / np.maximum(there, 1))
+    return by_logit(value, float(np.concatenate(drawn).var()), len(labels))
