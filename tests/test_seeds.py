@@ -52,6 +52,20 @@ def test_figures_are_means_and_deviations_of_the_seeds(repeats: Finished) -> Non
     assert "3 seeds" in headline(summary)
 
 
+def test_assessments_are_averaged_and_curves_have_one_length(repeats: Finished) -> None:
+    each = [Finished(repeats.folder / f"seed-{seed}").summary["assessment"] for seed in (3, 4, 5)]
+    found = repeats.summary["assessment"]
+    for end in ("value", "low", "high"):
+        due = fmean(one["figures"]["auc"][end] for one in each)
+        assert found["figures"]["auc"][end] == pytest.approx(due)
+    curves = [one["curves"]["roc"] for one in each]
+    assert len({len(curve["x"]) for curve in curves}) > 1
+    roc = found["curves"]["roc"]
+    assert len(roc["x"]) == len(roc["y"]) == min(len(curve["x"]) for curve in curves)
+    assert [roc[axis][at] for axis in ("x", "y") for at in (0, -1)] == [0, 1, 0, 1]
+    assert found["confusion"]["classes"] == ["0", "1"]
+
+
 def test_the_table_has_each_seed_and_then_mean_and_deviation(repeats: Finished) -> None:
     head, *lines = table_of_seeds(repeats.folder).splitlines()
     assert head.split()[:3] == ["run", "test", "accuracy"]

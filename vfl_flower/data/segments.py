@@ -47,7 +47,7 @@ def segments(column: str, values: Array) -> tuple[list[str], NDArray[np.int64]]:
     else:
         if len(known) > _MOST:
             raise ConfigError(
-                f"Column {column!r} has {len(known)} values, too many for segments. Group its "
+                f"Column {column!r} has more than {_MOST} values, too many for segments. Group its "
                 "values, or leave it out of `segments`."
             )
         texts = np.array([_text(each) for each in known], object)
