@@ -227,6 +227,9 @@ def test_python_takes_segments_from_a_frame_of_labels() -> None:
     assert model.assess(parts, y)["segments"] == {}
     with pytest.raises(ConfigError, match="labels has no column 'age', which `segments` names"):
         vfl_flower.train(parts, y, segments="age", epochs=1)
+    names = own.assign(name=[f"n{at}" for at in range(len(y))])
+    with pytest.raises(ConfigError, match="Column 'name' has more than 100 values"):
+        vfl_flower.train(parts, names, segments="name", epochs=1)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -267,29 +270,18 @@ def test_a_threshold_that_does_not_fit_the_labels_is_refused_before_training() -
         vfl_flower.train([x[:150, :5], x[:150, 5:]], y[:150], threshold="f1")
 
 
-def test_a_column_with_too_many_texts_is_refused_before_training(
-    organisations: Organisations, tmp_path: Path
-) -> None:
-    own = tmp_path / "names.csv"
-    table = read(organisations.labels)
-    write(table.assign(name=[f"n{at}" for at in range(len(table))]), own)
-    with pytest.raises(ConfigError, match="Column 'name' has more than 100 values"):
-        replace(organisations, labels=own).run("names", {"segments": "name", "columns": "none"})
-
-
 def test_labels_of_one_class_are_not_assessed_and_missing_labels_get_a_sentence(
-    organisations: Organisations, by_region: dict[str, Any], tmp_path: Path
+    organisations: Organisations, by_region: dict[str, Any]
 ) -> None:
-    table = read(organisations.labels)
-    for name, labels in (("one", 1), ("missing", np.nan)):
-        write(table.assign(label=labels), tmp_path / f"{name}.csv")
-        out = tmp_path / f"{name}.parquet"
-        organisations.predict("run", tmp_path / f"{name}.csv", out=str(out))
-        said = json.loads(out.with_suffix(".json").read_text())
-        assert "assessment" not in said and ("accuracy" in said) == (name == "one")
+    missing, out = (organisations.folder / name for name in ("missing.csv", "missing.parquet"))
+    write(read(organisations.labels).assign(label=np.nan), missing)
+    organisations.predict("run", missing, out=str(out))
+    said = json.loads(out.with_suffix(".json").read_text())
+    assert "assessment" not in said and "accuracy" not in said
     x, y = load_breast_cancer(return_X_y=True)
     model = vfl_flower.train([x[:, :5], x[:, 5:]], y, epochs=1)
     parts = [x[y == 1][:, :5], x[y == 1][:, 5:]]
+    assert model.evaluate(parts, y[y == 1]).keys() == {"accuracy", "loss"}
     with pytest.raises(ConfigError, match="The rows with labels have one class only"):
         model.assess(parts, y[y == 1])
     with pytest.raises(ConfigError, match="Labels are missing"):
