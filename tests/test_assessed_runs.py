@@ -165,7 +165,7 @@ def test_a_checkpoint_without_a_threshold_predicts_by_half() -> None:
 # --- segments -----------------------------------------------------------------------------------
 
 
-def test_segments_are_those_of_the_label_holders_file(
+def test_segments_come_from_the_label_holders_file(
     organisations: Organisations, by_region: dict[str, Any]
 ) -> None:
     found = by_region["segments"]["region"]

@@ -158,7 +158,7 @@ def test_figures_of_numbers_equal_scikit_learns() -> None:
 # --- intervals ----------------------------------------------------------------------------------
 
 
-def test_intervals_of_shares_are_those_of_the_papers() -> None:
+def test_intervals_of_shares_equal_the_papers() -> None:
     for number, of in ((0, 20), (3, 20), (20, 20), (500, 1000)):
         due = binomtest(number, of).proportion_ci(0.95, "wilson")
         assert np.array(wilson(number, of)) == pytest.approx(np.array(due), abs=NEAR)

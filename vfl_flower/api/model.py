@@ -157,8 +157,8 @@ class Model:
     ) -> dict[str, Any]:
         """Return the assessment of rows with labels: figures with 95 % intervals, and curves.
 
-        It has the form of the field ``assessment`` of a run's summary. Segments are those of
-        training, as far as ``labels`` is a frame with their columns.
+        It has the form of the field ``assessment`` of a run's summary. It has the segments
+        that training named, as far as ``labels`` is a frame with their columns.
 
         Parameters
         ----------

@@ -137,7 +137,7 @@ def rows_to_predict(
         )
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
-    if "segments" not in given:  # those of training, as far as this file has them
+    if "segments" not in given:  # as in training, as far as this file has the columns
         file = file.with_known_segments()
     file.check_segments()
     preparation = found.about_labels["preparation"]

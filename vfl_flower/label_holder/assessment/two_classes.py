@@ -210,7 +210,7 @@ def _by_decile(flagged: Array, true: Array) -> dict[str, Curve]:
     """Return the cumulative gain, and the lift of each decile of the rows by falling probability.
 
     Gain is the share of positives among the first rows. Lift is the positives of a decile, over
-    those of a random tenth. Equal probabilities count in proportion.
+    the positives of a random tenth. Equal probabilities count in proportion.
     """
     shares = np.arange(1, DECILES + 1) / DECILES
     reached = np.interp(shares * flagged[-1], np.append(0.0, flagged), np.append(0.0, true))
