@@ -179,7 +179,8 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
     assert "No epsilon: no noise was added to what was sent." in page.text
     assert page.table("item")["code digest"]["value"] == summary["code"][:16]
     # Accuracy, and both losses, against epochs, exchanges, megabytes, seconds, virtual seconds.
-    assert len(page.lines()) == 5 * (1 + 2)
+    # Then five curves of the assessment, each with an edge of its band or a second line.
+    assert len(page.lines()) == 5 * (1 + 2) + 5 * 2
 
 
 DELAYS = {

@@ -118,8 +118,10 @@ def test_a_band_is_one_deviation_to_either_side(tmp_path: Path) -> None:
 
 
 def bands(page: Page) -> list[list[tuple[float, float]]]:
-    """The outlines of areas in a run's colour, as points to the right and up."""
-    paths = [each for each in page.all("path") if each.get("fill", "").startswith("var(--s")]
+    """The outlines of areas around curves of training, as points to the right and up."""
+    charts = [each for each in page.all("figure") if " against epochs" in (each[0].text or "")]
+    every = [path for chart in charts for path in chart.iter("path")]
+    paths = [each for each in every if each.get("fill", "").startswith("var(--s")]
     numbers = [
         [float(each) for each in path.attrib["d"].split() if each not in "MLz"] for path in paths
     ]
