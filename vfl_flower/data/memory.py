@@ -79,6 +79,14 @@ class ArraySource(Source):
         mean, deviation = scaling(self._array[train], per_column=self._array.ndim == 2)
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
 
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield the columns of a table by their numbers, as `Source.raw_columns`."""
+        if self._array.ndim == 2:
+            wanted = range(self._array.shape[1]) if names is None else map(int, names)
+            yield from ((str(at), self._array[places, at].astype(np.float64)) for at in wanted)
+
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows, scaled."""
         if self._array.ndim == 2 and self._array.shape[1] != len(preparation.mean):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -89,6 +89,20 @@ class Source(ABC):
         Check the rows here if possible, so that errors appear before training.
         """
         return
+
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield columns by name as they were before any preparation, each [rows].
+
+        Numbers are float64, with NaN for missing values. Texts are objects, with None for them.
+        A source without columns, such as images, yields nothing.
+
+        Parameters
+        ----------
+        names : columns to yield. The default is all feature columns.
+        """
+        return iter(())
 
     # Derived from the ids.
 

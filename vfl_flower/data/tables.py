@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -173,6 +173,14 @@ class Table(Source):
         frame = self._frame if known else self._read(names)
         return self._prepare(frame[names].iloc[places], preparation)
 
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield columns by name, as `Source.raw_columns`."""
+        wanted = self.feature_names if names is None else list(names)
+        known = set(wanted) <= set(self.feature_names)
+        yield from raw_columns((self._frame if known else self._read(wanted))[wanted], places)
+
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
         names = [*preparation.numbers, *preparation.texts]
@@ -299,6 +307,19 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
             "missing='median'."
         )
     return otherwise
+
+
+def raw_columns(frame: Any, places: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
+    rows = frame.iloc[places]
+    for name, numeric in _numeric(rows).items():
+        column = rows[name]
+        yield name, _floats(column) if numeric else _objects(column)
+
+
+def _objects(column: Any) -> Array:
+    values: Array = column.astype(object).where(column.notna(), None).to_numpy()
+    return values
 
 
 def _floats(columns: Any) -> Array:
