@@ -47,11 +47,11 @@ def stability_index(then: Counts, now: Counts) -> float:
 class Drift(NamedTuple):
     """Drift of a column.
 
-    index : the population stability index, less its mean under chance; at least 0.
+    value : the population stability index, less its mean under chance; at least 0.
     level : "moderate" or "large"; empty below, or if chance explains the index.
     """
 
-    index: float
+    value: float
     level: str
 
 
@@ -71,10 +71,10 @@ def drift_of(then: Counts, now: Counts, looks: int = 1) -> Drift:
 
     raw, unit = stability_index(then, now), 1 / now.sum() + 1 / then.sum()
     freedom = int(((then > 0) | (now > 0)).sum()) - 1
-    index = max(0.0, raw - freedom * unit)
-    level = "large" if index > LARGE else "moderate" if index > MODERATE else ""
+    value = max(0.0, raw - freedom * unit)
+    level = "large" if value > LARGE else "moderate" if value > MODERATE else ""
     by_chance = not freedom or raw <= unit * chdtri(freedom, _CHANCE / looks)
-    return Drift(index, "" if by_chance else level)
+    return Drift(value, "" if by_chance else level)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Watch:
         found = self.drifts().values()
         levels = {each.level for each in found}
         level = next((each for each in ("large", "moderate") if each in levels), "")
-        return Drift(max(each.index for each in found), level)
+        return Drift(max(each.value for each in found), level)
 
     def levels(self) -> tuple[int, int]:
         """Return how many columns drift moderately, and how many largely."""
@@ -157,7 +157,7 @@ class Watch:
             most = int(np.argmax(terms))
             yield {
                 "column": name,
-                "index": drift.index,
+                "index": drift.value,
                 "level": drift.level,
                 "bin": column.bins.names[most],
                 "share_in_training": p[most],

@@ -55,7 +55,8 @@ def shares(holder: LabelHolder) -> dict[str, Any]:
     for at, held in enumerate(table.present.values()):
         present[:, at] = True if held is None else held[rows.cpu().numpy()]
     masks = parties * any(each is not None for each in table.present.values())
-    known = present.any(axis=1) | (width - table.received - masks > 0)
+    own = width - table.received - masks
+    known: NDArray[np.bool_] = present.sum(1) + own > 0
     parts = _values(columns, blocks.cpu(), outputs, present, known)
     return {name: Watch.learn(columns_of(part)).as_json() for name, part in parts if len(part)}
 
@@ -92,6 +93,8 @@ class DriftWatch:
     Attributes
     ----------
     is_known : whether the checkpoint has shares: those of older versions have none.
+    columns : the last report of each party.
+    latest : the result of `figures`, when it last changed in a service.
     """
 
     def __init__(self, found: Checkpoint, columns: Columns) -> None:
@@ -105,6 +108,13 @@ class DriftWatch:
         self.columns: dict[int, ColumnDrift] = {}
         self._window = Window()
         self._waiting: list[tuple[Any, ...]] = []
+        self._reported = False
+        self.latest = self.figures()
+        if not self.is_known:
+            notice.info(
+                "There is no drift of scores and embeddings, since the checkpoint has no shares to "
+                "compare with: it is unfinished, or an earlier version wrote it."
+            )
 
     def count(
         self,
@@ -144,13 +154,14 @@ class DriftWatch:
         if report.dtype != np.int32 or report.shape != (2,) or (report < 0).any():
             raise VflError("'drift' is not two numbers of columns.")
         self.columns[party] = ColumnDrift(*report.tolist())
+        self._reported = True
 
     def figures(self) -> dict[str, Any] | None:
         """Return the indices, and how many columns of each party drift, in JSON types."""
         if not self.is_known and not self.columns:
             return None
         found = {name: each.largest() for name, each in self._watches.items()}
-        indices = {name: each and round(each.index, 6) for name, each in found.items()}
+        indices = {name: each and round(each.value, 6) for name, each in found.items()}
         columns = {party: self.columns.get(party) for party in self._parties}
         return {
             "rows": self._rows,
@@ -165,7 +176,7 @@ class DriftWatch:
         for name, watch in self._watches.items():
             drift = watch.largest()
             if drift and drift.level:
-                found.append((drift.level, name, f"{_thing(name)} ({drift.index:.3g})"))
+                found.append((drift.level, name, f"{_thing(name)} ({drift.value:.3g})"))
         for party, counts in sorted(self.columns.items()):
             for level, number in zip(ColumnDrift._fields, counts, strict=True):
                 if number:
@@ -191,25 +202,34 @@ class DriftWatch:
         present: NDArray[np.bool_],
         known: NDArray[np.bool_],
     ) -> bool:
-        """Count rows that a service has scored, each once. Return whether there are new indices.
+        """Count rows that a service has scored, each once. Return whether `latest` is new.
 
         Parameters
         ----------
         keys : what identifies each row. The other parameters are as in `count`.
         """
-        new = self._window.new(keys)
+        new = self._window.new(keys) if self.is_known else []
         if new:
             self._waiting.append((blocks[new], outputs[new], present[new], known[new]))
-        if not self._window.is_due:
-            return False
-        if self._window.step():
-            self._rows = 0
-            for each in self._watches.values():
-                each.clear()
-        first, second, third, fourth = zip(*self._waiting, strict=True)
-        self._waiting = []
-        self.count(torch.cat(first), torch.cat(second), *map(np.concatenate, (third, fourth)))
-        return True
+        is_due = self._window.is_due
+        if is_due:
+            if self._window.step():
+                self._rows = 0
+                for each in self._watches.values():
+                    each.clear()
+            first, second, third, fourth = zip(*self._waiting, strict=True)
+            self._waiting = []
+            self.count(torch.cat(first), torch.cat(second), *map(np.concatenate, (third, fourth)))
+        changed, self._reported = is_due or self._reported, False
+        if changed:
+            self.latest = self.figures()
+        if not self.is_known:
+            notice.info(
+                "There is no drift of scores and embeddings, since the checkpoint has no shares to "
+                "compare with: it is unfinished, or an earlier version wrote it."
+            )
+            self.warn()
+        return changed
 
 
 def _thing(name: str) -> str:

@@ -94,7 +94,7 @@ class DriftReports:
         ----------
         names, places : numbers of the rows' people, and places for ``read``, [n].
         """
-        if self._watch is None or not len(places):
+        if self._watch is None or len(places) < LEAST:
             return {}
         self._count(places, read)
         self._write()
@@ -196,7 +196,7 @@ class DriftReports:
     def _write(self) -> None:
         """Write the table, and warn of drift once a level."""
         assert self._watch is not None
-        if not self._watch.rows:
+        if self._watch.rows < LEAST:
             return
         rows, text = list(self._watch.table()), io.StringIO()
         table = csv.DictWriter(text, rows[0])

@@ -21,6 +21,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
@@ -76,7 +77,8 @@ class Loaded:
         self.any_subset = aggregation_of(found.config).any_subset
         self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)
-        self.embeddings = Embeddings(self.parties, self.predictor, self.rows)
+        self.drift = DriftWatch(found, self.predictor.columns)
+        self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
         self.releases = Releases(config, found, len(self.rows.ids))
         self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()
@@ -126,6 +128,7 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
         self._looked = time.monotonic()
+        self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
 
     @property
@@ -150,6 +153,7 @@ class Service:
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
+            "drift": loaded.drift.latest,
         }
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
@@ -271,6 +275,9 @@ class Service:
             answers = [scores[row] if row >= 0 else of_new.get(one, nobody) for one, row in pairs]
             refusal = None if loaded.any_subset else _refusal(answers)
             request.answer(refusal or (loaded.name, answers))
+        scored, self._scored = self._scored, None
+        if scored and loaded.drift.watch(*scored):  # after the answers, which need not wait for it
+            self.metrics.drifts(loaded.drift.latest)
 
     def _scores(self, rows: NDArray[np.int64], embedded: Embedded) -> list[Score]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
@@ -282,6 +289,11 @@ class Service:
         complete: NDArray[np.bool_] = np.all(given, axis=1)
         known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
         outputs = loaded.predictor.outputs(embedded.blocks, own, given)
+        if known.any():
+            keys = [*rows.tolist(), *embedded.found.encoded]
+            some = np.flatnonzero(known)
+            of_known = embedded.blocks[some], outputs[some], given[some], known[some]
+            self._scored = [keys[at] for at in some.tolist()], *of_known
         columns = predicted_columns(outputs, loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
