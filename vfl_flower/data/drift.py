@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +29,13 @@ LEAST = 200
 """Least new rows that get an index. At 200 rows, chance alone rarely reaches 0.1."""
 FLOOR = 1e-4
 """Least share of a bin in an index: the logarithm of no share is infinite."""
+HIDING = 0.25
+"""Spread of the logarithm of a random factor that hides an index."""
 _CHANCE = 0.001  # most chance that a warning is false, over all columns of a watch
 _ROWS, _FEWEST, _VALUES = 20_000, 1_000, 10_000_000  # that `sampled` keeps
 
 _MOST = 100_000  # rows of a window
-_STEP = 10_000  # most new rows between two indices of a window
+_STEP = 1_000  # most new rows between two indices of a window
 
 
 def stability_index(then: Counts, now: Counts) -> float:
@@ -47,12 +50,26 @@ def stability_index(then: Counts, now: Counts) -> float:
 class Drift(NamedTuple):
     """Drift of a column.
 
-    value : the population stability index, less its mean under chance; at least 0.
-    level : "moderate" or "large"; empty below, or if chance explains the index.
+    raw : the population stability index.
+    value : the index, less its mean under chance; at least 0.
+    chance : an index that chance alone rarely exceeds.
     """
 
+    raw: float
     value: float
-    level: str
+    chance: float
+
+    def level(self, factor: float = 1.0) -> str:
+        """Return "moderate" or "large"; an empty text below, or if chance explains the index.
+
+        Parameters
+        ----------
+        factor : multiplies the indices, to hide them (`Watch.levels`).
+        """
+        if self.raw * factor <= self.chance:
+            return ""
+        value = self.value * factor
+        return "large" if value > LARGE else "moderate" if value > MODERATE else ""
 
 
 def drift_of(then: Counts, now: Counts, looks: int = 1) -> Drift:
@@ -60,21 +77,23 @@ def drift_of(then: Counts, now: Counts, looks: int = 1) -> Drift:
 
     Without drift, n new rows and m training rows have an index of about (1/n + 1/m) times a
     chi-square variable. Its degrees of freedom are the bins with rows, less one. So subtract the
-    mean. A level also needs an index that chance exceeds with a probability of at most
-    0.001 / ``looks``.
+    mean. Chance exceeds the bound with a probability of 0.001 / ``looks``.
 
     Parameters
     ----------
     looks : number of columns that are looked at together.
     """
-    from scipy.special import chdtri
-
     raw, unit = stability_index(then, now), 1 / now.sum() + 1 / then.sum()
     freedom = int(((then > 0) | (now > 0)).sum()) - 1
-    value = max(0.0, raw - freedom * unit)
-    level = "large" if value > LARGE else "moderate" if value > MODERATE else ""
-    by_chance = not freedom or raw <= unit * chdtri(freedom, _CHANCE / looks)
-    return Drift(value, "" if by_chance else level)
+    bound = unit * _chi_square(freedom, _CHANCE / looks) if freedom else 0.0
+    return Drift(raw, float(max(0.0, raw - freedom * unit)), float(bound))
+
+
+def _chi_square(freedom: int, chance: float) -> float:
+    """Return what a chi-square variable exceeds with this probability (Wilson and Hilferty)."""
+    spread = 2 / (9 * freedom)
+    z = NormalDist().inv_cdf(1 - chance)
+    return float(freedom * (1 - spread + z * spread**0.5) ** 3)
 
 
 @dataclass
@@ -138,14 +157,20 @@ class Watch:
         """Return the largest drift of all columns; None with fewer than `LEAST` new rows."""
         if self.rows < LEAST or not self._columns:
             return None
-        found = self.drifts().values()
-        levels = {each.level for each in found}
-        level = next((each for each in ("large", "moderate") if each in levels), "")
-        return Drift(max(each.value for each in found), level)
+        return max(self.drifts().values(), key=lambda each: each.value)
 
-    def levels(self) -> tuple[int, int]:
-        """Return how many columns drift moderately, and how many largely."""
-        found = [each.level for each in self.drifts().values()]
+    def levels(self, hidden: bool = False) -> tuple[int, int]:
+        """Return how many columns drift moderately, and how many largely.
+
+        Parameters
+        ----------
+        hidden : whether to multiply each index by a random factor, from exp(-0.25) to exp(0.25),
+            that is drawn anew at each call. One row then hardly changes the counts.
+        """
+        drifts, generator = self.drifts().values(), np.random.default_rng()
+        spread = HIDING if hidden else 0.0
+        factors = np.exp(generator.uniform(-spread, spread, len(drifts)))
+        found = [each.level(factor) for each, factor in zip(drifts, factors, strict=True)]
         return found.count("moderate"), found.count("large")
 
     def table(self) -> Iterator[dict[str, Any]]:
@@ -158,7 +183,7 @@ class Watch:
             yield {
                 "column": name,
                 "index": drift.value,
-                "level": drift.level,
+                "level": drift.level(),
                 "bin": column.bins.names[most],
                 "share_in_training": p[most],
                 "share_now": q[most],
@@ -190,13 +215,17 @@ def stability_term(p: float, q: float) -> float:
     return float((q - p) * np.log(q / p))
 
 
-def sampled(rows: int, columns: int) -> NDArray[np.int64]:
-    """Return the places of at most 20,000 rows, ascending, to learn shares from.
+def sampled(rows: int, columns: int, values: int | None = None) -> NDArray[np.int64]:
+    """Return the places of at most 20,000 rows, ascending, to count.
 
-    More rows would change an index by less than 0.001. With more than 500 columns there are fewer
-    rows, but not fewer than 1,000.
+    More rows would change an index by less than 0.001.
+
+    Parameters
+    ----------
+    values : most values of all rows. The default is ten million, but at least 1,000 rows.
     """
-    most = max(_FEWEST, min(_ROWS, _VALUES // max(1, columns)))
+    least, values = (_FEWEST, _VALUES) if values is None else (LEAST, values)
+    most = max(least, min(_ROWS, values // max(1, columns)))
     if rows <= most:
         return np.arange(rows)
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False, shuffle=False))
@@ -211,8 +240,8 @@ class Window:
     """Which rows of a service are counted, and when: each row once in a window.
 
     A window lasts for a day of UTC, or for 100,000 rows, but for at least `LEAST` rows. Indices are
-    due when the window has twice as many rows as before, or 10,000 more. So each new row shares its
-    first index with as many other new rows as old ones, or at least `LEAST`.
+    due when the window has twice as many rows as before, or 1,000 more. So each new row shares its
+    first index with as many other new rows as old ones, or with 999.
 
     Attributes
     ----------

@@ -312,14 +312,16 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
 def raw_columns(frame: Any, places: Array) -> Iterator[tuple[str, Array]]:
     """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
     rows = frame.iloc[places]
-    for name, numeric in _numeric(rows).items():
+    numbers = [name for name, numeric in _numeric(rows).items() if numeric]
+    found = dict(zip(numbers, _floats(rows[numbers]).T, strict=True)) if numbers else {}
+    for name in rows:
         column = rows[name]
-        yield name, _floats(column) if numeric else _objects(column)
-
-
-def _objects(column: Any) -> Array:
-    values: Array = column.astype(object).where(column.notna(), None).to_numpy()
-    return values
+        yield (
+            name,
+            found[name]
+            if name in found
+            else column.astype(object).where(column.notna(), None).to_numpy(),
+        )
 
 
 def _floats(columns: Any) -> Array:

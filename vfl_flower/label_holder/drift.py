@@ -175,8 +175,8 @@ class DriftWatch:
         found: list[tuple[str, str, str]] = []
         for name, watch in self._watches.items():
             drift = watch.largest()
-            if drift and drift.level:
-                found.append((drift.level, name, f"{_thing(name)} ({drift.value:.3g})"))
+            if drift and (level := drift.level()):
+                found.append((level, name, f"{_thing(name)} ({drift.value:.3g})"))
         for party, counts in sorted(self.columns.items()):
             for level, number in zip(ColumnDrift._fields, counts, strict=True):
                 if number:
@@ -209,8 +209,11 @@ class DriftWatch:
         keys : what identifies each row. The other parameters are as in `count`.
         """
         new = self._window.new(keys) if self.is_known else []
+        batch: tuple[Any, ...] = blocks, outputs, present, known
+        if new and len(new) < len(keys):
+            batch = tuple(each[new] for each in batch)
         if new:
-            self._waiting.append((blocks[new], outputs[new], present[new], known[new]))
+            self._waiting.append(batch)
         is_due = self._window.is_due
         if is_due:
             if self._window.step():

@@ -6,8 +6,9 @@ of its columns beside its states. The label holder gets two numbers: how many co
 moderately, and how many largely.
 
 The label holder chooses the rows, so it could ask about groups that differ in one person. So a
-report covers at least 200 rows, or ``min-rows``. A row counts in the reports of one service or one
-prediction a day, unless all parties have one owner. The rule ``refuse='drift'`` forbids reports.
+report covers at least 200 rows, or ``min-rows``. A random factor hides each index, and a prediction
+or a service reports only on rows that no other has reported on that day. Both are left out if all
+parties have one owner. The rule ``refuse='drift'`` forbids reports.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ Read = Callable[[Places, list[str]], Columns]
 """Yields raw columns, by their names, of the rows at some places."""
 
 _RECORD = "drift"
+_AT_ONCE = 200_000  # values to count while a request waits
 
 
 def keep(context: Context, block: FeatureBlock) -> None:
@@ -85,6 +87,7 @@ class DriftReports:
         self._days = None if one_owner else self._table.with_name(f"party-{party}.drift-rows")
         self._window = Window()
         self._waiting: list[tuple[Names, Places]] = []
+        self._people: Names = np.zeros(0, np.uint64)  # numbers of the aligned people
         self._told = (0, 0)
 
     def of_prediction(self, names: Names, places: Places, read: Read) -> Arrays:
@@ -127,18 +130,26 @@ class DriftReports:
         """
         if self._watch is None or (own and own.lazy):
             return {}
-        people = block.test_rows[block.tested[asked]].astype(np.uint64)
+        if not len(self._people):
+            self._people = block.test_rows[block.tested].astype(np.uint64)
+        people = self._people[asked]
         if own is None:
             return self._of_service(people[at >= 0], at[at >= 0], of_block(block))
-        mine, others = places[asked], singles[singles >= 0]
-        there = (mine >= 0) & (at >= 0)  # the party's data may have lost the row
-        people = np.concatenate([people[there], own.names(others)])
-        return self._of_service(people, np.concatenate([mine[there], others]), own.raw_columns)
+        mine, there = places[asked], at >= 0
+        if not there.all():  # the party's data have lost a row
+            mine, people = mine[there], people[there]
+        if len(singles):
+            others = singles[singles >= 0]
+            people = np.concatenate([people, own.names(others)])
+            mine = np.concatenate([mine, others])
+        return self._of_service(people, mine, own.raw_columns)
 
     def _of_service(self, names: Names, places: Places, read: Read) -> Arrays:
         assert self._watch is not None
         new = self._window.new(names.tolist())
-        if new:
+        if len(new) == len(names):
+            self._waiting.append((names, places))
+        elif new:
             self._waiting.append((names[new], places[new]))
         if not self._window.is_due or self._window.waiting < self._least:
             return {}
@@ -147,7 +158,7 @@ class DriftReports:
         if self._window.step():
             self._watch.clear()
         fresh = np.ones(len(names), bool) if self._refuses else self._fresh(names)
-        self._count(places[fresh], read)
+        self._count(places[fresh], read, _AT_ONCE)
         self._write()
         return {} if self._refuses else self._report(fresh)
 
@@ -155,9 +166,10 @@ class DriftReports:
         """Drop rows that wait to be counted, since their places have changed."""
         self._waiting, self._window.waiting = [], 0
 
-    def _count(self, places: Places, read: Read) -> None:
+    def _count(self, places: Places, read: Read, most: int | None = None) -> None:
+        """Count rows, or a sample with at most so many values."""
         assert self._watch is not None
-        few = places[sampled(len(places), len(self._watch.names))]
+        few = places[sampled(len(places), len(self._watch.names), most)]
         if len(few):
             self._watch.add(read(few, self._watch.names))
 
@@ -166,7 +178,7 @@ class DriftReports:
         if not fresh.any():
             log.info("The party reports no drift: fewer than %d new rows today.", self._least)
             return {}
-        return {"drift": np.array(self._watch.levels(), np.int32)}
+        return {"drift": np.array(self._watch.levels(self._days is not None), np.int32)}
 
     def _fresh(self, names: Names) -> NDArray[np.bool_]:
         """Return which rows a report may cover; none if they are too few. Count them.

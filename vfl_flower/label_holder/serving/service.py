@@ -289,11 +289,8 @@ class Service:
         complete: NDArray[np.bool_] = np.all(given, axis=1)
         known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
         outputs = loaded.predictor.outputs(embedded.blocks, own, given)
-        if known.any():
-            keys = [*rows.tolist(), *embedded.found.encoded]
-            some = np.flatnonzero(known)
-            of_known = embedded.blocks[some], outputs[some], given[some], known[some]
-            self._scored = [keys[at] for at in some.tolist()], *of_known
+        keys = [*rows.tolist(), *embedded.found.encoded]
+        self._scored = keys, embedded.blocks, outputs, given, known
         columns = predicted_columns(outputs, loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
