@@ -183,6 +183,7 @@ class Watch:
             yield {
                 "column": name,
                 "index": drift.value,
+                "plain_index": drift.raw,
                 "level": drift.level(),
                 "bin": column.bins.names[most],
                 "share_in_training": p[most],

@@ -226,11 +226,6 @@ class DriftWatch:
         changed, self._reported = is_due or self._reported, False
         if changed:
             self.latest = self.figures()
-        if not self.is_known:
-            notice.info(
-                "There is no drift of scores and embeddings, since the checkpoint has no shares to "
-                "compare with: it is unfinished, or an earlier version wrote it."
-            )
             self.warn()
         return changed
 

@@ -86,9 +86,8 @@ def reports(
         first = int(generator.uniform(0.05, 1) * (LEAST - 1))
         rest = generator.choice(by[first:], LEAST - 1 - first, replace=False)
         group = _counts(binned[pool[np.concatenate([by[:first], rest])]], width)
-        drifts = np.array(
-            [_of_column(*column, len(bins)) for column in zip(then, group, strict=True)]
-        )
+        columns = zip(then, group, strict=True)
+        drifts = np.array([_of_column(*column, len(bins)) for column in columns])
         raw, value, chance = drifts[every, binned[asked]].transpose(2, 0, 1)  # each [asked, F]
         factor = np.exp(generator.uniform(-spread, spread, raw.shape))
         drifting, large = raw * factor > chance, value * factor > LARGE
