@@ -106,7 +106,7 @@ class Checkpoints:
             "uploads": run.accountant.uploads(),
             "journal": releases.mark if releases else None,
             "figures": run.figures() if finished else None,
-            "drift": drift.shares(run.holder) if finished else None,
+            "drift": drift.shares(run.holder, run.labels.shares) if finished else None,
             "timing": run.transport.state_dict(),
             "holder": of_holder,
         }

@@ -239,6 +239,25 @@ def test_a_model_warns_of_drift_and_not_of_new_people(trained: Trained, tmp_path
     assert found["columns"] == {party: {"moderate": 0, "large": 0} for party in "01"}
 
 
+def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(
+    tmp_path: Path,
+) -> None:
+    organisations = cut(tmp_path / "train", people(600, 0)[[ID, "label", "f4", "f3", "f5"]], 1, 1)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", {**SHORT, "epochs": 1})
+    later = people(300, 1, shift=1.5, first=10_000)[[ID, "label", "f4", "f3", "f5"]]
+    new, out = cut(tmp_path / "new", later, 1, 1, known=1.0), tmp_path / "scores.csv"
+    organisations.files = new.files
+    organisations.predict("run", new.labels, out=str(out))
+    found = json.loads(out.with_suffix(".json").read_text())["drift"]
+    assert found["columns"] == {
+        "0": {"moderate": 0, "large": 0},
+        "own": {"moderate": 0, "large": 1},
+    }
+    table = pd.read_csv(out.with_suffix(".drift.csv"), index_col="column")
+    assert table["level"].to_dict() == {"f4": "large"}
+
+
 # --- reports of a party -------------------------------------------------------------------------
 
 

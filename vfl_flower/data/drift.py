@@ -7,15 +7,19 @@ row.
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.files import told, write_whole
 from vfl_flower.data.bins import Bins
 
 Array = NDArray[Any]
@@ -191,6 +195,22 @@ class Watch:
                 "training_rows": int(column.then.sum()),
                 "new_rows": int(column.now.sum()),
             }
+
+    def write(self, path: Path) -> None:
+        """Write `table` as a csv file.
+
+        Raises
+        ------
+        VflError
+            If the file cannot be written.
+        """
+        text = io.StringIO()
+        rows = list(self.table())
+        file = csv.DictWriter(text, rows[0])
+        file.writeheader()
+        file.writerows(rows)
+        with told(path):
+            write_whole(path, text.getvalue().encode())
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return names, bins and counts of training rows in JSON types."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.drift import Watch
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
@@ -50,6 +51,7 @@ class Labels:
     present : row masks [rows, M] of training and test rows, if parties may lack rows.
     validation : number of test rows, from the first, that choose the model.
     unknown : number of rows of the file that too few parties have. No figure counts them.
+    shares : bins and shares of the label holder's own columns at the training rows.
     """
 
     train: Array
@@ -69,6 +71,7 @@ class Labels:
     present: tuple[Array, Array] | None = None
     validation: int = 0
     unknown: int | None = None
+    shares: Watch | None = None
 
     @property
     def tested(self) -> Labels:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.data.drift import LARGE, MODERATE, Watch, Window, columns_of, sampled
+from vfl_flower.data.drift import LARGE, LEAST, MODERATE, Watch, Window, columns_of, sampled
+from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.transport.messages import Arrays
@@ -27,6 +29,8 @@ notice = logging.getLogger("flwr.notice")
 
 SUM = "sum"
 """Name of the embeddings of all parties, if only their sum is known."""
+OWN = "own"
+"""Name of the label holder's own columns."""
 _SCORES = "scores"
 _ABOVE = {"large": LARGE, "moderate": MODERATE}
 
@@ -41,8 +45,13 @@ class ColumnDrift(NamedTuple):
 
 
 @torch.no_grad()
-def shares(holder: LabelHolder) -> dict[str, Any]:
-    """Return the shares of scores and embeddings at the held-out rows, in JSON types."""
+def shares(holder: LabelHolder, own: Watch | None) -> dict[str, Any]:
+    """Return the shares of scores and embeddings at the held-out rows, in JSON types.
+
+    Parameters
+    ----------
+    own : shares of the label holder's own columns at the training rows, if it has columns.
+    """
     table, top = holder.held_out.table, holder.top
     columns, width = _groups(table.columns), table.rows.shape[1]
     rows = torch.from_numpy(sampled(len(table.rows), width)).to(table.rows.device)
@@ -55,10 +64,11 @@ def shares(holder: LabelHolder) -> dict[str, Any]:
     for at, held in enumerate(table.present.values()):
         present[:, at] = True if held is None else held[rows.cpu().numpy()]
     masks = parties * any(each is not None for each in table.present.values())
-    own = width - table.received - masks
-    known: NDArray[np.bool_] = present.sum(1) + own > 0
+    own_columns = width - table.received - masks
+    known: NDArray[np.bool_] = present.sum(1) + own_columns > 0
     parts = _values(columns, blocks.cpu(), outputs, present, known)
-    return {name: Watch.learn(columns_of(part)).as_json() for name, part in parts if len(part)}
+    found = {name: Watch.learn(columns_of(part)).as_json() for name, part in parts if len(part)}
+    return found | ({OWN: own.as_json()} if own else {})
 
 
 def _groups(columns: Columns) -> dict[str, tuple[int, slice]]:
@@ -101,6 +111,7 @@ class DriftWatch:
         kept = found.strategy.get("drift") or {}
         self.is_known = bool(kept)
         self._watches = {name: Watch.from_json(each) for name, each in kept.items()}
+        self._own = self._watches.pop(OWN, None)
         self._groups = _groups(columns)
         self._parties = list(columns)
         self._rows = 0
@@ -140,6 +151,28 @@ class DriftWatch:
             if name in self._watches and len(part):
                 self._watches[name].add(columns_of(part))
 
+    def count_own(self, table: Table | None, places: NDArray[np.int64]) -> None:
+        """Count the label holder's own columns at new rows.
+
+        Parameters
+        ----------
+        table, places : its data, and the places of the rows.
+        """
+        if self._own and table and len(places) >= LEAST:
+            few = places[sampled(len(places), len(self._own.names))]
+            self._own.add(table.raw_columns(few, self._own.names))
+
+    def write_own(self, path: Path) -> None:
+        """Write a table of the label holder's own columns, if it has counted rows.
+
+        Raises
+        ------
+        VflError
+            If the file cannot be written.
+        """
+        if self._own and self._own.rows:
+            self._own.write(path)
+
     def take(self, party: int, arrays: Arrays) -> None:
         """Take a party's report of its columns, if its answer has one.
 
@@ -162,7 +195,8 @@ class DriftWatch:
             return None
         found = {name: each.largest() for name, each in self._watches.items()}
         indices = {name: each and round(each.value, 6) for name, each in found.items()}
-        columns = {party: self.columns.get(party) for party in self._parties}
+        columns: dict[Any, Any] = {party: self.columns.get(party) for party in self._parties}
+        columns |= {OWN: ColumnDrift(*self._own.levels())} if self._own and self._own.rows else {}
         return {
             "rows": self._rows,
             "scores": indices.get(_SCORES),
@@ -177,12 +211,13 @@ class DriftWatch:
             drift = watch.largest()
             if drift and (level := drift.level()):
                 found.append((level, name, f"{_thing(name)} ({drift.value:.3g})"))
-        for party, counts in sorted(self.columns.items()):
-            for level, number in zip(ColumnDrift._fields, counts, strict=True):
+        counts = {f"of party {party}": each for party, each in sorted(self.columns.items())}
+        counts |= {"of the label holder": ColumnDrift(*self._own.levels())} if self._own else {}
+        for whose, numbers in counts.items():
+            for level, number in zip(ColumnDrift._fields, numbers, strict=True):
                 if number:
                     columns = "column" if number == 1 else "columns"
-                    thing = f"{number} {columns} of party {party}"
-                    found.append((level, f"columns of {party}", thing))
+                    found.append((level, whose, f"{number} {columns} {whose}"))
         for level, above in _ABOVE.items():
             new = [said for of, name, said in found if of == level and (name, of) not in self._told]
             self._told |= {(name, of) for of, name, _ in found if of == level}
@@ -208,8 +243,11 @@ class DriftWatch:
         ----------
         keys : what identifies each row. The other parameters are as in `count`.
         """
-        new = self._window.new(keys) if self.is_known else []
         batch: tuple[Any, ...] = blocks, outputs, present, known
+        if not known.all():
+            some = np.flatnonzero(known)
+            keys, batch = [keys[at] for at in some.tolist()], tuple(each[some] for each in batch)
+        new = self._window.new(keys) if self.is_known else []
         if new and len(new) < len(keys):
             batch = tuple(each[new] for each in batch)
         if new:

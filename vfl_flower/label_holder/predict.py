@@ -94,12 +94,14 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= metrics.figures() if metrics else {}
+    drift.count_own(rows.table, rows.places)
     figures["drift"] = drift.figures()
     frame = frame_of(rows.ids, rows.called, outputs, found)
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
         frame["parties"] = [each or "none" for each in used]
     write(config, frame.iloc[rows.order], figures)
+    drift.write_own(predictions_file(config, new=False).with_suffix(".drift.csv"))
     drift.warn()
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), in_words(metrics), spent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ class RowsToPredict:
     shown : the label holder's answers in the alignment of the rows, if they were aligned.
     table : the label holder's table, if it has one.
     psi : whether ids were compared by "psi".
+    places : place of each row in the table, [N].
     """
 
     ids: Array
@@ -81,6 +82,7 @@ class RowsToPredict:
     shown: Array | None = None
     table: Table | None = None
     psi: bool = False
+    places: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
@@ -151,7 +153,7 @@ def rows_to_predict(
         file.id_values(rows), common.name, own, by_file, said, common.present, nodes
     )
     by_psi = words.data.align != "ids"
-    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi)
+    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 
 

@@ -13,8 +13,6 @@ parties have one owner. The rule ``refuse='drift'`` forbids reports.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import logging
 import time
@@ -25,7 +23,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import alone_in, make_folder, told, unsealed, write_sealed, write_whole
+from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
 from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.drift import LEAST, Columns, Watch, Window, columns_of, sampled
@@ -210,13 +208,8 @@ class DriftReports:
         assert self._watch is not None
         if self._watch.rows < LEAST:
             return
-        rows, text = list(self._watch.table()), io.StringIO()
-        table = csv.DictWriter(text, rows[0])
-        table.writeheader()
-        table.writerows(rows)
         try:
-            with told(self._table):
-                write_whole(self._table, text.getvalue().encode())
+            self._watch.write(self._table)
         except VflError as error:
             log.warning("The party's table of drift cannot be written: %s", error)
         moderate, large = self._watch.levels()
@@ -225,5 +218,5 @@ class DriftReports:
             log.warning(
                 "Of the %d columns of this party, %d drift moderately and %d largely from their "
                 "training rows. Their names are in %s.",
-                *(len(rows), moderate, large, self._table.name),
+                *(len(self._watch.names), moderate, large, self._table.name),
             )
