@@ -17,7 +17,7 @@ from vfl_flower.tools.audit_features import explained
 from vfl_flower.tools.audit_labels import Finding
 
 _TARGETS = 200  # rows to attack
-_REPORTS = 30  # on each row: those of 30 days
+_REPORTS = 30  # on each row, such as one a day
 _TRIES = 300  # groups to look among
 
 Numbers = NDArray[np.float64]
@@ -29,8 +29,8 @@ def drift_counts(
 ) -> list[Finding]:
     """Return how well 30 reports on each row reveal the columns of a party.
 
-    The first attacker gets exact counts, as in a simulation. The second one gets those of a real
-    node, which hides its indices. A real node gives 30 reports on a row in 30 days at least.
+    The first attacker gets exact counts, as in a simulation. The second one gets the
+    reports of a real node, which hides its indices and takes 30 days for 30 reports on a row.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def reports(
 ) -> Numbers:
     """Return the party's reports on groups with one asked row each, [asked, 2 x reports].
 
-    A group has `LEAST` rows, of which the attacker chooses some by a direction of the embeddings.
-    It keeps groups whose reports are not all equal.
+    A group has `LEAST` rows. The attacker chooses some of them by a direction of the embeddings. It
+    keeps groups whose reports are not all equal.
 
     Parameters
     ----------
