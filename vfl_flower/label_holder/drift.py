@@ -2,7 +2,7 @@
 
 The shares to compare with come from the held-out rows, as the final model embeds them. Embeddings
 of training rows would not do: they come from earlier models, and the scores fit these rows too
-well. Both would look like drift. Shares and indices are functions of what the label holder has got.
+well. Both can look like drift. Shares and indices are functions of what the label holder has got.
 So they reveal nothing more about labels or rows that noise hides.
 """
 
