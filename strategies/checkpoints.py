@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from strategies.party_record import PartyRecord
 from strategies.run import Run
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder import drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.messages import CheckpointOrder
@@ -105,6 +106,7 @@ class Checkpoints:
             "uploads": run.accountant.uploads(),
             "journal": releases.mark if releases else None,
             "figures": run.figures() if finished else None,
+            "drift": drift.shares(run.holder, run.labels.shares) if finished else None,
             "timing": run.transport.state_dict(),
             "holder": of_holder,
         }

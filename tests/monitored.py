@@ -12,6 +12,8 @@ OF_SERVICE = {
     "vfl_answers_missing_party_total": {"party", "reason"},
     "vfl_refusals_total": {"rule"},
     "vfl_queue_rows": set(),
+    "vfl_drift": {"of"},
+    "vfl_drifting_columns": {"party", "level"},
     "vfl_model_info": {"run", "strategy", "version"},
 }
 """Metrics of a service."""

@@ -112,6 +112,7 @@ def test_test_rows_of_a_data_set_do_as_the_run_says(tmp_path: Path, keys: dict[s
     for name in ("accuracy", "loss", "auc"):
         assert found[name] == run.summary[f"test_{name}"]
     assert found["rows"] == len(table) == 360
+    assert found["drift"]["scores"] < 0.1  # near 0, since the held-out rows are test rows too
     chances = table.drop(columns=["id", "prediction"])
     assert list(chances) == [f"probability_{number}" for number in range(10)]
     np.testing.assert_allclose(chances.sum(axis=1), 1)

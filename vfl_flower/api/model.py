@@ -20,7 +20,7 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.figures import reached
 from vfl_flower.launch.engines import Finished, predict_local
 
-_ABOUT = ("model", "rows", "unknown_rows", "epsilon", "assessment")
+_ABOUT = ("model", "rows", "unknown_rows", "epsilon", "assessment", "drift")
 """Figures of a prediction that do not say how well it does."""
 
 

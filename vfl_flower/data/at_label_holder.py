@@ -125,6 +125,7 @@ def load_own_labels(
     if not own.feature_names:
         return labels
     preparation = Preparation(**then) if then else None
-    block = load_own_features(data, own, common, preparation=preparation)
+    block = load_own_features(data, own, common, preparation=preparation, watched=True)
     features = np.asarray(block.train[:]), np.asarray(block.test[:])
-    return replace(labels, features=features, preparation=block.preparation)
+    labels = replace(labels, features=features, preparation=block.preparation)
+    return replace(labels, shares=block.shares)

@@ -18,6 +18,7 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation
 from vfl_flower.data.augmentation import Augment
+from vfl_flower.data.drift import Watch, sampled
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, RowMask, draw_row_masks
@@ -43,6 +44,7 @@ class FeatureBlock:
     augment : augmentation of samples in training passes.
     row_masks : which of the run's training and test rows these are, if the party lacks rows.
     validation : number of validation rows, which come first in ``test`` and choose the model.
+    shares : bins and shares of the raw columns at the training rows, if they were asked for.
     """
 
     train: Array | Rows | Compact
@@ -55,6 +57,7 @@ class FeatureBlock:
     augment: Augment = augmentation.none
     row_masks: tuple[RowMask, RowMask] | None = None
     validation: int = 0
+    shares: Watch | None = None
 
     @property
     def tested(self) -> NDArray[np.int32]:
@@ -79,6 +82,7 @@ def load_own_features(
     common: Alignment,
     counted: bool = False,
     preparation: Preparation | None = None,
+    watched: bool = False,
 ) -> FeatureBlock:
     """Return a participant's own features of the common rows.
 
@@ -86,6 +90,7 @@ def load_own_features(
     ----------
     counted : whether to number the rows, so that their uploads can be counted.
     preparation : preparation of an earlier run. By default, the training rows teach it.
+    watched : whether to learn the shares of the columns at the training rows.
 
     Raises
     ------
@@ -111,8 +116,12 @@ def load_own_features(
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
+    shares = None
+    if watched:
+        few = train[sampled(len(train), len(preparation.mean))]
+        shares = Watch.learn(own.raw_columns(few))
     block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
-    return replace(block, row_masks=known, validation=validation)
+    return replace(block, row_masks=known, validation=validation, shares=shares)
 
 
 def _check_no_labels(own: Source, label: str) -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, asked
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.frames import of_texts
 from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.partitioned import Columns, PartitionedData
-from vfl_flower.data.tables import of_texts
 
 log = logging.getLogger("flwr")
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.drift import Watch
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
@@ -51,6 +52,7 @@ class Labels:
     validation : number of test rows, from the first, that choose the model.
     unknown : number of rows of the file that too few parties have. No figure counts them.
     segments : name of a column -> its values in the test rows, for columns that ``segments`` names.
+    shares : bins and shares of the label holder's own columns at the training rows.
     """
 
     train: Array
@@ -71,6 +73,7 @@ class Labels:
     validation: int = 0
     unknown: int | None = None
     segments: Mapping[str, Array] = field(default_factory=dict)
+    shares: Watch | None = None
 
     @property
     def repeats(self) -> bool:

@@ -74,17 +74,18 @@ class ArraySource(Source):
         """Return the numbers of the rows."""
         return np.arange(len(self._array))
 
-    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the number and the values of each column of a table."""
-        if self._array.ndim != 2:
-            yield from super().raw_columns(places)
-        for number, column in enumerate(self._array[places].T):
-            yield str(number), column.astype(np.float64)
-
     def learn(self, train: Array) -> Preparation:
         """Return mean and deviation of each column of a table, or of all pixels at once."""
         mean, deviation = scaling(self._array[train], per_column=self._array.ndim == 2)
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
+
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield the columns of a table by their numbers, as `Source.raw_columns`."""
+        if self._array.ndim == 2:
+            wanted = range(self._array.shape[1]) if names is None else map(int, names)
+            yield from ((str(at), self._array[places, at].astype(np.float64)) for at in wanted)
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows, scaled."""

@@ -8,7 +8,7 @@ in any row are found before training begins. `LargeTable` is a table of numbers 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.provenance import free_memory
+from vfl_flower.data.frames import raw_columns
 from vfl_flower.data.own_files import OwnFile, as_frame
 from vfl_flower.data.row_file import RowFile, unnamed
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Preparation, Source
-from vfl_flower.data.tables import Table
 
 Array = NDArray[Any]
 
@@ -93,6 +93,12 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
 
     piece: ClassVar[int] = 4096  # rows to read at once
 
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield nothing: an image, a text or a sequence is no column of values."""
+        return iter(())
+
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         start = 0
         for frame in self._frames(self._needed(preparation)):
@@ -101,10 +107,6 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
             if len(found):
                 yield start + found, frame.iloc[found]
             start += len(frame)
-
-    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
-        """Refuse: the column has images, texts to tokenize, or sequences."""
-        return Source.raw_columns(self, places)
 
     def _needed(self, preparation: Preparation) -> list[str]:
         """Return the columns that samples need."""
@@ -185,10 +187,9 @@ class LargeTable(KeptFile):
     def learn(self, train: Array) -> Preparation:
         """Return the result of `Table.learn`, from a few columns at a time."""
         self.check_features()
-        names, few = self.feature_names, max(1, _AT_ONCE // (8 * self.count))
         parts = [
             self._learn(self._read(group)[group].iloc[train])
-            for group in (names[at : at + few] for at in range(0, len(names), few))
+            for group in self._groups(self.feature_names)
         ]
 
         def in_order(values: str) -> list[float]:  # numbers first, as in `Table`
@@ -203,12 +204,17 @@ class LargeTable(KeptFile):
             in_order("deviation"),
         )
 
-    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the columns as any table does, one in memory at a time."""
-        return Table.raw_columns(self, places)
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield columns by name, as `Source.raw_columns`; read a few columns at a time."""
+        for group in self._groups(self.feature_names if names is None else list(names)):
+            yield from raw_columns(self._read(group)[group], places)
 
-    def _column(self, name: str) -> Any:
-        return self._read([name])[name]
+    def _groups(self, names: list[str]) -> Iterator[list[str]]:
+        """Yield these columns in groups of bounded size."""
+        few = max(1, _AT_ONCE // (8 * self.count))
+        return (names[at : at + few] for at in range(0, len(names), few))
 
     def _needed(self, preparation: Preparation) -> list[str]:
         return self._check_columns(preparation)

@@ -66,19 +66,19 @@ class OwnFile(Table):
         import pandas as pd
 
         if not Path(self.path).expanduser().is_file():
-            raise self._wrong(
+            raise self.wrong(
                 "is not there. Correct its path.",
                 f"there is no such file as {Path(self.path).expanduser().absolute()}.",
             )
         if not Path(self.path).expanduser().stat().st_size:
-            raise self._wrong(
+            raise self.wrong(
                 "is empty. Give it a line of column names, and rows.", "it has 0 bytes."
             )
         try:
             if self._is_csv:
                 names = [str(each) for each in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
                 if self.id not in names and (wrong := of_separator(names)):
-                    raise self._wrong(wrong, "its first line has no commas that separate columns.")
+                    raise self.wrong(wrong, "its first line has no commas that separate columns.")
                 return names
             names = [str(name) for name in self._schema.names]
             return [name for name in names if not re.fullmatch(r"__index_level_\d+__", name)]
@@ -121,13 +121,13 @@ class OwnFile(Table):
     def _is_csv(self) -> bool:
         suffix = Path(self.path).suffix.lower()
         if suffix not in (".csv", ".parquet"):
-            raise self._wrong(
+            raise self.wrong(
                 "is neither .csv nor .parquet. Write it as one of them.", f"it ends in {suffix!r}."
             )
         return suffix == ".csv"
 
     def _unreadable(self, error: Exception) -> ConfigError:
-        return self._wrong(
+        return self.wrong(
             "cannot be read as a table with a header.", f"{type(error).__name__}: {error}"
         )
 

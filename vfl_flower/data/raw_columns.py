@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, draw_row_masks
 from vfl_flower.data.source import Source
 from vfl_flower.data.split import digest_of_rows, divide, split
+from vfl_flower.data.tables import Table
 
 Array = NDArray[Any]
 
@@ -46,7 +48,26 @@ def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
     train = train[train >= 0]
     if not len(train):
         raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
-    return RawColumns(common.name, len(train), lambda: own.raw_columns(train))
+    return RawColumns(common.name, len(train), lambda: _checked(own, train))
+
+
+def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the columns, which must be there and have no dates."""
+    if isinstance(own, Table):
+        own.check_features()
+    found = False
+    for name, values in own.raw_columns(places):
+        if values.dtype == object and any(isinstance(each, date) for each in values):
+            assert isinstance(own, Table)
+            raise own.wrong(
+                "has a column of dates. Make numbers of them, such as days since a fixed day, or "
+                "leave it out by `columns`.",
+                f"column {name!r} has dates.",
+            )
+        found = True
+        yield name, values
+    if not found:
+        raise ConfigError(f"{own.whose} has no columns of numbers or texts. Give it a table.")
 
 
 def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns:

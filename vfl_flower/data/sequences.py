@@ -38,7 +38,7 @@ class SequenceColumn(KeptFile):
                 longest = max(longest, len(values))
                 moments.add(values)
         if not signals:
-            raise self._wrong(
+            raise self.wrong(
                 "has no sequence in the training rows. Fill some in.", "all are empty."
             )
         shape = [self.length or longest, signals]
@@ -52,7 +52,7 @@ class SequenceColumn(KeptFile):
             last = scaled(values, mean, deviation)[-length:]
             row[length - len(last) :] = last
         if not np.isfinite(rows).all():
-            raise self._wrong(
+            raise self.wrong(
                 "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
             )
         return rows
@@ -71,7 +71,7 @@ class SequenceColumn(KeptFile):
             values = values[:, None] if values.ndim == 1 else values
             signals = signals or values.shape[1]
             if values.ndim > 2 or values.shape[1] != signals or not np.isfinite(values).all():
-                raise self._wrong(
+                raise self.wrong(
                     "has a sequence with missing or infinite values, or of other signals than the "
                     "others. Correct it.",
                     f"row {place}.",

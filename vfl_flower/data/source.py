@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.ids import encode_ids, id_kind
 from vfl_flower.data.samples import Arrays
 
@@ -84,24 +83,26 @@ class Source(ABC):
         """Learn from the training rows at these places how to prepare any row."""
         return Preparation({}, {}, [], [])
 
-    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the name of each feature column, and its values in the rows at these places, [n].
-
-        Values are float64 with NaN, or texts with None, where they are missing.
-
-        Raises
-        ------
-        ConfigError
-            If the data have no columns of numbers or texts.
-        """
-        raise ConfigError(f"{self.whose} has no columns of numbers or texts. Give it a table.")
-
     def load(self, places: Array, preparation: Preparation) -> None:
         """Load these rows, if the source is lazy and keeps rows somewhere.
 
         Check the rows here if possible, so that errors appear before training.
         """
         return
+
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield columns by name as they were before any preparation, each [rows].
+
+        Numbers are float64, with NaN for missing values. Texts are objects, with None for them.
+        A source without columns, such as images, yields nothing.
+
+        Parameters
+        ----------
+        names : columns to yield. The default is all feature columns.
+        """
+        return iter(())
 
     # Derived from the ids.
 

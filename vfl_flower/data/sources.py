@@ -58,7 +58,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
 def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
     """Return the file as a source of this kind, which has a single feature column."""
     if len(own.feature_names) != 1:
-        raise own._wrong(
+        raise own.wrong(
             f"holds {what} beside other columns, but a party has one kind of data. Name the one "
             "column by `columns`.",
             f"its feature columns are {', '.join(own.feature_names[:8])}.",

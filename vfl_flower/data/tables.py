@@ -18,6 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, asked
+from vfl_flower.data.frames import (
+    floats,
+    is_missing,
+    matrix,
+    medians_of,
+    numeric_columns,
+    of_texts,
+    raw_columns,
+    texts_of,
+)
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 
 log = logging.getLogger("flwr")
@@ -60,7 +70,7 @@ class Table(Source):
     def id_column(self) -> Any:
         """Return the id column."""
         if self.id not in self._names:
-            raise self._wrong(
+            raise self.wrong(
                 "does not have the id column that `id` names. Correct `id`.",
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
@@ -87,7 +97,7 @@ class Table(Source):
         known = set(self._names) - kept
         absent = [name for name in named if name not in known]
         if absent or len(set(named)) < len(named):
-            raise self._wrong(
+            raise self.wrong(
                 "does not have the columns that `columns` names, or has one twice. Correct it.",
                 f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
             )
@@ -157,28 +167,6 @@ class Table(Source):
         """Return whether there is a label column."""
         return self.label in self._names
 
-    def raw_columns(self, places: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the name and the values of each feature column, as `Source.raw_columns`."""
-        self.check_features()
-        for name in self.feature_names:
-            column = self._column(name).iloc[places]
-            if column.dtype.kind in "biuf":
-                yield name, _floats(column)
-                continue
-            if column.dtype.kind in "mM":
-                raise self._wrong(
-                    "has a column of dates. Make numbers of them, such as days since a fixed day, "
-                    "or leave it out by `columns`.",
-                    f"column {name!r} has dates.",
-                )
-            known = column.notna().tolist()
-            texts = (str(each) if has else None for each, has in zip(column, known, strict=True))
-            yield name, np.array(list(texts), object)
-
-    def _column(self, name: str) -> Any:
-        """Return a feature column of all rows."""
-        return self._frame[name]
-
     def learn(self, train: Array) -> Preparation:
         """Return medians, text values, means and deviations of the training rows."""
         self.check_features()
@@ -187,36 +175,36 @@ class Table(Source):
     def check_features(self) -> None:
         """Raise `ConfigError` if there is no feature column."""
         if not self.feature_names:
-            raise self._wrong("has no feature columns. Add one.", "it has only ids and labels.")
+            raise self.wrong("has no feature columns. Add one.", "it has only ids and labels.")
 
     def _learn(self, learnt: Any) -> Preparation:
         """Learn the preparation of some or all columns from these training rows."""
-        numeric = _numeric(learnt)
+        numeric = numeric_columns(learnt)
         numbers = [name for name in learnt if numeric[name]]
         texts = [name for name in learnt if not numeric[name]]
         if texts and self.text == "refuse":
-            raise self._wrong(
+            raise self.wrong(
                 f"has a column that is not numeric{of_texts(learnt[texts[0]])}",
                 f"column {texts[0]!r} is not numeric.",
             )
         self._check_missing(learnt, numbers)
-        values = {name: sorted(set(_texts(learnt[name]))) for name in texts}
+        values = {name: sorted(set(texts_of(learnt[name]))) for name in texts}
         many = [name for name in texts if len(values[name]) > _MOST_VALUES]
         if many:
-            raise self._wrong(
+            raise self.wrong(
                 f"has a text column with more than {_MOST_VALUES} values"
                 f"{of_texts(learnt[many[0]], '. Leave it out by `columns`, or group its values.')}",
                 f"column {many[0]!r} has {len(values[many[0]])} values.",
             )
-        known = _floats(learnt[numbers])
+        known = floats(learnt[numbers])
         empty = [numbers[at] for at in np.flatnonzero(np.isnan(known).all(0))]
         if empty:
-            raise self._wrong(
+            raise self.wrong(
                 "has a column without any value in the training rows. Leave it out by `columns`.",
                 f"column {empty[0]!r} is empty.",
             )
-        medians = dict(zip(numbers, _medians(known), strict=True))
-        rows = _matrix(Preparation(medians, values, [], []), learnt)
+        medians = dict(zip(numbers, medians_of(known), strict=True))
+        rows = matrix(Preparation(medians, values, [], []), learnt)
         mean, deviation = scaling(rows, per_column=True)
         return Preparation(medians, values, mean.tolist(), deviation.tolist())
 
@@ -226,6 +214,14 @@ class Table(Source):
         known = set(names) == set(self.feature_names)
         frame = self._frame if known else self._read(names)
         return self._prepare(frame[names].iloc[places], preparation)
+
+    def raw_columns(
+        self, places: Array, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, Array]]:
+        """Yield columns by name, as `Source.raw_columns`."""
+        wanted = self.feature_names if names is None else list(names)
+        known = set(wanted) <= set(self.feature_names)
+        yield from raw_columns((self._frame if known else self._read(wanted))[wanted], places)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
@@ -241,32 +237,32 @@ class Table(Source):
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
         """Return rows as float32 [rows, F], from the columns that `preparation` knows."""
-        for name, numeric in _numeric(frame).items():
+        for name, numeric in numeric_columns(frame).items():
             if numeric != (name in preparation.numbers) and not frame[name].isna().all():
                 raise self._changed(f"column {name!r} does not hold numbers, or texts, as before.")
         self._check_missing(frame, list(preparation.numbers))
         rows = scaled(
-            _matrix(preparation, frame),
+            matrix(preparation, frame),
             np.array(preparation.mean),
             np.array(preparation.deviation),
         )
         if not (np.isfinite(rows).all() and np.isfinite(preparation.deviation).all()):
-            raise self._wrong(
+            raise self.wrong(
                 "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
             )
         return rows
 
     def _check_missing(self, frame: Any, numbers: Sequence[str]) -> None:
-        infinite = np.flatnonzero(np.isinf(_floats(frame[list(numbers)])).any(0))
+        infinite = np.flatnonzero(np.isinf(floats(frame[list(numbers)])).any(0))
         if len(infinite):
-            raise self._wrong(
+            raise self.wrong(
                 "has infinite values. Replace them.", f"column {numbers[infinite[0]]!r} has some."
             )
         if self.missing == "refuse":
             gaps = frame.isna().sum()
             gaps = gaps[gaps > 0]
             if len(gaps):
-                raise self._wrong(
+                raise self.wrong(
                     "has missing values in its features. Fill them in, drop those rows, or set "
                     "missing='median'.",
                     f"column {gaps.index[0]!r} has {self._missing_of(gaps.index[0])}"
@@ -296,9 +292,9 @@ class Table(Source):
         return self._read(names)[names]
 
     def _changed(self, detail: str) -> ConfigError:
-        return self._wrong("has other columns than its model was trained with.", detail)
+        return self.wrong("has other columns than its model was trained with.", detail)
 
-    def _wrong(self, what: str, detail: str) -> ConfigError:
+    def wrong(self, what: str, detail: str) -> ConfigError:
         """Return an error, with the detail after its first sentence.
 
         If this is a party, log the detail and leave it out of the error.
@@ -309,88 +305,3 @@ class Table(Source):
             return ConfigError(f"{self.path} {what_and_where}")
         log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
         return ConfigError(f"{self.whose} {what} Its own log says more.")
-
-
-def is_missing(values: Array) -> Array:
-    """Return which values are missing: None, NaN, or pandas' missing values."""
-    import pandas as pd
-
-    missing: Array = pd.isna(values)
-    return missing
-
-
-_DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
-_DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
-_ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
-
-
-def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
-    """Return what a text column seems to hold, and what to do, without quoting values.
-
-    The text ends a sentence about the column, and adds one. For texts it is ``otherwise``.
-    """
-    import pandas as pd
-
-    known = column.dropna()
-    texts = known[:10_000].astype(str)
-    if not len(texts):
-        return otherwise
-    if known.dtype.kind == "M" or texts.str.fullmatch(_DATE).all():
-        return (
-            ", since it holds dates. Make numbers of them, such as days since a fixed day, or "
-            "leave it out by `columns`."
-        )
-    numbers = pd.to_numeric(texts, errors="coerce").notna()
-    commas = texts.str.fullmatch(_DECIMAL_COMMA)
-    if commas.any() and (commas | numbers).all():
-        return (
-            ", since its numbers have decimal commas. Write points instead, as "
-            "pandas.read_csv(..., decimal=',') and to_csv do."
-        )
-    if numbers.mean() > 0.5:
-        return (
-            ", since it has texts among its numbers. Correct those, or leave them empty and set "
-            "missing='median'."
-        )
-    return otherwise
-
-
-def _floats(columns: Any) -> Array:
-    """Return numbers as floats, also from pandas types with their own missing values."""
-    numbers: Array = columns.to_numpy(np.float64, na_value=np.nan)
-    return numbers
-
-
-def _numeric(frame: Any) -> dict[str, bool]:
-    """Return column -> whether its type is numeric."""
-    return {name: dtype.kind in "biuf" for name, dtype in frame.dtypes.items()}
-
-
-def _medians(numbers: Array) -> list[float]:
-    """Return the median of each column [rows, columns], without missing values."""
-    medians = np.median(numbers, axis=0)  # NaN where a value is missing
-    for at in np.flatnonzero(np.isnan(medians)):
-        medians[at] = np.nanmedian(numbers[:, at])
-    found: list[float] = medians.tolist()
-    return found
-
-
-def _texts(column: Any) -> list[str]:
-    """Return the values of a text column. A missing value is a value too."""
-    texts: list[str] = column.astype(object).where(column.notna(), "").map(str).tolist()
-    return texts
-
-
-def _matrix(preparation: Preparation, frame: Any) -> Array:
-    """Return numbers with medians for missing ones, and 0/1 columns for text values."""
-    parts: list[Array] = []
-    if preparation.numbers:
-        numbers = _floats(frame[list(preparation.numbers)]).copy(order="K")
-        for column, median in zip(numbers.T, preparation.numbers.values(), strict=True):
-            column[np.isnan(column)] = median
-        parts.append(numbers)
-    for name, values in preparation.texts.items():
-        places = {value: place for place, value in enumerate(values)}
-        found = np.array([places.get(each, -1) for each in _texts(frame[name])], np.int64)
-        parts.append((found[:, None] == np.arange(len(values))).astype(np.float64))
-    return np.concatenate(parts, axis=1)

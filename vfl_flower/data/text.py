@@ -90,7 +90,7 @@ class TextColumn(KeptFile):
             )
         (column,) = (piece[name] for name in piece)
         if self.missing == "refuse" and column.isna().any():
-            raise self._wrong(
+            raise self.wrong(
                 "has missing texts. Fill them in, drop those rows, or set missing='median' to read "
                 "them as empty texts.",
                 f"column {column.name!r} has {int(column.isna().sum())} in some rows.",

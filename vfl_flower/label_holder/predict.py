@@ -27,6 +27,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictions import (
     frame_of,
@@ -79,13 +80,15 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     rows = rows_to_predict(transport, config, given, found, run, there)
     predictor = Predictor(found, rows.own.shape[1])
     epsilon = count_uploads(config, found)
-    blocks, present = _embeddings(transport, config, predictor, rows, there)
+    drift = DriftWatch(found, predictor.columns)
+    blocks, present = _embeddings(transport, config, predictor, rows, there, drift)
     outputs, known = (
         predictor.outputs(blocks, rows.own, present),
         predictor.knows(rows.own, present),
     )
     if not known.all():
         _tell_of_unknown_rows(int((~known).sum()), found)
+    drift.count(blocks, outputs, present, known)
     of_labels = _of_labels(given, found, outputs, known, rows)
     figures = {
         "model": str(config.model),
@@ -94,11 +97,15 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= of_labels
+    drift.count_own(rows.table, rows.places)
+    figures["drift"] = drift.figures()
     frame = frame_of(rows.ids, rows.called, outputs, known, found)
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
         frame["parties"] = [each or "none" for each in used]
     write(config, frame.iloc[rows.order], figures)
+    drift.write_own(predictions_file(config, new=False).with_suffix(".drift.csv"))
+    drift.warn()
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), in_words(of_labels), spent)
     if rows.table is not None and (left := len(rows.table.ids) - len(rows.ids)):
@@ -142,8 +149,12 @@ def _embeddings(
     predictor: Predictor,
     rows: RowsToPredict,
     there: AvailableParties | None,
+    drift: DriftWatch,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Ask all parties; return blocks of embeddings [R, width], and the row mask [R, M]."""
+    """Ask all parties; return blocks of embeddings [R, width], and the row mask [R, M].
+
+    ``drift`` takes the parties' reports of their columns.
+    """
     found, sizes, aggregation = predictor.found, predictor.sizes, predictor.aggregation
     transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     arrays = aggregation.question(transport, config.running)
@@ -165,6 +176,7 @@ def _embeddings(
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or from another version of the code.")
             block = collection.add(party, answer.arrays, (int(places.sum()), sizes[party]))
+            drift.take(party, answer.arrays)
         except SumError:
             raise
         except VflError as error:

@@ -17,7 +17,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import locked, make_folder, told, whole, write_whole
 from vfl_flower.config.plugins import LOSSES, METRICS
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.tables import is_missing
+from vfl_flower.data.frames import is_missing
 from vfl_flower.label_holder.calibration import logits, probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.metrics import Metrics, metrics

@@ -69,6 +69,7 @@ class RowsToPredict:
     table : the label holder's table, if it has one.
     segments : name of a column -> its values, for columns that ``segments`` names.
     psi : whether ids were compared by "psi".
+    places : place of each row in the table, [N].
     """
 
     ids: Array
@@ -83,6 +84,7 @@ class RowsToPredict:
     table: Table | None = None
     psi: bool = False
     segments: Mapping[str, Array] = field(default_factory=dict)
+    places: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
@@ -156,7 +158,7 @@ def rows_to_predict(
         file.id_values(rows), common.name, own, by_file, said, common.present, nodes
     )
     by_psi = words.data.align != "ids"
-    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi)
+    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
     of_rows = replace(of_rows, segments=file.segments_of(rows))
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 

@@ -21,7 +21,7 @@ from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.source import Preparation
 from vfl_flower.models.training import load_model
-from vfl_flower.party import about, state, state_file
+from vfl_flower.party import about, drift, state, state_file
 from vfl_flower.party.about import About
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.limits import Limits
@@ -61,7 +61,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it continued.")
     config = resolve(context.run_config)
-    read = partial(load_block, context, config)
+    read = partial(load_block, context, config, watched=True)
     party = _build(context, "begin", config, order.outputs, read)
     origin = party.origin
     origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
@@ -71,6 +71,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     _limit(context, party, goes_on=isinstance(order, RejoinOrder) or bool(known))
     keys.forget(context)  # last, so that a refusal leaves the party's state unchanged
     state.forget_copies(context.state)
+    drift.keep(context, party.inputs.block)
     return party
 
 
@@ -95,7 +96,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     saved = state_file.load(context, order.run, order.number) if index < order.parties else None
     text = state.load_about(saved.state) if saved else ""
     preparation = about.read(text).preparation if text else None
-    read = partial(load_block, context, config, preparation)
+    read = partial(load_block, context, config, preparation, watched=True)
     party = _build(context, "grow", config, order.outputs, read, text, grown=bool(text))
     origin, per_epoch = party.origin, party.sampling.per_epoch
     origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
@@ -110,6 +111,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     if saved and party.limits:
         coming = 0 if party.learner.frozen else party.config.training.epochs * per_epoch
         party.limits.check_steps(party.steps + coming, per_epoch)
+    drift.keep(context, party.inputs.block)
     return party
 
 

@@ -13,7 +13,13 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AUGMENTATIONS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
-from vfl_flower.data.at_party import FeatureBlock, load_own_features, load_partition
+from vfl_flower.data.at_party import (
+    ArrayBlock,
+    FeatureBlock,
+    load_own_features,
+    load_partition,
+)
+from vfl_flower.data.drift import Watch, columns_of, sampled
 from vfl_flower.data.samples import Samples
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.sources import source_of
@@ -85,13 +91,17 @@ def own_source(context: Context) -> Source:
 
 
 def load_block(
-    context: Context, config: RunConfig, preparation: Preparation | None = None
+    context: Context,
+    config: RunConfig,
+    preparation: Preparation | None = None,
+    watched: bool = False,
 ) -> FeatureBlock:
     """Read a party's own data, or its columns of the partitioned data set.
 
     Parameters
     ----------
     preparation : how to prepare own columns. By default, the training rows teach it.
+    watched : whether to learn the shares of the columns at the training rows.
 
     Raises
     ------
@@ -107,8 +117,14 @@ def load_block(
                 f"Party {index} has its own file, but dataset = {config.data.dataset!r}. It "
                 "takes part only in runs with dataset = 'files:PATH'."
             )
-        return replace(load_partition(config, index, parties), augment=augment)
+        block = load_partition(config, index, parties)
+        shares = None
+        if watched and isinstance(block, ArrayBlock) and block.train.ndim == 2:
+            few = sampled(*block.train.shape)
+            shares = Watch.learn(columns_of(block.train[few]))
+        return replace(block, augment=augment, shares=shares)
     own = own_source(context)
     counted = "max-uploads" in context.node_config
-    block = load_own_features(config.data, own, common_rows(context, own), counted, preparation)
+    common = common_rows(context, own)
+    block = load_own_features(config.data, own, common, counted, preparation, watched)
     return replace(block, augment=augment)

@@ -13,6 +13,7 @@ from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation
 from vfl_flower.party import builder, state
+from vfl_flower.party.drift import DriftReports, Read, of_block
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.state_file import Saved
@@ -31,7 +32,8 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
         prediction.
     """
     index, parties = index_and_parties(context)
-    party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context))
+    read: list[Read] = []
+    party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context, read))
     block = party.inputs.block
     rows = block.tested
     if party.limits:
@@ -42,6 +44,9 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     if party.seal:
         of_rows, lineage = alike(party.alike, block.ids_digest), scalars.get("lineage", b"")
         arrays = party.seal.predict(context, order, arrays, of_rows, lineage)
+    reports, places = DriftReports(context, saved, order.run), rows.astype(np.int64)
+    names = block.test_rows.astype(np.uint64)[rows]
+    arrays |= reports.of_prediction(names, places, read[0] if read else of_block(block))
     return Predicted(
         party=index,
         parties=parties,
@@ -53,11 +58,15 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     )
 
 
-def _new_rows(context: Context, preparation: Preparation) -> FeatureBlock:
-    """Return the party's own features of the rows that were just aligned."""
+def _new_rows(context: Context, read: list[Read], preparation: Preparation) -> FeatureBlock:
+    """Return the party's own features of the rows that were just aligned.
+
+    Add to ``read`` what reads their raw columns.
+    """
     own = own_source(context)
     common = common_rows(context, own)
     mine = common.rows[common.rows >= 0]  # the party may lack some rows
+    read.append(lambda places, names: own.raw_columns(mine[places], names))
     digest = own.digest(mine)
     rows, names = prepared(own, mine, preparation), own.names(mine)
     none = Compact(np.zeros(0, np.int64), lambda at: rows[:0])

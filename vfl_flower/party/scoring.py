@@ -30,6 +30,7 @@ from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source
 from vfl_flower.party import about, builder, state, state_file
+from vfl_flower.party.drift import DriftReports
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import PredictionBudget
 from vfl_flower.party.party import Party
@@ -56,6 +57,7 @@ class _Rows:
     ids : ids of all rows, if the party has own data.
     own : the party's data, if it has own data.
     file, version : the file that they come from, and when it was last written.
+    places : place of each row in ``own``, or -1 if the data have lost it.
     single : samples of rows outside the alignment that were asked for, by row.
     """
 
@@ -65,6 +67,7 @@ class _Rows:
     own: Source | None = None
     file: Path | None = None
     version: int = 0
+    places: Places = field(default_factory=lambda: np.zeros(0, np.int64))
     looked: float = 0.0
     single: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
@@ -78,6 +81,7 @@ class _Served:
     rows: _Rows
     budget: PredictionBudget
     audit: AuditLog
+    drift: DriftReports
     opened: OpenSet | None = None  # to find ids outside the alignment
 
 
@@ -95,8 +99,9 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
     """
     index, parties = index_and_parties(context)
     ids: list[bytes] = []
+    mine: list[int] = []
     own = own_source(context) if about.read(state.load_about(saved.state)).preparation else None
-    read = partial(_new_rows, context, own, ids)
+    read = partial(_new_rows, context, own, ids, mine)
     party = builder.for_prediction(context, saved, order.run, read)
     block, scalars = party.inputs.block, state.load_scalars(saved.state)
     tags: Arrays = {}
@@ -105,11 +110,13 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
         tags = party.seal.serve(context, order, of_rows, scalars.get("lineage", b""))
     at = block.tested.astype(np.int64)
     file = _file_of(context)
-    rows = _Rows(block.test, at, ids, own, file, _version(file))
+    rows = _Rows(block.test, at, ids, own, file, _version(file), np.array(mine, np.int64))
     budget = PredictionBudget(context, Rules.of(context.node_config))
+    drift = DriftReports(context, saved, order.run)
     if (earlier := _served.pop((context.run_id, index), None)) is not None:
         _close(earlier)
-    _served[context.run_id, index] = _Served(party, block, rows, budget, _audit_log(context))
+    audit = state_file.audit_log(context)
+    _served[context.run_id, index] = _Served(party, block, rows, budget, audit, drift)
     return Serving(
         party=index,
         parties=parties,
@@ -157,13 +164,14 @@ def score(context: Context, order: ScoreOrder) -> Scored:
         embedding[len(at) :][singles >= 0] = _embeddings(
             served, _singles(served, singles[singles >= 0])
         )
+    report = served.drift.of_scores(served.block, rows.own, asked, at, rows.places, singles)
     if seal := served.party.seal:
         if not there.all():
             raise VflError("has lost rows of masked sums. Start the service anew.")
         seal.bind(order)
-        return Scored(arrays=seal.hide({"embedding": embedding}))
-    gone = np.flatnonzero(~there).astype(np.int32)
-    return Scored(arrays={"embedding": embedding} | ({"gone": gone} if len(gone) else {}))
+        return Scored(arrays=seal.hide({"embedding": embedding}) | report)
+    report |= {"gone": np.flatnonzero(~there).astype(np.int32)} if not there.all() else {}
+    return Scored(arrays={"embedding": embedding} | report)
 
 
 def open_set(context: Context, order: OpenSetOrder) -> SetKept:
@@ -259,23 +267,6 @@ def _close(served: _Served) -> None:
 # --- the audit log ------------------------------------------------------------------------------
 
 
-def _audit_log(context: Context) -> AuditLog:
-    """Open the party's audit log, which lies beside its states.
-
-    Raises
-    ------
-    VflError
-        If it cannot be written. The party's own log says why.
-    """
-    party = context.node_config.get("partition-id")
-    path = state_file.place(context).with_name(f"party-{party}-audit.jsonl")
-    try:
-        return AuditLog(path)
-    except VflError as error:
-        log.warning("%s", error)
-        raise VflError("cannot write its audit log: its own log says why.") from None
-
-
 @contextmanager
 def _recorded(
     served: _Served, event: str, number: int, ids: Sequence[bytes] = ()
@@ -305,13 +296,18 @@ def _recorded(
 
 
 def _new_rows(
-    context: Context, own: Source | None, ids: list[bytes], preparation: Preparation
+    context: Context,
+    own: Source | None,
+    ids: list[bytes],
+    places: list[int],
+    preparation: Preparation,
 ) -> FeatureBlock:
-    """Return the party's own features of the rows just aligned, and add their ids to ``ids``."""
+    """Return the party's own features of the rows just aligned; add their ids and places."""
     assert own is not None
     common = common_rows(context, own)
     mine = common.rows[common.rows >= 0]  # the party may lack some rows
-    ids += [own.ids[row] for row in mine.tolist()]
+    places += mine.tolist()
+    ids += [own.ids[row] for row in places]
     digest, names = own.digest(mine), own.names(mine)
     features = prepared(own, mine, preparation)
     none = Compact(np.zeros(0, np.int64), lambda at: features[:0])
@@ -380,7 +376,8 @@ def _current(context: Context, served: _Served) -> _Rows:
             rows.at = np.where(there, np.cumsum(there) - 1, -1)
         if served.opened:
             served.opened.read(own)
-        rows.own, rows.single = own, {}
+        rows.own, rows.single, rows.places = own, {}, found
+        served.drift.forget_waiting()
     except (VflError, OSError) as error:
         log.warning("The party serves the earlier columns, since its file has changed: %s", error)
     # A removed row is not scored, even if the rest of the file cannot be used.

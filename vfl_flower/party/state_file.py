@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
+from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_folder, told, unsealed, whole
 from vfl_flower.party.state import load_scalars
@@ -171,6 +172,23 @@ def load(context: Context, run: str, number: int) -> Saved:
             f"Party {party} does not have checkpoint {number} of that run. Start its SuperNode "
             "with the `states` folder, or the FLWR_HOME, of that run."
         ) from None
+
+
+def audit_log(context: Context) -> AuditLog:
+    """Open the party's audit log, which lies beside its states.
+
+    Raises
+    ------
+    VflError
+        If it cannot be written. The party's own log says why.
+    """
+    party = context.node_config.get("partition-id")
+    path = place(context).with_name(f"party-{party}-audit.jsonl")
+    try:
+        return AuditLog(path)
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot write its audit log: its own log says why.") from None
 
 
 def read(path: Path) -> RecordDict:

@@ -37,6 +37,7 @@ from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
 from vfl_flower.tools.audit_clients import Curious, Ids, Wiretap, summed
+from vfl_flower.tools.audit_drift import drift_counts
 from vfl_flower.tools.audit_information import of_information
 from vfl_flower.tools.audit_labels import Finding, direct, finding, with_known_rows
 from vfl_flower.transport.local import LocalGrid
@@ -256,4 +257,4 @@ def _of_features(
         attacker = f"label holder: first embeddings of party 0, by {whose} model"
         name = f"inversion, {whose} model"
         findings.append(Finding(name, attacker, "R2", success, 0.0, len(few)))
-    return findings
+    return findings + (drift_counts(block, sent, shown, generator) if block.ndim == 2 else [])

@@ -273,10 +273,11 @@ class Predicted(Introduction):
 
     ``alignment`` is as in `Description`. ``exchange`` is the number of messages that the model has
     seen, and ``checkpoint`` the number of its checkpoint. If sums are masked, embeddings are masked
-    too, int32, and there are tags as in `Agreed`.
+    too, int32, and there are tags as in `Agreed`. ``arrays["drift"]``, int32 [2], is how many of
+    the party's columns drift moderately, and how many largely. A party may leave it out.
     """
 
-    names: ClassVar = ("embedding", "tags")
+    names: ClassVar = ("embedding", "tags", "drift")
     exchange: Number
     checkpoint: Number = 0
     alignment: Text
@@ -304,10 +305,10 @@ class Scored(Payload):
 
     ``arrays["gone"]``, int32 [m], are positions in the order whose rows the party's data have lost
     since it loaded them. Their embeddings are zero. If sums are masked, embeddings are masked too,
-    int32, and no row may be gone.
+    int32, and no row may be gone. ``arrays["drift"]`` is as in `Predicted`, for the last rows.
     """
 
-    names: ClassVar = ("embedding", "gone")
+    names: ClassVar = ("embedding", "gone", "drift")
 
 
 @dataclass(frozen=True, kw_only=True)

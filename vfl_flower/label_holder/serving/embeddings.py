@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vfl_flower.config.errors import SumError, VflError
 from vfl_flower.data.ids import encoded as encoded_id
+from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
@@ -59,8 +60,11 @@ class Embedded:
 class Embeddings:
     """Ask the parties for embeddings of rows."""
 
-    def __init__(self, parties: Parties, predictor: Predictor, rows: RowsToPredict) -> None:
+    def __init__(
+        self, parties: Parties, predictor: Predictor, rows: RowsToPredict, drift: DriftWatch
+    ) -> None:
         self._parties, self._predictor, self._count = parties, predictor, len(predictor.sizes)
+        self._drift = drift  # takes the parties' reports
         self.present = rows.known_by(self._count)
         """Whether a party has a row, [N, M]."""
         self._at = (np.cumsum(self.present, axis=0) - 1).astype(np.int32)  # among its own rows
@@ -142,6 +146,7 @@ class Embeddings:
                 or not np.isin(gone, range(len(rows))).all()
             ):
                 raise VflError("'gone' names rows that were not asked for.")
+            self._drift.take(number, answer.arrays)
         except SumError as error:
             self._parties.come_apart()
             return self._parties.refused(number, str(error))

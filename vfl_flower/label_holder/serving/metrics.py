@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -46,6 +49,12 @@ class Metrics:
             self.requests.labels(outcome)
             self.rows.labels(outcome)
         self.queue_rows = gauge("vfl_queue_rows", "Ids that wait for their batch.")
+        self._drift = gauge(
+            "vfl_drift", "Population stability index of scores and embeddings.", "of"
+        )
+        self._drifting = gauge(
+            "vfl_drifting_columns", "Columns of a party that drift.", "party", "level"
+        )
         self._model = gauge("vfl_model_info", "The served model.", "run", "strategy", "version")
 
     def party(self, number: int, seconds: float) -> None:
@@ -62,9 +71,21 @@ class Metrics:
         self._refusals.labels(rule).inc()
 
     def serves(self, run: str, strategy: str, version: str) -> None:
-        """Name the model that is served now."""
-        self._model.clear()
+        """Name the model that is served now, which has no drift yet."""
+        for each in (self._model, self._drift, self._drifting):
+            each.clear()
         self._model.labels(run, strategy, version).set(1)
+
+    def drifts(self, figures: Mapping[str, Any] | None) -> None:
+        """Set the gauges of drift, from what `DriftWatch.figures` returned."""
+        found = figures or {"scores": None, "embeddings": {}, "columns": {}}
+        parts = {f"embeddings {name}": index for name, index in found["embeddings"].items()}
+        for name, index in {"scores": found["scores"], **parts}.items():
+            if index is not None:
+                self._drift.labels(name).set(index)
+        for party, levels in found["columns"].items():
+            for level, number in (levels or {}).items():
+                self._drifting.labels(party, level).set(number)
 
     def exposition(self) -> bytes:
         """Return all figures in Prometheus' text format."""

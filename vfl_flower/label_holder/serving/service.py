@@ -24,6 +24,7 @@ from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.contribution_to_score import Explainer, ScoredRows
+from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
@@ -81,7 +82,8 @@ class Loaded:
         self.any_subset = aggregation_of(found.config).any_subset
         self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)
-        self.embeddings = Embeddings(self.parties, self.predictor, self.rows)
+        self.drift = DriftWatch(found, self.predictor.columns)
+        self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
         self.releases = Releases(config, found, len(self.rows.ids))
         self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()
@@ -132,6 +134,7 @@ class Service:
         self.queue = Queue(_WAITING, wake)
         self._looked = time.monotonic()
         self._strangers = self._recorded = 0  # calls, and those that the audit log has
+        self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
 
     @property
@@ -158,6 +161,7 @@ class Service:
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
             "explain_ids": 0,  # most ids of a request with contributions
+            "drift": loaded.drift.latest,
         }
         if not loaded.explainer.refusal:
             said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
@@ -307,6 +311,11 @@ class Service:
                 answers = [dict(each) for each in answers]  # other requests share them
                 explain = partial(_explain, loaded.explainer, scored, places, answers)
             request.answer(refusal or Answers(loaded.name, answers, explain))
+        watched, self._scored = self._scored, None
+        if watched and loaded.drift.watch(
+            *watched
+        ):  # after the answers, which need not wait for it
+            self.metrics.drifts(loaded.drift.latest)
 
     def _scores(
         self, rows: NDArray[np.int64], embedded: Embedded
@@ -321,6 +330,8 @@ class Service:
         known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
         outputs = loaded.predictor.outputs(embedded.blocks, own, given)
         scored = ScoredRows(embedded.blocks, own, given, outputs)
+        keys = [*rows.tolist(), *embedded.found.encoded]
+        self._scored = keys, embedded.blocks, outputs, given, known
         columns = predicted_columns(outputs, loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]

@@ -1,0 +1,113 @@
+"""Columns of a pandas frame: kinds, missing values, and conversion to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.source import Preparation
+
+Array = NDArray[Any]
+
+
+def is_missing(values: Array) -> Array:
+    """Return which values are missing: None, NaN, or pandas' missing values."""
+    import pandas as pd
+
+    missing: Array = pd.isna(values)
+    return missing
+
+
+_DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
+_DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
+_ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
+
+
+def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
+    """Return what a text column seems to hold, and what to do, without quoting values.
+
+    The text ends a sentence about the column, and adds one. For texts it is ``otherwise``.
+    """
+    import pandas as pd
+
+    known = column.dropna()
+    texts = known[:10_000].astype(str)
+    if not len(texts):
+        return otherwise
+    if known.dtype.kind == "M" or texts.str.fullmatch(_DATE).all():
+        return (
+            ", since it holds dates. Make numbers of them, such as days since a fixed day, or "
+            "leave it out by `columns`."
+        )
+    numbers = pd.to_numeric(texts, errors="coerce").notna()
+    commas = texts.str.fullmatch(_DECIMAL_COMMA)
+    if commas.any() and (commas | numbers).all():
+        return (
+            ", since its numbers have decimal commas. Write points instead, as "
+            "pandas.read_csv(..., decimal=',') and to_csv do."
+        )
+    if numbers.mean() > 0.5:
+        return (
+            ", since it has texts among its numbers. Correct those, or leave them empty and set "
+            "missing='median'."
+        )
+    return otherwise
+
+
+def raw_columns(frame: Any, places: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
+    rows = frame.iloc[places]
+    numbers = [name for name, numeric in numeric_columns(rows).items() if numeric]
+    found = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
+    for name in rows:
+        column = rows[name]
+        yield (
+            name,
+            found[name]
+            if name in found
+            else column.astype(object).where(column.notna(), None).to_numpy(),
+        )
+
+
+def floats(columns: Any) -> Array:
+    """Return numbers as floats, also from pandas types with their own missing values."""
+    numbers: Array = columns.to_numpy(np.float64, na_value=np.nan)
+    return numbers
+
+
+def numeric_columns(frame: Any) -> dict[str, bool]:
+    """Return column -> whether its type is numeric."""
+    return {name: dtype.kind in "biuf" for name, dtype in frame.dtypes.items()}
+
+
+def medians_of(numbers: Array) -> list[float]:
+    """Return the median of each column [rows, columns], without missing values."""
+    medians = np.median(numbers, axis=0)  # NaN where a value is missing
+    for at in np.flatnonzero(np.isnan(medians)):
+        medians[at] = np.nanmedian(numbers[:, at])
+    found: list[float] = medians.tolist()
+    return found
+
+
+def texts_of(column: Any) -> list[str]:
+    """Return the values of a text column. A missing value is a value too."""
+    texts: list[str] = column.astype(object).where(column.notna(), "").map(str).tolist()
+    return texts
+
+
+def matrix(preparation: Preparation, frame: Any) -> Array:
+    """Return numbers with medians for missing ones, and 0/1 columns for text values."""
+    parts: list[Array] = []
+    if preparation.numbers:
+        numbers = floats(frame[list(preparation.numbers)]).copy(order="K")
+        for column, median in zip(numbers.T, preparation.numbers.values(), strict=True):
+            column[np.isnan(column)] = median
+        parts.append(numbers)
+    for name, values in preparation.texts.items():
+        places = {value: place for place, value in enumerate(values)}
+        found = np.array([places.get(each, -1) for each in texts_of(frame[name])], np.int64)
+        parts.append((found[:, None] == np.arange(len(values))).astype(np.float64))
+    return np.concatenate(parts, axis=1)

@@ -1,0 +1,222 @@
+"""Drift of a party's columns, computed at the party.
+
+When a run begins, the party learns bins of its raw columns, and their shares among its training
+rows (`keep`). At a prediction it counts the rows in the same bins. It writes a table with the names
+of its columns beside its states. The label holder gets two numbers: how many columns drift
+moderately, and how many largely.
+
+The label holder chooses the rows, so it could ask about groups that differ in one person. So a
+report covers at least 200 rows, or ``min-rows``. A random factor hides each index, and a prediction
+or a service reports only on rows that no other has reported on that day. Both are left out if all
+parties have one owner. The rule ``refuse='drift'`` forbids reports.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.config.node_rules import Rules, refused_tasks
+from vfl_flower.data.at_party import FeatureBlock
+from vfl_flower.data.drift import LEAST, Columns, Watch, Window, columns_of, sampled
+from vfl_flower.data.source import Source
+from vfl_flower.party import state_file
+from vfl_flower.party.state_file import Saved
+from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.node import simulated
+from vfl_flower.transport.wire import record_of
+
+log = logging.getLogger("flwr")
+
+Places = NDArray[np.int64]
+Names = NDArray[np.uint64]
+Read = Callable[[Places, list[str]], Columns]
+"""Yields raw columns, by their names, of the rows at some places."""
+
+_RECORD = "drift"
+_AT_ONCE = 200_000  # values to count while a request waits
+
+
+def keep(context: Context, block: FeatureBlock) -> None:
+    """Keep the shares of the training rows in the party's state."""
+    context.state.pop(_RECORD, None)
+    if block.shares is not None and block.shares.names:
+        text = json.dumps(block.shares.as_json())
+        context.state[_RECORD] = ConfigRecord({_RECORD: text})
+
+
+def kept(state: RecordDict) -> Watch | None:
+    """Return the shares in a party's state; None if there are none."""
+    if _RECORD not in state:
+        return None
+    return Watch.from_json(json.loads(str(record_of(state, _RECORD, ConfigRecord)[_RECORD])))
+
+
+def of_block(block: FeatureBlock) -> Read:
+    """Return what reads the columns of a partitioned data set's test rows."""
+    test = block.test
+    return lambda places, names: columns_of(np.asarray(test[places]))
+
+
+class DriftReports:
+    """Reports of one model's drift to the label holder, and the party's own table.
+
+    Parameters
+    ----------
+    run : name of the model's run, in the name of the table.
+    """
+
+    def __init__(self, context: Context, saved: Saved, run: str) -> None:
+        self._watch, self._context = kept(saved.state), context
+        rules, one_owner = Rules.of(context.node_config), simulated(context)
+        asked = not one_owner or "min-rows" in context.node_config
+        self._least = max(LEAST, rules.min_rows if asked else 0)
+        self._refuses = "drift" in refused_tasks(rules.refuse)
+        party = context.node_config.get("partition-id")
+        self._table = state_file.place(context, run=run).with_suffix(".drift.csv")
+        self._days = None if one_owner else self._table.with_name(f"party-{party}.drift-rows")
+        self._window = Window()
+        self._waiting: list[tuple[Names, Places]] = []
+        self._people: Names = np.zeros(0, np.uint64)  # numbers of the aligned people
+        self._told = (0, 0)
+
+    def of_prediction(self, names: Names, places: Places, read: Read) -> Arrays:
+        """Write the table of a prediction's rows; return the arrays of the report, if any.
+
+        Parameters
+        ----------
+        names, places : numbers of the rows' people, and places for ``read``, [n].
+        """
+        if self._watch is None or len(places) < LEAST:
+            return {}
+        self._count(places, read)
+        self._write()
+        if self._refuses:
+            return {}
+        fresh = self._fresh(names)
+        if fresh.any() and not fresh.all():
+            self._watch.clear()
+            self._count(places[fresh], read)
+        return self._report(fresh)
+
+    def of_scores(
+        self,
+        block: FeatureBlock,
+        own: Source | None,
+        asked: Places,
+        at: Places,
+        places: Places,
+        singles: Places,
+    ) -> Arrays:
+        """Count rows that a service has embedded; return the arrays of a report that is due.
+
+        A service does not count rows of a table on the disk: it would read the whole table.
+
+        Parameters
+        ----------
+        asked, at : numbers of aligned rows, and their places in the block, or -1.
+        places : place of each aligned row in ``own``, or -1.
+        singles : places in ``own`` of rows outside the alignment, or -1.
+        """
+        if self._watch is None or (own and own.lazy):
+            return {}
+        if not len(self._people):
+            self._people = block.test_rows[block.tested].astype(np.uint64)
+        people = self._people[asked]
+        if own is None:
+            return self._of_service(people[at >= 0], at[at >= 0], of_block(block))
+        mine, there = places[asked], at >= 0
+        if not there.all():  # the party's data have lost a row
+            mine, people = mine[there], people[there]
+        if len(singles):
+            others = singles[singles >= 0]
+            people = np.concatenate([people, own.names(others)])
+            mine = np.concatenate([mine, others])
+        return self._of_service(people, mine, own.raw_columns)
+
+    def _of_service(self, names: Names, places: Places, read: Read) -> Arrays:
+        assert self._watch is not None
+        new = self._window.new(names.tolist())
+        if len(new) == len(names):
+            self._waiting.append((names, places))
+        elif new:
+            self._waiting.append((names[new], places[new]))
+        if not self._window.is_due or self._window.waiting < self._least:
+            return {}
+        names, places = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
+        self._waiting = []
+        if self._window.step():
+            self._watch.clear()
+        fresh = np.ones(len(names), bool) if self._refuses else self._fresh(names)
+        self._count(places[fresh], read, _AT_ONCE)
+        self._write()
+        return {} if self._refuses else self._report(fresh)
+
+    def forget_waiting(self) -> None:
+        """Drop rows that wait to be counted, since their places have changed."""
+        self._waiting, self._window.waiting = [], 0
+
+    def _count(self, places: Places, read: Read, most: int | None = None) -> None:
+        """Count rows, or a sample with at most so many values."""
+        assert self._watch is not None
+        few = places[sampled(len(places), len(self._watch.names), most)]
+        if len(few):
+            self._watch.add(read(few, self._watch.names))
+
+    def _report(self, fresh: NDArray[np.bool_]) -> Arrays:
+        assert self._watch is not None
+        if not fresh.any():
+            log.info("The party reports no drift: fewer than %d new rows today.", self._least)
+            return {}
+        return {"drift": np.array(self._watch.levels(self._days is not None), np.int32)}
+
+    def _fresh(self, names: Names) -> NDArray[np.bool_]:
+        """Return which rows a report may cover; none if they are too few. Count them.
+
+        These are the rows that no report of this day has covered.
+        """
+        none = np.zeros(len(names), bool)
+        if self._days is None:
+            return ~none if len(names) >= self._least else none
+        path = self._days.with_name(f"{self._days.name}-{int(time.time()) // 86400}")
+        try:
+            make_folder(path.parent)
+            with alone_in(path.parent):
+                for old in path.parent.glob(f"{self._days.name}-*"):
+                    if old != path:
+                        old.unlink(missing_ok=True)
+                before = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
+                fresh: NDArray[np.bool_] = ~np.isin(names, before)
+                if fresh.sum() < self._least:
+                    return none
+                write_sealed(path, np.union1d(before, names).astype("<u8").tobytes())
+        except (OSError, ValueError, VflError) as error:
+            log.warning("The party's reports of drift in %s cannot be counted: %s", path, error)
+            return none
+        return fresh
+
+    def _write(self) -> None:
+        """Write the table, and warn of drift once a level."""
+        assert self._watch is not None
+        if self._watch.rows < LEAST:
+            return
+        try:
+            self._watch.write(self._table)
+        except VflError as error:
+            log.warning("The party's table of drift cannot be written: %s", error)
+        moderate, large = self._watch.levels()
+        if large > self._told[1] or moderate + large > sum(self._told):
+            self._told = moderate, large
+            log.warning(
+                "Of the %d columns of this party, %d drift moderately and %d largely from their "
+                "training rows. Their names are in %s.",
+                *(len(self._watch.names), moderate, large, self._table.name),
+            )
