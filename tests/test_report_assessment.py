@@ -125,7 +125,10 @@ def test_curves_and_bands_are_drawn_to_scale(page: Page, assessments: list[dict[
     true = set(zip(roc["x"], roc["y"], strict=True))
     for at in zip(x, y, strict=True):  # matplotlib leaves out points on a straight line
         assert min(abs(at[0] - a) + abs(at[1] - b) for a, b in true) < 0.01
-    assert len(bands(page)) == 5 and sum(e.get("stroke-dasharray") == LEVEL for e in reference) == 1
+    assert (
+        len(bands(page, "")) == 5
+        and sum(e.get("stroke-dasharray") == LEVEL for e in reference) == 1
+    )
     tips = ["".join(each.itertext()) for each in page.all("circle")]
     for key in ("gain", "lift"):
         curve = assessments[0]["curves"][key]

@@ -117,10 +117,13 @@ def test_a_band_is_one_deviation_to_either_side(tmp_path: Path) -> None:
         assert high - y == pytest.approx(0.05 * per_accuracy, abs=0.2)
 
 
-def bands(page: Page) -> list[list[tuple[float, float]]]:
-    """The outlines of areas around curves of training, as points to the right and up."""
-    charts = [each for each in page.all("figure") if " against epochs" in (each[0].text or "")]
-    every = [path for chart in charts for path in chart.iter("path")]
+def bands(page: Page, charts: str = " against epochs") -> list[list[tuple[float, float]]]:
+    """The outlines of areas around curves, as points to the right and up.
+
+    charts : what the titles of their charts have in them.
+    """
+    found = [each for each in page.all("figure") if charts in (each[0].text or "")]
+    every = [path for chart in found for path in chart.iter("path")]
     paths = [each for each in every if each.get("fill", "").startswith("var(--s")]
     numbers = [
         [float(each) for each in path.attrib["d"].split() if each not in "MLz"] for path in paths
