@@ -26,7 +26,7 @@ from vfl_flower.protocol.systems import System
 
 _PLACE = f"{__name__}:"
 _held: dict[str, Any] = {}
-_NOT_KEYWORDS = ("task", "model", "without", "id", "out", "parties")
+_NOT_KEYWORDS = ("task", "model", "without", "repeats", "id", "out", "parties")
 KEYWORDS = {
     "label_access" if name == "labels" else name.replace("-", "_"): name
     for name in KEYS

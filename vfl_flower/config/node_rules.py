@@ -83,7 +83,8 @@ class Rules:
     refuse: str = rule(
         "",
         "Names tasks that the party takes no part in, separated by commas: `explain`, "
-        "`information` or `drift`.",
+        "`information` or `drift`. `none` refuses nothing. Without this rule, a party with the "
+        "rule aggregation='secure' refuses `explain`.",
         "refuse='explain,drift'",
     )
     min_embedding_noise: Amount = rule(
@@ -193,7 +194,7 @@ REFUSABLE = ("explain", "information", "drift")
 
 def refused_tasks(refuse: str) -> list[str]:
     """Return the names in a rule ``refuse``."""
-    return [name.strip() for name in refuse.split(",") if name.strip()]
+    return [name.strip() for name in refuse.split(",") if name.strip() not in ("", "none")]
 
 
 _CHECKS = {  # None is the default of some rules, and no value

@@ -90,14 +90,11 @@ def reached(
     labels : labels from the file, or from `load_labels`.
     known : mask of the rows that some party has.
     """
-    about, classes = found.about_labels, found.about_labels["classes"]
-    if found.config.data.own_data:
-        known = known & ~is_missing(labels)
+    about = found.about_labels
+    known, labels = known_labels(labels, known, found)
     if not known.any():
         return None
-    outputs, labels = outputs[torch.from_numpy(known)], labels[known]
-    if found.config.data.own_data:
-        labels = _encoded(labels, classes) if classes else _standardised(labels, about)
+    outputs = outputs[torch.from_numpy(known)]
     models = found.config.models
     own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
     given = outputs, torch.from_numpy(labels), about["deviation"]
@@ -136,6 +133,23 @@ def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
         ) from None
     standardised: NDArray[np.float32] = (numbers - about["mean"]) / about["deviation"]
     return standardised.astype(np.float32)
+
+
+def known_labels(
+    labels: Array, known: NDArray[np.bool_], found: Checkpoint
+) -> tuple[NDArray[np.bool_], Array]:
+    """Return which rows some party has and have labels, and these labels as the model learns them.
+
+    Parameters
+    ----------
+    labels, known : as for `reached`.
+    """
+    about, classes = found.about_labels, found.about_labels["classes"]
+    if not found.config.data.own_data:
+        return known, labels[known]
+    known = known & ~is_missing(labels)
+    labels = labels[known]
+    return known, _encoded(labels, classes) if classes else _standardised(labels, about)
 
 
 def in_words(found: Metrics | None) -> str:

@@ -68,6 +68,9 @@ class RowsToPredict:
     shown : the label holder's answers in the alignment of the rows, if they were aligned.
     table : the label holder's table, if it has one.
     psi : whether ids were compared by "psi".
+    places : places of the rows in the label holder's file, [N], if it has one.
+    chosen : number of each row among the rows that a party has, or -1, [N, M]. It is None if all
+        rows are wanted.
     """
 
     ids: Array
@@ -81,6 +84,23 @@ class RowsToPredict:
     shown: Array | None = None
     table: Table | None = None
     psi: bool = False
+    places: Array | None = None
+    chosen: Array | None = None
+
+    def only(self, wanted: NDArray[np.bool_], parties: int) -> RowsToPredict:
+        """Return these rows alone, by a mask [N]."""
+        known = self.known_by(parties)
+        numbers = np.where(known, np.cumsum(known, 0) - 1, -1)[wanted]
+        return replace(
+            self,
+            ids=self.ids[wanted],
+            own=self.own[wanted],
+            order=np.arange(int(wanted.sum())),
+            labels=None if self.labels is None else self.labels[wanted],
+            present=None if self.present is None else self.present[wanted],
+            places=None if self.places is None else self.places[wanted],
+            chosen=numbers,
+        )
 
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
@@ -128,7 +148,7 @@ def rows_to_predict(
         ids = np.arange(len(own))
         present = labels.present[1].copy() if labels.present else None
         return RowsToPredict(ids, labels.alignment, own, ids, labels.test, present)
-    if not config.data.own_data and config.task != "serve":  # a service has the file of training
+    if not config.data.own_data and config.task not in ("serve", "explain"):  # those have the file
         raise ConfigError(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
             "dataset='files:PATH'."
@@ -151,7 +171,7 @@ def rows_to_predict(
         file.id_values(rows), common.name, own, by_file, said, common.present, nodes
     )
     by_psi = words.data.align != "ids"
-    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi)
+    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 
 

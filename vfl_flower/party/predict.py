@@ -31,7 +31,7 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
         prediction.
     """
     index, parties = index_and_parties(context)
-    party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context))
+    party = builder.for_prediction(context, saved, order.run, partial(new_rows, context))
     block = party.inputs.block
     rows = block.tested
     if party.limits:
@@ -53,7 +53,7 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     )
 
 
-def _new_rows(context: Context, preparation: Preparation) -> FeatureBlock:
+def new_rows(context: Context, preparation: Preparation) -> FeatureBlock:
     """Return the party's own features of the rows that were just aligned."""
     own = own_source(context)
     common = common_rows(context, own)
