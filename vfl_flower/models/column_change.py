@@ -6,6 +6,10 @@ that layer's products.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,9 +17,11 @@ from torch.nn import functional
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.layers import EncodedMembers, MeanOfMembers
 
+_ROWS = 1024  # rows at once, so that their hidden units stay in the processor's cache
+
 
 class ColumnChange:
-    """Embed rows [R, F], and embed them again with other values in some columns.
+    """Embed rows [R, F] again and again, each time with other values in some columns.
 
     Results equal those of the model except for rounding in single precision.
 
@@ -27,36 +33,66 @@ class ColumnChange:
     def __init__(self, model: BottomModel) -> None:
         first, last = model.layers
         assert isinstance(first, EncodedMembers) and isinstance(last, MeanOfMembers)
-        self._first, self._activations = first, model.activations
+        self._first, self._last_activation = first, model.activations[1]
         _, self._encoder, members = first
         self._features, self._bins = self._encoder.edges.shape[0], self._encoder.edges.shape[1] - 1
         # Weights of each encoded number to all hidden units of all members, [F * (1 + bins), units].
         weight = members.shared * members.into[:, None] * members.out_of[..., None]
         self._weight = weight.flatten(0, 1).T.contiguous().detach()
         self._last = last.weight.detach() / len(members.into), last.bias
-        self._rows = self._units = torch.zeros(0)
 
     @staticmethod
     def fits(model: BottomModel) -> bool:
         """Return whether a model is a `tabular` model in single precision."""
         layers = list(model.layers) if type(model) is BottomModel else []
         kinds = [type(each) for each in layers]
-        return kinds == [EncodedMembers, MeanOfMembers] and model.precision == "float32"
+        return (
+            kinds == [EncodedMembers, MeanOfMembers]
+            and model.activations[0] is functional.relu
+            and model.precision == "float32"
+        )
+
+    def embeddings(self, rows: Tensor, changes: list[tuple[slice, Tensor]]) -> Tensor:
+        """Return embeddings of the rows after each change alone, [changes, R, E].
+
+        Threads share the rows. Each works alone, since a layer is too small to be shared.
+
+        Parameters
+        ----------
+        rows : the rows as they are, [R, F].
+        changes : columns, and their new values [R, n].
+        """
+        size = self._last[0].shape[0]
+        found = rows.new_empty(len(changes), len(rows), size)
+        parts = [slice(at, at + _ROWS) for at in range(0, len(rows), _ROWS)]
+        with _single_threads() as threads, ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda part: self._embed(rows, changes, found, part), parts))
+        return found
 
     @torch.no_grad()
-    def begin(self, rows: Tensor) -> None:
-        """Take the rows [R, F] whose columns then change. Keep their hidden units."""
-        self._rows = rows
-        parts = [self._first(part) for part in rows.split(self._first.rows_at_once)]
-        self._units = torch.cat(parts).flatten(1)
+    def _embed(
+        self, rows: Tensor, changes: Iterable[tuple[slice, Tensor]], found: Tensor, part: slice
+    ) -> None:
+        """Write the embeddings of some of the rows into ``found``."""
+        rows = rows[part]
+        pieces = [self._first(piece).flatten(1) for piece in rows.split(self._first.rows_at_once)]
+        plain = torch.cat(pieces)
+        units, (weight, bias) = torch.empty_like(plain), self._last
+        for at, (columns, values) in enumerate(changes):
+            low, high = columns.start, columns.stop
+            change = self._encoder(values[part], columns) - self._encoder(rows[:, columns], columns)
+            bins = slice(self._features + low * self._bins, self._features + high * self._bins)
+            of_change = torch.cat([self._weight[low:high], self._weight[bins]])
+            torch.relu_(torch.addmm(plain, change, of_change, out=units))
+            found[at, part] = self._last_activation(functional.linear(units, weight, bias))
 
-    @torch.no_grad()
-    def embeddings(self, columns: slice, values: Tensor) -> Tensor:
-        """Return embeddings [R, E] of the rows with these values [R, n] in n columns."""
-        low, high = columns.start, columns.stop
-        change = self._encoder(values, columns) - self._encoder(self._rows[:, columns], columns)
-        bins = slice(self._features + low * self._bins, self._features + high * self._bins)
-        weight = torch.cat([self._weight[low:high], self._weight[bins]])
-        units = self._activations[0](torch.addmm(self._units, change, weight))
-        weight, bias = self._last
-        return self._activations[1](functional.linear(units, weight, bias))
+
+@contextmanager
+def _single_threads() -> Iterator[int]:
+    """Have each operation of torch use one thread, and yield how many it used before."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)

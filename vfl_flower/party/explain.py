@@ -114,25 +114,24 @@ class Explanation:
             If the party does not have these features or rows, or has embedded them already.
         """
         self._begin(order)
-        part = slice(order.start, order.stop)
         rows = self._read(np.arange(order.start, order.stop))
         learner, found = self.party.learner, []
-        model = learner.model.eval()
-        try:
-            if self._change:
-                self._change.begin(torch.from_numpy(rows).to(learner.device))
-            for at, feature in enumerate(self.features[order.first : order.first + order.count]):
-                values = self._read(self._donors[at, part])[feature.index]
-                if self._change:
-                    given = torch.from_numpy(np.ascontiguousarray(values)).to(learner.device)
-                    new = self._change.embeddings(feature.index[-1], given).cpu().numpy()
-                else:
-                    samples = rows.copy()
-                    samples[feature.index] = values
-                    new = learner.fresh_embeddings(samples)
-                found.append(new)
-        finally:
-            model.train(not learner.frozen)
+        features = self.features[order.first : order.first + order.count]
+        values = (
+            (feature.index, self._read(donors[order.start : order.stop])[feature.index])
+            for feature, donors in zip(features, self._donors, strict=True)
+        )
+        if self._change:
+            changes = [
+                (index[-1], torch.from_numpy(np.ascontiguousarray(each)).to(learner.device))
+                for index, each in values
+            ]
+            there = torch.from_numpy(rows).to(learner.device)
+            return self._change.embeddings(there, changes).flatten(0, 1).cpu().numpy()
+        for index, each in values:
+            samples = rows.copy()
+            samples[index] = each
+            found.append(learner.fresh_embeddings(samples))
         return np.concatenate(found)
 
     def _begin(self, order: PermuteOrder) -> None:
