@@ -34,6 +34,7 @@ from vfl_flower.label_holder.rows_to_predict import (
     available_parties,
     rows_to_predict,
 )
+from vfl_flower.models.threads import for_each
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import (
@@ -233,11 +234,19 @@ class _Turns:
         if not order.start:
             self._outputs = np.repeat(plain.outputs[None], order.count, 0)
         rows = self._rows[order.start : order.stop]
-        part = plain.blocks[rows].clone()
+        part, permuted = plain.blocks[rows], block.split(len(rows))
         own, present = plain.own[rows], plain.present[rows]
-        for at, permuted in enumerate(block.split(len(rows))):
-            part[:, predictor.columns[self.party]] = permuted
-            self._outputs[at, rows] = predictor.outputs(part, own, present).numpy()
+
+        def evaluate(at: int) -> None:
+            blocks = part.clone()
+            blocks[:, predictor.columns[self.party]] = permuted[at]
+            self._outputs[at, rows] = predictor.outputs(blocks, own, present).numpy()
+
+        if predictor.top.by_step:  # a module of one's own, which may not be shared by threads
+            for at in range(order.count):
+                evaluate(at)
+        else:
+            for_each(evaluate, range(order.count))
         if order.stop == len(self._rows):
             self._add(order)
 

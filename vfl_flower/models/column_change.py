@@ -6,9 +6,8 @@ that layer's products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.layers import EncodedMembers, MeanOfMembers
+from vfl_flower.models.threads import for_each
 
 _ROWS = 1024  # rows at once, so that their hidden units stay in the processor's cache
 
@@ -33,12 +33,13 @@ class ColumnChange:
     def __init__(self, model: BottomModel) -> None:
         first, last = model.layers
         assert isinstance(first, EncodedMembers) and isinstance(last, MeanOfMembers)
-        self._first, self._last_activation = first, model.activations[1]
+        self._last_activation = model.activations[1]
         _, self._encoder, members = first
         self._features, self._bins = self._encoder.edges.shape[0], self._encoder.edges.shape[1] - 1
         # Weights of each encoded number to all hidden units of all members, [F * (1 + bins), units].
         weight = members.shared * members.into[:, None] * members.out_of[..., None]
         self._weight = weight.flatten(0, 1).T.contiguous().detach()
+        self._bias = torch.zeros(1) if members.bias is None else members.bias.detach().flatten()
         self._last = last.weight.detach() / len(members.into), last.bias
 
     @staticmethod
@@ -52,31 +53,30 @@ class ColumnChange:
             and model.precision == "float32"
         )
 
-    def embeddings(self, rows: Tensor, changes: list[tuple[slice, Tensor]]) -> Tensor:
+    def embeddings(self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]]) -> Tensor:
         """Return embeddings of the rows after each change alone, [changes, R, E].
-
-        Threads share the rows. Each works alone, since a layer is too small to be shared.
 
         Parameters
         ----------
         rows : the rows as they are, [R, F].
         changes : columns, and their new values [R, n].
         """
-        size = self._last[0].shape[0]
-        found = rows.new_empty(len(changes), len(rows), size)
+        found = rows.new_empty(len(changes), len(rows), len(self._last[0]))
         parts = [slice(at, at + _ROWS) for at in range(0, len(rows), _ROWS)]
-        with _single_threads() as threads, ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda part: self._embed(rows, changes, found, part), parts))
+        for_each(partial(self._embed, rows, changes, found), parts)
         return found
+
+    def plain(self, rows: Tensor) -> Tensor:
+        """Return embeddings of the rows as they are, [R, E]."""
+        return self.embeddings(rows, [(slice(0, 0), rows[:, :0])])[0]
 
     @torch.no_grad()
     def _embed(
-        self, rows: Tensor, changes: Iterable[tuple[slice, Tensor]], found: Tensor, part: slice
+        self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]], found: Tensor, part: slice
     ) -> None:
         """Write the embeddings of some of the rows into ``found``."""
         rows = rows[part]
-        pieces = [self._first(piece).flatten(1) for piece in rows.split(self._first.rows_at_once)]
-        plain = torch.cat(pieces)
+        plain = torch.addmm(self._bias.to(rows), self._encoder(rows), self._weight)
         units, (weight, bias) = torch.empty_like(plain), self._last
         for at, (columns, values) in enumerate(changes):
             low, high = columns.start, columns.stop
@@ -85,14 +85,3 @@ class ColumnChange:
             of_change = torch.cat([self._weight[low:high], self._weight[bins]])
             torch.relu_(torch.addmm(plain, change, of_change, out=units))
             found[at, part] = self._last_activation(functional.linear(units, weight, bias))
-
-
-@contextmanager
-def _single_threads() -> Iterator[int]:
-    """Have each operation of torch use one thread, and yield how many it used before."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)

@@ -99,7 +99,9 @@ class Explanation:
     def embed(self) -> Rows:
         """Embed the rows as they are, [n, E]."""
         learner = self.party.learner
-        if self._kept is not None:
+        if self._change and self._kept is not None:
+            self.plain = self._change.plain(self._tensor(self._kept)).cpu().numpy()
+        elif self._kept is not None:
             self.plain = learner.fresh_embeddings(self._kept)
         else:
             self.plain = learner.fresh_embeddings(self._samples, self._places)
@@ -122,12 +124,9 @@ class Explanation:
             for feature, donors in zip(features, self._donors, strict=True)
         )
         if self._change:
-            changes = [
-                (index[-1], torch.from_numpy(np.ascontiguousarray(each)).to(learner.device))
-                for index, each in values
-            ]
-            there = torch.from_numpy(rows).to(learner.device)
-            return self._change.embeddings(there, changes).flatten(0, 1).cpu().numpy()
+            changes = [(index[-1], self._tensor(each)) for index, each in values]
+            new = self._change.embeddings(self._tensor(rows), changes)
+            return new.flatten(0, 1).cpu().numpy()
         for index, each in values:
             samples = rows.copy()
             samples[index] = each
@@ -152,6 +151,9 @@ class Explanation:
         if self._done[order.start : order.stop].any():
             raise VflError("was asked to permute a feature of a row twice.")
         self._done[order.start : order.stop] = True
+
+    def _tensor(self, rows: Rows) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.party.learner.device)
 
     def _read(self, rows: NDArray[Any]) -> Rows:
         samples: Any = self._kept
