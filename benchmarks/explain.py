@@ -83,7 +83,7 @@ def main() -> None:
         keys = {"dataset": f"npz:{data}", "epochs": 1, "out": str(out)}
         start = time.perf_counter()
         process = get_context("spawn").Process(target=vfl_flower.run_local, args=(2, keys))
-        process.start()  # whose memory is not the explanation's
+        process.start()  # another process, so that peak memory is the explanation's
         process.join()
         trained = time.perf_counter() - start
         with timed() as seconds:

@@ -182,8 +182,8 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
     for name in refused_tasks(given.get("refuse", "")):
         if name not in REFUSABLE:
             raise ConfigError(
-                f"{whose} gives refuse = {given['refuse']!r}, and {name!r} is none of "
-                f"{', '.join(REFUSABLE)}. Correct it."
+                f"{whose} gives refuse = {given['refuse']!r}, and {name!r} is no such "
+                f"task. Use {', '.join(REFUSABLE)} or none."
             )
     return Rules(**given)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -106,7 +105,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     _tell(transport, config, turns, plain, told)
     refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
     explanation.write(
-        Path(config.model).expanduser(),
+        Path(config.running.out or config.model).expanduser(),
         {
             "metric": score.metric,
             "rows": len(labels),
@@ -242,7 +241,7 @@ class _Turns:
             blocks[:, predictor.columns[self.party]] = permuted[at]
             self._outputs[at, rows] = predictor.outputs(blocks, own, present).numpy()
 
-        if predictor.top.by_step:  # a module of one's own, which may not be shared by threads
+        if predictor.top.by_step:  # threads may not share a user's module
             for at in range(order.count):
                 evaluate(at)
         else:
@@ -326,7 +325,7 @@ def _tell(
     plain: _Plain,
     told: bool,
 ) -> None:
-    """Tell each party the figures of its own features, at the end and rounded.
+    """Tell each party the figures of the party's features, at the end and rounded.
 
     In a simulation, one owner may see them all, and figures are not rounded.
     """

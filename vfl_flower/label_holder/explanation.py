@@ -61,7 +61,7 @@ def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path
     """Draw features as bars with intervals, a colour for each party."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(features)), layout="constrained")
+    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(features)))
     axes = figure.subplots()
     for place, each in enumerate(reversed(features)):
         axes.barh(
@@ -77,4 +77,4 @@ def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path
     axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if the feature is permuted")
     axes.axvline(0, color="#58626e", linewidth=0.8)
     with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

@@ -1,8 +1,8 @@
 """Figures of permutation importance: how much a metric falls, its interval, and what is told.
 
 The metric is AUC for two classes, accuracy for more, and R2 for numbers. A metric is a mean of one
-share for each row. So the fall of a metric is a mean of differences by row, and their variance
-gives the interval: for AUC, DeLong's covariance of two correlated curves (DeLong et al., 1988).
+share for each row. So the fall of a metric is a mean of differences by row. Their variance gives
+the interval. For AUC, this is DeLong's covariance of two curves (DeLong et al., 1988).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Score:
             found: Floats = 1 - errors / self._squares.mean()
             return found
         if self.metric == ACCURACY:
-            return (outputs.argmax(1) == self._labels).astype(np.float64)
+            hits: Floats = (outputs.argmax(1) == self._labels).astype(np.float64)
+            return hits
         return _placements(outputs[:, 0], self._groups[0])
 
     def bounded(self, outputs: Outputs) -> Outputs:

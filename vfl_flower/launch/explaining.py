@@ -24,7 +24,8 @@ def explain_local(
 
     Parameters
     ----------
-    run_config : options, with ``model``, the results folder of the run.
+    run_config : options, with ``model``, the results folder of the run. `FILE` is written there,
+        or into the folder ``out``.
     node_configs : node configuration of each party, such as its file.
 
     Raises
@@ -49,5 +50,6 @@ def explain_local(
         server_app.app(grid, of_server(run_config, grid.run_id))
     finally:
         explain.forget(grid.run_id)
-    figures: dict[str, Any] = json.loads((folder / FILE).read_text())
+    out = Path(config.running.out or config.model).expanduser()
+    figures: dict[str, Any] = json.loads((out / FILE).read_text())
     return figures

@@ -23,7 +23,7 @@ _ROWS = 1024  # rows at once, so that their hidden units stay in the processor's
 class ColumnChange:
     """Embed rows [R, F] again and again, each time with other values in some columns.
 
-    Results equal those of the model except for rounding in single precision.
+    Results equal the model's, except for rounding in single precision.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ class ColumnChange:
         first, last = model.layers
         assert isinstance(first, EncodedMembers) and isinstance(last, MeanOfMembers)
         self._last_activation = model.activations[1]
-        _, self._encoder, members = first
+        self._encoder, members = first.encoder, first.members
         self._features, self._bins = self._encoder.edges.shape[0], self._encoder.edges.shape[1] - 1
-        # Weights of each encoded number to all hidden units of all members, [F * (1 + bins), units].
+        # Weights of each encoded number to the hidden units of all members, [F * (1 + bins), U].
         weight = members.shared * members.into[:, None] * members.out_of[..., None]
         self._weight = weight.flatten(0, 1).T.contiguous().detach()
         self._bias = torch.zeros(1) if members.bias is None else members.bias.detach().flatten()

@@ -7,6 +7,7 @@ its activation. The last activation is empty: `ModelConfig.embedding_activation`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -159,7 +160,7 @@ class PiecewiseLinear(nn.Module):
         return torch.cat([x, (inside.clamp(0.0, 1.0) * wide).flatten(1)], 1)
 
 
-class _Members(nn.Module):
+class Members(nn.Module):
     """Map encodings [R, F + F * bins] to the hidden units of each member, [R, members, hidden].
 
     Each member scales the shared layer's inputs and outputs by its own factors (BatchEnsemble, Wen
@@ -192,10 +193,20 @@ class EncodedMembers(nn.Sequential):
     """
 
     def __init__(self, features: int, hidden: int, bias: bool) -> None:
-        encoder, members = PiecewiseLinear(features), _Members(features, hidden, bias)
+        encoder, members = PiecewiseLinear(features), Members(features, hidden, bias)
         super().__init__(nn.Flatten(), encoder, members)
         numbers = _MEMBERS * (features * (1 + _BINS) + hidden)  # of a row, inside the layer
         self.rows_at_once = max(1, _AT_ONCE // numbers)
+
+    @property
+    def encoder(self) -> PiecewiseLinear:
+        """Return the layer that encodes rows."""
+        return cast(PiecewiseLinear, self[1])
+
+    @property
+    def members(self) -> Members:
+        """Return the layer of the members."""
+        return cast(Members, self[2])
 
 
 class MeanOfMembers(nn.Module):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,13 +151,14 @@ class Explanation:
             raise VflError("was asked to permute a feature of a row twice.")
         self._done[order.start : order.stop] = True
 
-    def _tensor(self, rows: Rows) -> Tensor:
+    def _tensor(self, rows: Any) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.party.learner.device)
 
     def _read(self, rows: NDArray[Any]) -> Rows:
-        samples: Any = self._kept
-        found: Rows = samples[rows] if samples is not None else self._samples[self._places[rows]]
-        return found
+        kept: Any = self._kept
+        found: Any = kept[rows] if kept is not None else self._samples[self._places[rows]]
+        rows_read: Rows = found
+        return rows_read
 
 
 _explained: dict[tuple[int, int], Explanation] = {}
@@ -222,7 +222,7 @@ def permute(context: Context, order: PermuteOrder) -> Permuted:
         If the order cannot be served.
     """
     index, _ = index_and_parties(context)
-    found = _of(context)
+    found = current(context)
     if order.party == index:
         embedding = found.permuted(order)
     elif found.party.seal is None:
@@ -248,7 +248,7 @@ def note(context: Context, order: FiguresOrder) -> Noted:
         If this process has explained nothing, or the files cannot be written.
     """
     index, parties = index_and_parties(context)
-    found = _of(context)
+    found = current(context)
     figures = {
         name: checked(order.arrays, name, "float64", (len(found.features),))
         for name in ("values", "margins")
@@ -267,6 +267,14 @@ def note(context: Context, order: FiguresOrder) -> Noted:
         raise VflError("cannot write its table of features: its own log says why.") from None
     log.info("Party %d has written what its features are worth: %s", index, path)
     return Noted(party=index, parties=parties)
+
+
+def current(context: Context) -> Explanation:
+    """Return what this process explains for a party, or raise `OutOfStepError`."""
+    index, _ = index_and_parties(context)
+    if (context.run_id, index) not in _explained:
+        raise OutOfStepError("has loaded no rows to explain.")
+    return _explained[context.run_id, index]
 
 
 def forget(run: int, party: int | None = None) -> None:
@@ -323,10 +331,3 @@ def _count(context: Context, found: Explanation, times: int) -> None:
     """
     found.count(0, found.rows, times)
     count_predictions(context, Rules.of(context.node_config), times * found.rows)
-
-
-def _of(context: Context) -> Explanation:
-    index, _ = index_and_parties(context)
-    if (context.run_id, index) not in _explained:
-        raise OutOfStepError("has loaded no rows to explain.")
-    return _explained[context.run_id, index]

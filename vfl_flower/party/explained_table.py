@@ -43,7 +43,7 @@ def draw(table: Any, order: FiguresOrder, path: Path) -> None:
     from matplotlib.figure import Figure
 
     most = table.iloc[:_SHOWN][::-1]
-    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(most)), layout="constrained")
+    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(most)))
     axes = figure.subplots()
     errors = (most["high"] - most["low"]) / 2
     axes.barh(range(len(most)), most["value"], xerr=errors, color="#0a56dd", ecolor="#637273")
@@ -52,4 +52,4 @@ def draw(table: Any, order: FiguresOrder, path: Path) -> None:
     axes.set_xlabel(f"fall of {order.metric} (of {order.baseline:.4g}) if the feature is permuted")
     axes.axvline(0, color="#58626e", linewidth=0.8)
     with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

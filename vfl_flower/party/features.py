@@ -6,8 +6,9 @@ A feature of sequences is a signal, and a feature of images is a patch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from vfl_flower.data.source import Preparation
 _PATCHES = 4  # along each side of an image
 
 
-class Feature(NamedTuple):
+@dataclass(frozen=True)
+class Feature:
     """A feature: its name, and its index into samples [R, ...].
 
     number : its number in the order of the owner's columns.
@@ -66,7 +68,7 @@ def features_of(
 
 def _of_table(preparation: Preparation) -> list[tuple[str, tuple[Any, ...]]]:
     """Return name and index of each column of a table, as `data.tables` encodes it."""
-    widths = {name: 1 for name in preparation.numbers}
+    widths = dict.fromkeys(preparation.numbers, 1)
     widths |= {name: len(values) for name, values in preparation.texts.items()}
     ends = np.cumsum([0, *widths.values()]).tolist()
     return [

@@ -37,6 +37,7 @@ from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
 from vfl_flower.tools.audit_clients import Curious, Ids, Wiretap, summed
+from vfl_flower.tools.audit_explain import of_explanation
 from vfl_flower.tools.audit_labels import Finding, direct, finding, with_known_rows
 from vfl_flower.transport.local import LocalGrid
 
@@ -130,6 +131,7 @@ def audit(
     findings += with_known_rows(config, labels, known, taps, own, untrained)
     first = tap if tap.is_masked else untrained  # if masked, the last ones reveal as much
     findings += _of_features(config, parties, shown, taps, first, folder)
+    findings += of_explanation(config, parties, folder, known, shown)
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
     report = {
         "strategy": config.strategy,

@@ -40,7 +40,7 @@ class ExplainOrder(PredictOrder):
     """
 
     kind: ClassVar[str] = "query.explain"
-    names: ClassVar = (*PredictOrder.names, "rows")
+    names: ClassVar[tuple[str, ...]] = (*PredictOrder.names, "rows")
     repeats: Positive
 
 
