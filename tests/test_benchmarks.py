@@ -49,6 +49,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
     "codecs": "--mnist {mnist} --repeats 1",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
+    "explain": "--rows 500 --columns 6",
     "images": "--cifar {cifar} --epochs 1",
     "large_table": "--rows 3000 --columns 12 --both 3000",
     "losslessness": "--credit {credit} --trials 2 --epochs 1",

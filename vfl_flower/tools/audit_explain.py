@@ -231,18 +231,17 @@ def _labels(
         return []
     labels = load_labels(config).tested
     y = labels.test
-    chosen = int(np.bincount(y).argmax()) if len(labels.classes) > 2 else 1
-    is_class = y == chosen
-    of_class, of_others = (
-        generator.permutation(np.flatnonzero(each)) for each in (is_class, ~is_class)
-    )
-    if min(len(of_class), len(of_others)) <= known:
+    classes = [generator.permutation(np.flatnonzero(y == n)) for n in range(len(labels.classes))]
+    if min(map(len, classes)) <= known:
         return []
-    guide = of_class[:known], of_others[:known]
-    rest = generator.permutation(np.concatenate([of_class[known:], of_others[known:]]))
-    score = Score(y, len(labels.classes))
-    features = len(_figures(folder, Cheat([], guide)))
-    grain = score.grain(2 * features)
+    shown = [each[:known] for each in classes]
+    guide = shown[1], np.concatenate([*shown[:1], *shown[2:]])
+    rest = generator.permutation(np.concatenate([each[known:] for each in classes]))
+    score = Score(y, len(classes))
+    falls = _figures(folder, Cheat(shown, guide))
+    features, grain = len(falls), score.grain(2 * len(falls))
+    # Moved rows all get one class. With more than two, known rows show which class it is.
+    is_class = y == (1 if len(classes) == 2 else int(falls[: len(classes)].argmin()))
     exact, told = [], []
     for at in range(0, min(_QUERIES, len(rest)), features):
         targets = rest[at : at + features]
