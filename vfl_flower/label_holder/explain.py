@@ -91,6 +91,11 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     asked = transport, config, predictor, rows, there, order, Explained
     blocks, present, answers = embeddings(*asked)
     known, labels = known_labels(rows.labels, predictor.knows(rows.own, present), found)
+    if not known.any():
+        raise ConfigError(
+            "No row with a label is known to any party. Name a file of other rows by "
+            "dataset='files:PATH'."
+        )
     score = Score(labels, len(found.about_labels["classes"]))
     plain = _Plain(predictor, blocks, rows.own, present, known, score)
     turns = {

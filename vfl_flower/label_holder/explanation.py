@@ -74,7 +74,8 @@ def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path
     names = [f"party {each['party']}, feature {each['feature']}" for each in reversed(features)]
     axes.set_yticks(range(len(names)), names)
     metric = METRICS[figures["metric"]]
-    axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if the feature is permuted")
+    axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if permuted")
+    axes.locator_params("x", nbins=5)
     axes.axvline(0, color="#58626e", linewidth=0.8)
     with whole(path) as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

@@ -8,14 +8,17 @@ the interval. For AUC, this is DeLong's covariance of two curves (DeLong et al.,
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.transport.explain_messages import Metric
 
-AUC, ACCURACY, R2 = "auc", "accuracy", "r2"
+AUC: Final = "auc"
+ACCURACY: Final = "accuracy"
+R2: Final = "r2"
 _SURE = 1.96  # standard deviations in half of a 95 % interval
 
 Floats = NDArray[np.float64]
@@ -49,7 +52,7 @@ class Score:
     """
 
     def __init__(self, labels: NDArray[np.float32] | NDArray[np.int64], classes: int) -> None:
-        self.metric = R2 if not classes else AUC if classes == 2 else ACCURACY
+        self.metric: Metric = R2 if not classes else AUC if classes == 2 else ACCURACY
         self._labels = labels
         self._groups = [np.ones(len(labels), bool)]
         if self.metric == R2:

@@ -49,7 +49,10 @@ def draw(table: Any, order: FiguresOrder, path: Path) -> None:
     axes.barh(range(len(most)), most["value"], xerr=errors, color="#0a56dd", ecolor="#637273")
     names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
     axes.set_yticks(range(len(most)), [name.replace("$", r"\$") for name in names])
-    axes.set_xlabel(f"fall of {order.metric} (of {order.baseline:.4g}) if the feature is permuted")
+    metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
+    unit = f", in units of {order.grain:g}" if order.grain else ""
+    axes.set_xlabel(f"fall of {metric} (of {order.baseline:.4g}) if permuted{unit}")
+    axes.locator_params("x", nbins=5)
     axes.axvline(0, color="#58626e", linewidth=0.8)
     with whole(path) as file:
         figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

@@ -37,7 +37,8 @@ def _explain(
     from vfl_flower.launch.explaining import explain_local
 
     _, keys, node_configs = options.given(run_config, node_config)
-    keys |= {"model": model, "repeats": repeats, **({"without": without} if without else {})}
+    keys |= {"model": model, **({"without": without} if without else {})}
+    keys.setdefault("repeats", repeats)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     print(in_words(explain_local(keys, node_configs)))
     print(f"explanation: {Path(model).expanduser().absolute() / FILE}")

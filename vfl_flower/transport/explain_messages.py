@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,7 +20,6 @@ from vfl_flower.transport.messages import (
     Positive,
     Predicted,
     PredictOrder,
-    Text,
 )
 
 MOST_FEATURES = 4096
@@ -28,6 +27,7 @@ MOST_FEATURES = 4096
 
 Features = Annotated[int, Field(ge=0, le=MOST_FEATURES)]
 Sentence = Annotated[str, Field(max_length=600), Line]
+Metric = Literal["auc", "accuracy", "r2"]
 Score = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
@@ -94,7 +94,7 @@ class FiguresOrder(Order):
 
     kind: ClassVar[str] = "query.figures"
     names: ClassVar = ("values", "margins")
-    metric: Text
+    metric: Metric
     baseline: Score
     grain: Score
     rows: Number
