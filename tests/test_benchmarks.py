@@ -51,6 +51,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "codecs": "--mnist {mnist} --repeats 1",
     "contributions": "--requests 5 --parties 2",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
+    "explain": "--rows 500 --columns 6",
     "images": "--cifar {cifar} --epochs 1",
     "information": "--npz {credit} --draws 2 --epsilons 8",
     "large_table": "--rows 3000 --columns 12 --both 3000",

@@ -40,6 +40,7 @@ from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.report import report
+from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.messages import (
     LARGEST,
@@ -219,6 +220,9 @@ ORDERS: list[Order] = [
     ResumeOrder(run="7", number=1),
     GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
     PredictOrder(run="7", number=1),
+    ExplainOrder(run="7", number=1, repeats=1),
+    PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
+    FiguresOrder(metric="auc", baseline=0.5, grain=0.0, rows=1),
 ]
 NUMBERS: list[Any] = [
     -1,

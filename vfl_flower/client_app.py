@@ -22,7 +22,7 @@ from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
-from vfl_flower.party import builder, information, scoring, stacked, state, state_file
+from vfl_flower.party import builder, explain, information, scoring, stacked, state, state_file
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
@@ -45,6 +45,7 @@ from vfl_flower.transport.early_messages import (
     SeekOrder,
     SetOrder,
 )
+from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
 from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
@@ -127,7 +128,8 @@ class PartyApp(ClientApp):
         try:
             end = stream.serve(self, order, context, lambda: between.largest_order(context))
         finally:
-            scoring.forget(context.run_id, index_and_parties(context)[0])
+            for each in (scoring, explain):
+                each.forget(context.run_id, index_and_parties(context)[0])
         if order.keep:
             state_file.save(context, run=run)
         return end
@@ -369,6 +371,9 @@ def load_model(context: Context, order: ServeOrder) -> Payload:
     return scoring.load(context, state_file.load(context, order.run, order.number), order)
 
 
+serves(ExplainOrder)(explain.begin)
+serves(PermuteOrder)(explain.permute)
+serves(FiguresOrder)(explain.note)
 serves(ScoreOrder)(scoring.score)
 serves(OpenSetOrder)(scoring.open_set)
 serves(SeekOrder)(scoring.seek)

@@ -31,6 +31,7 @@ from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.label_holder.explain import explain
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.information import information
 from vfl_flower.label_holder.predict import predict
@@ -95,6 +96,9 @@ def _serve(
     elif config.task == "serve":
         with _streams(transport, lasting(config)) as transport:
             serve_model(transport, config, parse(context.run_config), run)
+    elif config.task == "explain":
+        with _streams(transport, lasting(config)) as transport:
+            explain(transport, config, parse(context.run_config), run)
     elif config.task == "align":
         with _streams(transport, config) as transport:
             _align(transport, config, run)

@@ -26,7 +26,9 @@ from vfl_flower.protocol.systems import System
 
 _PLACE = f"{__name__}:"
 _held: dict[str, Any] = {}
-_NOT_KEYWORDS = ("task", "model", "without", "information", "min-bin", "id", "out", "parties")
+_NOT_KEYWORDS = (
+    *("task", "model", "without", "information", "min-bin", "repeats", "id", "out", "parties"),
+)
 KEYWORDS = {
     "label_access" if name == "labels" else name.replace("-", "_"): name
     for name in KEYS

@@ -83,7 +83,8 @@ class Rules:
     refuse: str = rule(
         "",
         "Names tasks that the party takes no part in, separated by commas: `explain`, "
-        "`information` or `drift`.",
+        "`information` or `drift`. `none` refuses nothing. Without this rule, a party with the "
+        "rule aggregation='secure' refuses `explain`.",
         "refuse='explain,drift'",
     )
     information: str = rule(
@@ -192,7 +193,7 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
         if name not in REFUSABLE:
             raise ConfigError(
                 f"{whose} gives refuse = {given['refuse']!r}, which names a task {name!r}. Use "
-                f"{', '.join(REFUSABLE)}."
+                f"{', '.join(REFUSABLE)} or none."
             )
     return Rules(**given)
 
@@ -203,7 +204,7 @@ REFUSABLE = ("explain", "information", "drift")
 
 def refused_tasks(refuse: str) -> list[str]:
     """Return the names in a rule ``refuse``."""
-    return [name.strip() for name in refuse.split(",") if name.strip()]
+    return [name.strip() for name in refuse.split(",") if name.strip() not in ("", "none")]
 
 
 _CHECKS = {  # None is the default of some rules, and no value

@@ -49,25 +49,26 @@ class RunConfig:
     task: str = key(
         "train",
         "Chooses what the run does. `predict` applies the model of an earlier run, `model`, to new "
-        "rows. `serve` answers requests for scores by that model, until it is stopped. `align` "
-        "only finds the common rows and keeps the alignment for later runs. `information` computes "
-        "the information value of each column.",
+        "rows. `serve` answers requests for scores by that model, until it is stopped. `explain` "
+        "measures what each feature is worth to it. `align` only finds the common rows and keeps "
+        "the alignment for later runs. `information` computes the information value of each "
+        "column.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
-        choices=("train", "predict", "serve", "align", "information"),
+        choices=("train", "predict", "serve", "explain", "align", "information"),
         related=("model", "without", "dataset"),
     )
     model: str = key(
         "",
-        "Names the results folder of the run whose model predicts or serves.",
+        "Names the results folder of the run whose model predicts, serves or is explained.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
         related=("task", "without"),
     )
     without: str = key(
         "",
-        "Names parties to leave out of a prediction, as in '0,3'. The model must be trained on "
-        "subsets of the parties.",
+        "Names parties to leave out of a prediction or an explanation, as in '0,3'. The model must "
+        "be trained on subsets of the parties.",
         example="task='predict' model='runs/a' without='0,3'",
         engine=_FLOWER,
         related=("task", "subsets"),
@@ -90,6 +91,15 @@ class RunConfig:
         engine=_FLOWER,
         least=1,
         related=("task", "information"),
+    )
+    repeats: int = key(
+        1,
+        "Sets how often an explanation permutes each feature. More permutations make the intervals "
+        "shorter. Each one is an upload of every explained row.",
+        example="task='explain' model='runs/a' repeats=5",
+        engine=_FLOWER,
+        least=1,
+        related=("task",),
     )
     strategy: str = key(
         "split-nn",

@@ -151,14 +151,14 @@ class DriftWatch:
             if name in self._watches and len(part):
                 self._watches[name].add(columns_of(part))
 
-    def count_own(self, table: Table | None, places: NDArray[np.int64]) -> None:
+    def count_own(self, table: Table | None, places: NDArray[np.int64] | None) -> None:
         """Count the label holder's own columns at new rows.
 
         Parameters
         ----------
-        table, places : its data, and the places of the rows.
+        table, places : its data, and the places of the rows, if it has a file.
         """
-        if self._own and table and len(places) >= LEAST:
+        if self._own and table and places is not None and len(places) >= LEAST:
             few = places[sampled(len(places), len(self._own.names))]
             self._own.add(table.raw_columns(few, self._own.names))
 

@@ -78,7 +78,7 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
 
 
 _OF_ONE_RUN = (  # options that a warm start never inherits
-    *("task", "model", "without", "resume", "grow", "freeze", "out", "parties"),
+    *("task", "model", "without", "repeats", "resume", "grow", "freeze", "out", "parties"),
 )
 _OF_MODEL = (  # options that a warm start must inherit
     *("target", "label-range", "columns", "missing", "text"),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +52,8 @@ from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
 
 notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
+P = TypeVar("P", bound=Predicted)
+
 
 def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write predictions by id, and figures beside them if there are labels.
@@ -80,8 +83,16 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     rows = rows_to_predict(transport, config, given, found, run, there)
     predictor = Predictor(found, rows.own.shape[1])
     epsilon = count_uploads(config, found)
+    order = PredictOrder(run=found.run, number=found.number)
+    blocks, present, answers = embeddings(
+        transport, config, predictor, rows, there, order, Predicted
+    )
     drift = DriftWatch(found, predictor.columns)
-    blocks, present = _embeddings(transport, config, predictor, rows, there, drift)
+    for answer in answers.values():
+        try:
+            drift.take(answer.party, answer.arrays)
+        except VflError as error:
+            raise PartyError(f"Party {answer.party}", f"sent {error}") from None
     outputs, known = (
         predictor.outputs(blocks, rows.own, present),
         predictor.knows(rows.own, present),
@@ -143,27 +154,33 @@ def _of_labels(
     return {**known_figures, **metrics, "assessment": assessment}
 
 
-def _embeddings(
+def embeddings(
     transport: Transport,
     config: RunConfig,
     predictor: Predictor,
     rows: RowsToPredict,
     there: AvailableParties | None,
-    drift: DriftWatch,
-) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Ask all parties; return blocks of embeddings [R, width], and the row mask [R, M].
+    order: PredictOrder,
+    kind: type[P],
+) -> tuple[Tensor, NDArray[np.bool_], dict[int, P]]:
+    """Ask all parties for embeddings of rows.
 
-    ``drift`` takes the parties' reports of their columns.
+    Parameters
+    ----------
+    order, kind : the order to each party, and the kind of its answer.
+
+    Returns
+    -------
+    blocks of embeddings [R, width], the row mask [R, M], and node -> answer.
     """
     found, sizes, aggregation = predictor.found, predictor.sizes, predictor.aggregation
-    transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
-    arrays = aggregation.question(transport, config.running)
-    order = PredictOrder(run=found.run, number=found.number, arrays=arrays)
+    transport.expect({order.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
+    order = replace(order, arrays=aggregation.question(transport, config.running))
     if there and rows.nodes is not None:
-        orders = dict.fromkeys(rows.nodes.values(), order)
-        answers = gather(transport, orders, Predicted, config.running.party_timeout, lenient=True)
-    else:
-        answers = gather_all(transport, order, Predicted, config.running, there)
+        orders = {node: _of_party(order, rows, party) for party, node in rows.nodes.items()}
+        answers = gather(transport, orders, kind, config.running.party_timeout, lenient=True)
+    else:  # every party has every row
+        answers = gather_all(transport, _of_party(order, rows), kind, config.running, there)
     check_states(found, answers.values(), whole=there is None)
     aggregation.check_agreed(answers.values())
     present = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
@@ -176,7 +193,6 @@ def _embeddings(
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or from another version of the code.")
             block = collection.add(party, answer.arrays, (int(places.sum()), sizes[party]))
-            drift.take(party, answer.arrays)
         except SumError:
             raise
         except VflError as error:
@@ -185,7 +201,15 @@ def _embeddings(
             blocks[places, predictor.columns[party]] = block
     absent = sorted(set(range(len(sizes))) - {answer.party for answer in answers.values()})
     present[:, absent] = False
-    return blocks, present
+    return blocks, present, answers
+
+
+def _of_party(order: PredictOrder, rows: RowsToPredict, party: int = 0) -> PredictOrder:
+    """Return the order to a party, which names the rows if not all are wanted."""
+    if rows.chosen is None:
+        return order
+    wanted = rows.chosen[:, party]
+    return replace(order, arrays={**order.arrays, "rows": wanted[wanted >= 0].astype(np.int32)})
 
 
 def _tell_of_unknown_rows(count: int, found: Checkpoint) -> None:
@@ -201,8 +225,8 @@ def counts_uploads(found: Checkpoint) -> bool:
     return mechanism.perturbs_uploads and mechanism.claims
 
 
-def count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
-    """Count this prediction's uploads, and return the epsilon of perturbed embeddings.
+def count_uploads(config: RunConfig, found: Checkpoint, uploads: int = 1) -> float | None:
+    """Count uploads of a row, and return the epsilon of perturbed embeddings.
 
     Count the uploads before they happen, in a file beside the run. Assume that they are uploads of
     the rows that were uploaded most.
@@ -213,7 +237,8 @@ def count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     path = Path(config.model).expanduser() / "predictions.journal"
     with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
         journal = Journal(path, found.run.partition("-")[0])
-        times = 1 + sum(1 for _ in journal.read())
-        journal.write(Event(EVALUATE, 0))
+        times = uploads + sum(1 for _ in journal.read())
+        for _ in range(uploads):
+            journal.write(Event(EVALUATE, 0))
     rows = len(found.arrays["table.rows"])
     return mechanism.epsilon_of_uploads(rows, found.strategy["uploads"] + times)

@@ -69,7 +69,9 @@ class RowsToPredict:
     table : the label holder's table, if it has one.
     segments : name of a column -> its values, for columns that ``segments`` names.
     psi : whether ids were compared by "psi".
-    places : place of each row in the table, [N].
+    places : places of the rows in the label holder's file, [N], if it has one.
+    chosen : number of each row among the rows that a party has, or -1, [N, M]. It is None if all
+        rows are wanted.
     """
 
     ids: Array
@@ -84,7 +86,23 @@ class RowsToPredict:
     table: Table | None = None
     psi: bool = False
     segments: Mapping[str, Array] = field(default_factory=dict)
-    places: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    places: Array | None = None
+    chosen: Array | None = None
+
+    def only(self, wanted: NDArray[np.bool_], parties: int) -> RowsToPredict:
+        """Return these rows alone, by a mask [N]."""
+        known = self.known_by(parties)
+        numbers = np.where(known, np.cumsum(known, 0) - 1, -1)[wanted]
+        return replace(
+            self,
+            ids=self.ids[wanted],
+            own=self.own[wanted],
+            order=np.arange(int(wanted.sum())),
+            labels=None if self.labels is None else self.labels[wanted],
+            present=None if self.present is None else self.present[wanted],
+            places=None if self.places is None else self.places[wanted],
+            chosen=numbers,
+        )
 
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
@@ -132,7 +150,7 @@ def rows_to_predict(
         ids = np.arange(len(own))
         present = labels.present[1].copy() if labels.present else None
         return RowsToPredict(ids, labels.alignment, own, ids, labels.test, present)
-    if not config.data.own_data and config.task != "serve":  # a service has the file of training
+    if not config.data.own_data and config.task not in ("serve", "explain"):  # those have the file
         raise ConfigError(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
             "dataset='files:PATH'."

@@ -261,27 +261,40 @@ def predict_local(
     >>> vfl_flower.predict_local({"model": folder}).name
     'predictions.csv'
     """
-    run_config = {**run_config, "task": "predict"}
+    config, parties, node_configs = with_model({**run_config, "task": "predict"}, node_configs)
+    folder = Path(config.model).expanduser().absolute()
+    run_config = {**run_config, "task": "predict", "out": str(predictions_file(config))}
+    grid = in_process(parties, run_config, config, client_app.app, node_configs, folder)
+    server_app.app(grid, of_server(run_config, grid.run_id))
+    return Path(run_config["out"])
+
+
+def with_model(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
+) -> tuple[RunConfig, int, Sequence[Mapping[str, Any]]]:
+    """Return the configuration, the parties of its ``model``, and a node configuration of each.
+
+    Raises
+    ------
+    ConfigError
+        If the run does not fit, or parties need files and do not name one each.
+    """
     config = resolve(run_config)
     found = checkpoint.load(config.model)
     parties = found.parties
     if not found.finished:
         notice.warning(
-            "The run in %s is unfinished: predictions use its model after %.3g of %d epochs. "
-            "Set resume='%s' to run it to its end.",
+            "The run in %s is unfinished: its model after %.3g of %d epochs is used. Set "
+            "resume='%s' to run it to its end.",
             *(config.model, found.epoch, found.config.training.epochs, config.model),
         )
-    folder = Path(config.model).expanduser().absolute()
     there = available_parties(config, found)
     left = there.without if there else frozenset()
     if len(node_configs) == parties - len(left):  # of the available parties
         given = iter(node_configs)
         node_configs = [{} if party in left else next(given) for party in range(parties)]
     check_files(found.config, parties, node_configs)
-    run_config["out"] = str(predictions_file(config))
-    grid = in_process(parties, run_config, config, client_app.app, node_configs, folder)
-    server_app.app(grid, of_server(run_config, grid.run_id))
-    return Path(run_config["out"])
+    return config, parties, node_configs
 
 
 def in_process(

@@ -7,6 +7,7 @@ its activation. The last activation is empty: `ModelConfig.embedding_activation`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -49,8 +50,8 @@ def tabular(shape: Shape, size: int, models: ModelConfig) -> Layers:
     """
     features, hidden, bias = _flat(shape), models.bottom_hidden, models.bottom_bias
     return [
-        (_EncodedMembers(features, hidden, bias), "relu"),
-        (_MeanOfMembers(hidden, size, bias), ""),
+        (EncodedMembers(features, hidden, bias), "relu"),
+        (MeanOfMembers(hidden, size, bias), ""),
     ]
 
 
@@ -146,15 +147,20 @@ class PiecewiseLinear(nn.Module):
             edges.data.fill_(float(distinct[-1]))  # the other bins have no width
             edges.data[: len(distinct)] = torch.from_numpy(distinct)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the numbers and their bins' outputs, [R, F + F * bins]."""
-        low, high = self.edges[:, :-1], self.edges[:, 1:]
+    def forward(self, x: Tensor, columns: slice = slice(None)) -> Tensor:
+        """Return the numbers and their bins' outputs, [R, F + F * bins].
+
+        Parameters
+        ----------
+        columns : the columns that ``x`` has, of all F columns.
+        """
+        low, high = self.edges[columns, :-1], self.edges[columns, 1:]
         wide = high > low
         inside = (x[..., None] - low) / torch.where(wide, high - low, 1.0)
         return torch.cat([x, (inside.clamp(0.0, 1.0) * wide).flatten(1)], 1)
 
 
-class _Members(nn.Module):
+class Members(nn.Module):
     """Map encodings [R, F + F * bins] to the hidden units of each member, [R, members, hidden].
 
     Each member scales the shared layer's inputs and outputs by its own factors (BatchEnsemble, Wen
@@ -180,20 +186,30 @@ class _Members(nn.Module):
         return z if self.bias is None else z + self.bias
 
 
-class _EncodedMembers(nn.Sequential):
+class EncodedMembers(nn.Sequential):
     """Encode rows [R, F], and map them to the hidden units of each member.
 
     rows_at_once : see `BottomModel.rows_at_once`.
     """
 
     def __init__(self, features: int, hidden: int, bias: bool) -> None:
-        encoder, members = PiecewiseLinear(features), _Members(features, hidden, bias)
+        encoder, members = PiecewiseLinear(features), Members(features, hidden, bias)
         super().__init__(nn.Flatten(), encoder, members)
         numbers = _MEMBERS * (features * (1 + _BINS) + hidden)  # of a row, inside the layer
         self.rows_at_once = max(1, _AT_ONCE // numbers)
 
+    @property
+    def encoder(self) -> PiecewiseLinear:
+        """Return the layer that encodes rows."""
+        return cast(PiecewiseLinear, self[1])
 
-class _MeanOfMembers(nn.Module):
+    @property
+    def members(self) -> Members:
+        """Return the layer of the members."""
+        return cast(Members, self[2])
+
+
+class MeanOfMembers(nn.Module):
     """Map the hidden units of members [R, members, hidden] to their mean output [R, size].
 
     All members begin as the same last layer of an mlp.

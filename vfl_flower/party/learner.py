@@ -165,6 +165,19 @@ class Learner:
             self.learning()
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    def fresh_embeddings(
+        self, rows: Any, ids: NDArray[np.int32] | None = None
+    ) -> NDArray[np.float32]:
+        """Return `embeddings` with noise that no earlier upload had.
+
+        Equal noise of two rows would vanish in the difference of their embeddings.
+        """
+        self.exchange += 1
+        if self.config.privacy.noise_seed < 0:
+            self.secret = secrets.token_bytes(16)
+        found: NDArray[np.float32] = self.embeddings(rows, ids).cpu().numpy()
+        return found
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the live tensors of the model and its optimizer."""
         return {"model": model_tensors(self.model), "optimizer": optimizer_tensors(self.optimizer)}

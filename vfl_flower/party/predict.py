@@ -33,7 +33,7 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     """
     index, parties = index_and_parties(context)
     read: list[Read] = []
-    party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context, read))
+    party = builder.for_prediction(context, saved, order.run, partial(new_rows, context, read=read))
     block = party.inputs.block
     rows = block.tested
     if party.limits:
@@ -58,15 +58,20 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     )
 
 
-def _new_rows(context: Context, read: list[Read], preparation: Preparation) -> FeatureBlock:
+def new_rows(
+    context: Context, preparation: Preparation, read: list[Read] | None = None
+) -> FeatureBlock:
     """Return the party's own features of the rows that were just aligned.
 
-    Add to ``read`` what reads their raw columns.
+    Parameters
+    ----------
+    read : a list that gets a function to read their raw columns, if any.
     """
     own = own_source(context)
     common = common_rows(context, own)
     mine = common.rows[common.rows >= 0]  # the party may lack some rows
-    read.append(lambda places, names: own.raw_columns(mine[places], names))
+    if read is not None:
+        read.append(lambda places, names: own.raw_columns(mine[places], names))
     digest = own.digest(mine)
     rows, names = prepared(own, mine, preparation), own.names(mine)
     none = Compact(np.zeros(0, np.int64), lambda at: rows[:0])

@@ -126,7 +126,7 @@ def _told(context: Context, order: Order) -> Iterator[RunConfig]:
     in_state = bool(state.load_about(context.state))
     if (in_state or of_earlier) and isinstance(order, RejoinOrder):
         return  # the party continues from its state, or fails
-    if (of_earlier or given.get("task") == "predict") and (is_told or in_state):
+    if (of_earlier or given.get("task") in ("predict", "explain")) and (is_told or in_state):
         return
     yield resolve(context.run_config)
 

@@ -8,7 +8,6 @@ file again, and says which rows have gone.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -228,16 +227,8 @@ def _count(served: _Served, aligned: Places, singles: Places, rows: int) -> None
 def _embeddings(
     served: _Served, features: Any, places: NDArray[np.int32] | None = None
 ) -> NDArray[np.float32]:
-    """Return embeddings, with fresh noise if the run has any.
-
-    Equal noise of two rows would vanish in the difference of their embeddings.
-    """
-    learner = served.party.learner
-    learner.exchange += 1
-    if learner.config.privacy.noise_seed < 0:
-        learner.secret = secrets.token_bytes(16)
-    found: NDArray[np.float32] = learner.embeddings(features, places).cpu().numpy()
-    return found
+    """Return embeddings, with fresh noise if the run has any."""
+    return served.party.learner.fresh_embeddings(features, places)
 
 
 def _of(context: Context) -> _Served:

@@ -23,6 +23,7 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import aggregation, estimators, sampling
 from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
+from vfl_flower.protocol.option_checks import check_calibration, check_task
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.schedule import ALL, Quorum
 from vfl_flower.transport.stream import listen as streams
@@ -163,7 +164,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     rates.check(config.training)
     streams.check(config.running)
     mechanism = mechanism_of(config)
-    _check_task(config, mechanism)
+    check_task(config, mechanism)
     mechanism.check(estimator)
     sampling.check(config)
     _check_system(system, config, estimator, mechanism)
@@ -247,28 +248,6 @@ def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"privacy": "labels", "epsilon": 1.0, "delta": None, "noise-multiplier": None}
 
 
-def _check_task(config: RunConfig, mechanism: Mechanism) -> None:
-    """Raise `ConfigError` if options contradict task "information"."""
-    if config.task != "information":
-        return
-    privacy, exact = config.privacy.mechanism, config.information == "exact"
-    if exact and privacy != "none":
-        raise ConfigError(
-            f"information = 'exact' answers exact counts, but privacy = {privacy!r}. Leave one of "
-            "them out."
-        )
-    if not exact and not mechanism.learns_from_noise:
-        raise ConfigError(
-            f"task = 'information' draws noise on labels, but privacy = {privacy!r}. Leave privacy "
-            "out."
-        )
-    if config.data.target != "classification":
-        raise ConfigError(
-            "task = 'information' needs labels of two classes, but target = "
-            f"{config.data.target!r}. Give a label column that says whether the event happened."
-        )
-
-
 def _learns_through_noise(values: Mapping[str, Any]) -> bool:
     """Return whether gradients go through noise on labels.
 
@@ -339,7 +318,7 @@ def _check_system(
     if system.baseline:
         mechanism.check_baseline()
     _check_growth(system, config, estimator, mechanism)
-    _check_calibration(config)
+    check_calibration(config)
     check_gradient(config, "bottom-model")
 
 
@@ -367,25 +346,6 @@ def _check_growth(
         raise ConfigError(
             "freeze does not work with labels = 'shared', which sends the same answers to all "
             "parties. Leave one of them out."
-        )
-
-
-def _check_calibration(config: RunConfig) -> None:
-    """Raise `ConfigError` if there is nothing to calibrate, or no row to calibrate by."""
-    method, privacy = config.training.calibrate, config.privacy.mechanism
-    if method == "none":
-        return
-    if config.data.target == "regression":
-        raise ConfigError(
-            f"calibrate = {method!r} is for probabilities of classes, and target = 'regression' "
-            "has no classes. Leave calibrate out."
-        )
-    if config.data.validation_fraction == 0:
-        covers = mechanism_of(config).covers_validation
-        why = "validation-fraction = 0" if covers else f"privacy = {privacy!r}"
-        raise ConfigError(
-            f"calibrate = {method!r} needs validation rows, and with {why} there are none. Leave "
-            "one of them out."
         )
 
 

@@ -38,6 +38,7 @@ from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
 from vfl_flower.tools.audit_clients import Curious, Ids, Wiretap, summed
 from vfl_flower.tools.audit_drift import drift_counts
+from vfl_flower.tools.audit_explain import of_explanation
 from vfl_flower.tools.audit_information import of_information
 from vfl_flower.tools.audit_labels import Finding, direct, finding, with_known_rows
 from vfl_flower.transport.local import LocalGrid
@@ -133,6 +134,7 @@ def audit(
     first = tap if tap.is_masked else untrained  # if masked, the last ones reveal as much
     findings += _of_features(config, parties, shown, taps, first, folder)
     findings += of_information(config, parties)
+    findings += of_explanation(config, parties, folder, known, shown)
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
     report = {
         "strategy": config.strategy,

@@ -99,6 +99,9 @@ PredictionsFile = Annotated[
     str, typer.Option("--out", metavar="FILE", help=".csv or .parquet. Default: in RUN.")
 ]
 Without = Annotated[str, typer.Option(metavar="PARTIES", help="Parties to leave out, such as 0,3.")]
+Repeats = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Permutations of each feature. More are surer.")
+]
 Page = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Default: report.html in RUN, or above several."),
@@ -254,6 +257,16 @@ PREDICT_EXAMPLES = _examples("""
 vfl predict runs/a
 # new people, whose rows are in the files that parties name
 vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+EXPLAIN_EXAMPLES = _examples("""
+# the test rows, with the model of the run in runs/a; each feature is permuted five times
+vfl explain runs/a --repeats 5
+# the test rows of a run on files
+vfl explain runs/b --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# people of another year, whose labels are in a new file
+vfl explain runs/b -c "dataset='files:2027.csv'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
 """)
 

@@ -201,7 +201,7 @@ class PredictOrder(Order):
     """
 
     kind: ClassVar[str] = "query.predict"
-    names: ClassVar = ("keys", "identities", "signatures")
+    names: ClassVar[tuple[str, ...]] = ("keys", "identities", "signatures")
     run: Text
     number: Number
 

@@ -145,10 +145,8 @@ class Partial(Aggregation):
 def check_rows(config: RunConfig) -> None:
     """Raise `ConfigError` if options about partial rows contradict each other."""
     data = config.data
-    if config.without and config.task != "predict":
-        raise ConfigError(
-            "without is only for task = 'predict' (vfl predict --without). Leave it out."
-        )
+    if config.without and config.task not in ("predict", "explain"):
+        raise ConfigError("without is only for task = 'predict' or 'explain'. Leave it out.")
     if data.presence > 1:
         raise ConfigError(f"presence = {data.presence} is too large. Set it to at most 1.")
     if data.presence < 1 and data.own_data:

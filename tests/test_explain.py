@@ -1,0 +1,515 @@
+"""Explanations: importance of features as scikit-learn's, names that stay, refusals and counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.inspection import permutation_importance
+from sklearn.metrics import accuracy_score, r2_score, roc_auc_score
+
+from tests.organisations import ID, cancer, cut, read, write
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
+from vfl_flower.label_holder import checkpoint, explanation, results
+from vfl_flower.label_holder.importance import Score, rounded
+from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.launch.engines import run_local
+from vfl_flower.launch.explaining import explain_local
+from vfl_flower.models.bottoms import build_bottom, learn_bins
+from vfl_flower.models.column_change import ColumnChange
+from vfl_flower.models.training import load_model
+from vfl_flower.party import explained_table
+from vfl_flower.party.explain import Explanation
+from vfl_flower.party.features import features_of
+from vfl_flower.protocol.privacy.journal import Journal
+from vfl_flower.tools.cli import main
+from vfl_flower.transport.explain_messages import PermuteOrder
+
+SHORT: dict[str, Any] = {
+    **{"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
+    "validation-fraction": 0.0,
+}
+SECURE = {"aggregation": "secure", "combine": "mean"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Draw no pictures, except in the tests of them."""
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+    if "name_stays" not in request.node.name:
+        monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
+        monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
+
+
+# --- equal to scikit-learn ----------------------------------------------------------------------
+
+
+class Joined:
+    """The models of a run as one estimator of joined columns, for scikit-learn."""
+
+    def __init__(self, folder: Path, parties: int) -> None:
+        self.found = checkpoint.load(folder)
+        self.predictor = Predictor(self.found, 0)
+        blocks = [load_features(self.found.config, party, parties) for party in range(parties)]
+        self.test = np.concatenate([block.test[block.validation :] for block in blocks], axis=1)
+        self.ends = np.cumsum([0, *(block.test.shape[1] for block in blocks)])
+        self.bottoms = []
+        for party, block in enumerate(blocks):
+            size = self.predictor.sizes[party]
+            model = build_bottom(self.found.config, party, torch.from_numpy(block.test[0]), size)
+            with np.load(folder / f"party-{party}.npz") as file:
+                load_model(model, dict(file))
+            self.bottoms.append(model.eval())
+
+    def fit(self, x: Any, y: Any) -> None:
+        """Scikit-learn asks estimators for it."""
+
+    @torch.no_grad()
+    def outputs(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Outputs [R, C] of joined columns [R, F]."""
+        ends = zip(self.ends, self.ends[1:], strict=False)
+        parts = [np.ascontiguousarray(x[:, low:high]) for low, high in ends]
+        made = [
+            model(torch.from_numpy(part)) for model, part in zip(self.bottoms, parts, strict=True)
+        ]
+        none = np.zeros((len(x), 0), np.float32)
+        everybody = np.ones((len(x), len(made)), bool)
+        blocks = torch.cat(made, dim=1)
+        return self.predictor.outputs(blocks, none, everybody).numpy()
+
+
+METRICS: dict[str, Any] = {
+    "breast-cancer": lambda y, out: roc_auc_score(y, out[:, 0]),
+    "digits": lambda y, out: accuracy_score(y, out.argmax(1)),
+    "numbers": lambda y, out: r2_score(y.astype(np.float64), out[:, 0].astype(np.float64)),
+}
+
+
+def as_in_scikit_learn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Have parties permute as `permutation_importance` does with this seed.
+
+    It shuffles every column alike, and shuffles a shuffled column again for the next repeat.
+    """
+
+    def permutation(self: Explanation, feature: int, repeat: int) -> Any:
+        state = np.random.RandomState(seed)
+        shuffled = np.random.RandomState(state.randint(np.iinfo(np.int32).max + 1))
+        index, found = np.arange(self.rows), np.arange(self.rows)
+        for _ in range(repeat + 1):
+            shuffled.shuffle(index)
+            found = found[index]
+        return found
+
+    monkeypatch.setattr(Explanation, "permutation", permutation)
+
+
+@pytest.mark.parametrize("dataset", METRICS)
+def test_importance_is_that_of_scikit_learn_on_joined_data_with_the_same_permutations(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, Any] = {**SHORT, "bottom-model": "mlp", "dataset": dataset}
+    if dataset == "digits":
+        keys |= {"dataset": f"npz:{tmp_path}/digits.npz"}
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        np.savez(tmp_path / "digits.npz", X=x[:600, 8:40], y=y[:600])
+    if dataset == "numbers":
+        keys |= {"dataset": f"npz:{tmp_path}/numbers.npz", "target": "regression"}
+        x = np.random.default_rng(0).standard_normal((400, 6))
+        np.savez(tmp_path / "numbers.npz", X=x, y=2 * x[:, 0] + np.sin(3 * x[:, 4]))
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    joined = Joined(run.folder, 2)
+    as_in_scikit_learn(monkeypatch, 5)
+    said = explain_local({"model": str(run.folder), "repeats": 3})
+    y = load_labels(joined.found.config).tested.test
+
+    def score(estimator: Joined, x: Any, y: Any) -> float:
+        return float(METRICS[dataset](y, estimator.outputs(x)))
+
+    expected = permutation_importance(
+        joined, joined.test, y, scoring=score, n_repeats=3, random_state=5
+    )
+    found = [each["value"] for party in "01" for each in said["parties"][party]["features"]]
+    np.testing.assert_allclose(found, expected.importances_mean, rtol=0, atol=1e-9)
+    assert np.abs(found).max() > 0.01
+    assert said["baseline"] == pytest.approx(score(joined, joined.test, y), abs=1e-9)
+    assert said["rows"] == len(y)
+    for party, low in (("0", 0), ("1", int(joined.ends[1]))):
+        table = pd.read_csv(run.folder / f"party-{party}-explanation.csv").set_index("name")
+        for column, value in enumerate(table["value"].loc[[f"column {n}" for n in range(3)]]):
+            assert value == pytest.approx(expected.importances_mean[low + column], abs=1e-9)
+
+
+def test_a_tabular_model_with_one_changed_column_embeds_as_the_whole_model(tmp_path: Path) -> None:
+    run = run_local(2, {**SHORT, "dataset": "breast-cancer", "out": str(tmp_path / "run")})
+    found = checkpoint.load(run.folder)
+    block = load_features(found.config, 0, 2)
+    model = build_bottom(found.config, 0, torch.from_numpy(block.test[0]), 4).eval()
+    learn_bins(model, block.train)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    assert ColumnChange.fits(model)
+    rows, generator = torch.from_numpy(block.test), np.random.default_rng(0)
+    values = rows[generator.permutation(len(rows)), 3:5]
+    new = ColumnChange(model).embeddings(rows, [(slice(3, 5), values), (slice(0, 1), rows[:, :1])])
+    changed = rows.clone()
+    changed[:, 3:5] = values
+    with torch.no_grad():
+        torch.testing.assert_close(new[0], model(changed), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(new[1], model(rows), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(new[0], new[1], atol=1e-2)
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_an_auc_difference_covers_what_new_rows_give() -> None:
+    generator, falls = np.random.default_rng(0), []
+
+    def draw(rows: int) -> tuple[Any, Any, Any]:
+        y = generator.integers(0, 2, rows)
+        good = (y + generator.standard_normal(rows)).astype(np.float32)
+        return y, good[:, None], (good + generator.standard_normal(rows)).astype("f4")[:, None]
+
+    y, good, bad = draw(100_000)
+    true = roc_auc_score(y, good[:, 0]) - roc_auc_score(y, bad[:, 0])
+    for _ in range(300):
+        y, good, bad = draw(200)
+        score = Score(y, 2)
+        falls.append(score.fall(score.shares(good) - score.shares(bad)))
+    covered = np.mean([abs(fall.value - true) <= fall.margin for fall in falls])
+    assert 0.91 < covered < 0.985
+    spread = 1.96 * np.std([fall.value for fall in falls])
+    assert np.mean([fall.margin for fall in falls]) == pytest.approx(spread, rel=0.12)
+
+
+def test_equal_scores_count_half_as_in_scikit_learn() -> None:
+    generator = np.random.default_rng(1)
+    y, scores = generator.integers(0, 2, 300), generator.integers(0, 9, 300).astype(np.float32)
+    score = Score(y, 2)
+    assert score.value(score.shares(scores[:, None])) == pytest.approx(
+        roc_auc_score(y, scores), abs=1e-12
+    )
+
+
+def test_labels_without_a_metric_get_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="Only 1 of the 40 rows"):
+        Score(np.eye(40, dtype=np.int64)[0], 2)
+    with pytest.raises(ConfigError, match="All labels of the rows are equal"):
+        Score(np.ones(5, np.float32), 0)
+
+
+def test_one_row_changes_no_figure_by_more_than_its_influence() -> None:
+    generator = np.random.default_rng(2)
+    y, numbers = generator.integers(0, 2, 60), generator.standard_normal(60).astype(np.float32)
+    outputs = generator.standard_normal((60, 1)).astype(np.float32)
+    for score in (Score(y, 2), Score(numbers, 0)):
+        before = score.value(score.shares(score.bounded(outputs)))
+        for row in range(60):
+            for extreme in (-1e6, 1e6):
+                changed = outputs.copy()
+                changed[row] = extreme
+                after = score.value(score.shares(score.bounded(changed)))
+                assert abs(after - before) <= score.influence + 1e-12
+
+
+def test_figures_for_parties_are_rounded_to_more_than_one_row_decides() -> None:
+    y = np.repeat([0, 1], [700, 300])
+    grain = Score(y, 2).grain(100)
+    assert grain == 0.05  # 10 / 300 = 0.033
+    falls, margins = rounded(np.array([0.012, 0.048]), np.array([0.001, 0.06]), grain)
+    np.testing.assert_allclose(falls, [0.0, 0.05])
+    np.testing.assert_allclose(margins, [0.05, 0.1])
+
+
+# --- all kinds of runs --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run on breast-cancer."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return run_local(2, {**SHORT, "dataset": "breast-cancer", "out": str(folder)}).folder
+
+
+def same_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every explanation draw the same permutations."""
+
+    def permutation(self: Explanation, feature: int, repeat: int) -> Any:
+        number = self.features[feature].number
+        return np.random.default_rng([number, repeat]).permutation(self.rows)
+
+    monkeypatch.setattr(Explanation, "permutation", permutation)
+
+
+def test_masked_sums_give_the_same_importance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_shuffles(monkeypatch)
+    said = {}
+    for name, more in (("plain", {"embedding-activation": "none"}), ("secure", SECURE)):
+        keys = {**SHORT, "dataset": "breast-cancer", "combine": "mean", "noise-seed": 0, **more}
+        run = run_local(2, {**keys, "out": str(tmp_path / name)})
+        said[name] = explain_local({"model": str(run.folder)})
+    for party in "01":
+        values = [
+            [each["value"] for each in said[name]["parties"][party]["features"]] for name in said
+        ]
+        np.testing.assert_allclose(values[0], values[1], atol=2e-3)
+    assert explanation.ranked(said["plain"])[0]["value"] > 0.005
+
+
+@pytest.mark.nightly
+def test_uploads_in_small_blocks_change_nothing(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_shuffles(monkeypatch)
+    whole = explain_local({"model": str(plain), "repeats": 2})
+    monkeypatch.setattr("vfl_flower.label_holder.explain._UPLOAD", 4 * 4 * 7 * 10)
+    monkeypatch.setattr("vfl_flower.label_holder.explain._NUMBERS", 114 * 4)
+    parts = explain_local({"model": str(plain), "repeats": 2})
+    for one, other in zip(explanation.ranked(whole), explanation.ranked(parts), strict=True):
+        assert one["value"] == pytest.approx(other["value"], abs=1e-3)
+
+
+def test_a_model_of_any_subset_is_explained_where_parties_lack_rows(tmp_path: Path) -> None:
+    keys = {**SHORT, "epochs": 1, "dataset": "breast-cancer", "presence": 0.7}
+    run = run_local(3, {**keys, "out": str(tmp_path / "run")})
+    said = explain_local({"model": str(run.folder)})
+    assert [len(said["parties"][party]["features"]) for party in "012"] == [10, 10, 10]
+    left = explain_local({"model": str(run.folder), "without": "1"})
+    assert list(left["parties"]) == ["0", "2"]
+
+
+def test_patches_of_images_and_signals_of_sequences_are_features() -> None:
+    image = features_of(0, torch.zeros(8, 6, 3), None, False)
+    assert len(image) == 16 and image[0].name == "rows 0-1, columns 0-0"
+    pixels = np.zeros((1, 8, 6, 3), int)
+    for each in image:
+        pixels[each.index] += 1
+    assert (pixels == 1).all()
+    signals = features_of(0, torch.zeros(9, 2), None, True)
+    assert [each.name for each in signals] == ["signal 0", "signal 1"]
+    with pytest.raises(ConfigError, match="no columns to permute"):
+        features_of(0, {"input_ids": torch.zeros(4)}, None, False)
+
+
+# --- names, files, and what stays secret ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Organisations whose first party has a text column that decides the label, and a run."""
+    generator = np.random.default_rng(3)
+    table = pd.DataFrame(generator.standard_normal((300, 6)), columns=[f"f{n}" for n in range(6)])
+    label = generator.integers(0, 2, 300)
+    letters = np.where(label == 1, "yes", "no").astype(object)
+    letters[::9] = "perhaps"
+    table.insert(0, "word", letters)
+    table = table.assign(**{ID: 1000 + np.arange(300), "label": label})
+    organisations = cut(tmp_path_factory.mktemp("people"), table)
+    organisations.words = [{"text": "one-hot"}, {}]
+    fast = {"bottom-model": "linear", "embedding-activation": "none", "optimizer": "adam"}
+    organisations.run("run", {**SHORT, **fast, "party-lr": 0.05, "server-lr": 0.05, "epochs": 8})
+    return organisations
+
+
+def test_a_text_column_is_one_feature_and_its_name_stays_at_its_party(people: Any) -> None:
+    folder = people.folder / "run"
+    said = explain_local({"model": str(folder)}, people.node_configs)
+    first, second = (said["parties"][party]["features"] for party in "01")
+    assert [len(first), len(second)] == [4, 3]
+    table = pd.read_csv(folder / "party-0-explanation.csv")
+    assert sorted(table["name"]) == ["f0", "f1", "f2", "word"]
+    assert table["name"][0] == "word" and table["value"][0] > 0.05
+    by_number = table.set_index("feature")["value"]
+    np.testing.assert_allclose([each["value"] for each in first], by_number.sort_index())
+    assert set(pd.read_csv(folder / "party-1-explanation.csv")["name"]) == {"f3", "f4", "f5"}
+    assert "word" not in json.dumps(said)
+    for picture in ("explanation.png", "party-0-explanation.png", "party-1-explanation.png"):
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_numbers_of_features_are_drawn_and_tell_no_order(
+    people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.SystemRandom.shuffle", lambda self, each: each.reverse())
+    explain_local({"model": str(people.folder / "run")}, people.node_configs)
+    table = pd.read_csv(people.folder / "run" / "party-0-explanation.csv").set_index("feature")
+    assert table["name"].sort_index().tolist() == ["word", "f2", "f1", "f0"]
+
+
+def test_the_rows_are_the_test_rows_or_the_rows_of_another_file(people: Any) -> None:
+    folder = people.folder / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    said = explain_local({"model": str(folder)}, people.node_configs)
+    assert 40 < said["rows"] < 60  # a fifth of those that both parties know
+    assert said["baseline"] == pytest.approx(summary["test_auc"], abs=1e-6)
+    new = people.folder / "new.csv"
+    table = read(people.labels)
+    table["label"] = table["label"].where(np.arange(len(table)) % 4 > 0)
+    write(table.iloc[:200], new)
+    given = {"model": str(folder), "dataset": f"files:{new}"}
+    more = explain_local(given, people.node_configs)
+    assert 100 < more["rows"] < 150  # three quarters have labels, and both parties know 81 %
+    with pytest.raises(ConfigError, match="The rows have no labels"):
+        write(table[[ID]].iloc[:200], new)
+        explain_local(given, people.node_configs)
+
+
+def test_a_training_file_that_has_changed_has_no_test_rows(people: Any) -> None:
+    before = people.labels.read_bytes()
+    try:
+        write(read(people.labels).iloc[::-1], people.labels)
+        with pytest.raises(ConfigError, match="has changed since the model was trained"):
+            explain_local({"model": str(people.folder / "run")}, people.node_configs)
+    finally:
+        people.labels.write_bytes(before)
+
+
+def test_the_command_prints_a_table(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(plain), "--repeats", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "on 114 rows. It falls if a feature is permuted" in said
+    assert "party 0, feature" in said and "20 more features are in explanation.json" in said
+    assert json.loads((plain / "explanation.json").read_text())["repeats"] == 2
+
+
+# --- rules and counts ----------------------------------------------------------------------------
+
+
+def refusing(people: Any, more: dict[str, Any]) -> Any:
+    """Explain, where party 1 has further rules."""
+    nodes = [people.node_configs[0], {**people.node_configs[1], **more}]
+    return explain_local({"model": str(people.folder / "run")}, nodes)
+
+
+def test_a_party_can_refuse_and_the_others_are_explained(
+    people: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = refusing(people, {"refuse": "explain"})
+    sentence = said["parties"]["1"]["refused"]
+    assert sentence == "Party 1 refuses task 'explain': its rule is refuse = 'explain'."
+    assert len(said["parties"]["0"]["features"]) == 4
+    assert sentence in caplog.text
+
+
+def test_under_masked_sums_a_party_that_insists_on_them_must_permit_it(tmp_path: Path) -> None:
+    keys = {**SHORT, **SECURE, "epochs": 1, "dataset": "breast-cancer"}
+    rule = {"aggregation": "secure", "sum-peers": "first-seen"}
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")}, node_configs=[rule, rule])
+    for refusing, why in ((rule, "difference of two sums"), ({"refuse": "explain"}, "refuse = ")):
+        said = explain_local({"model": str(run.folder)}, [refusing, {**rule, "refuse": "none"}])
+        assert why in said["parties"]["0"]["refused"]
+        assert len(said["parties"]["1"]["features"]) == 15
+
+
+def test_uploads_and_predictions_are_counted_before_they_happen(
+    people: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = explain_local({"model": str(people.folder / "run")}, people.node_configs)["rows"]
+    enough = refusing(people, {"max-predictions": 4 * rows})  # as they are, and three features
+    assert "features" in enough["parties"]["1"]
+    (people.folder / "run" / "party-1.predictions").unlink()
+    few = refusing(people, {"max-predictions": 4 * rows - 1})
+    assert "max-predictions" in few["parties"]["1"]["refused"]
+    assert "features" in few["parties"]["0"]
+    (people.folder / "run" / "party-1.predictions").unlink()
+    with pytest.raises(PartyError, match="max-predictions"):
+        refusing(people, {"max-predictions": rows - 1})
+
+
+@pytest.mark.nightly
+def test_max_uploads_counts_each_permutation(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(4, 300))
+    counted = [{**each, "max-uploads": 9} for each in organisations.node_configs]
+    keys = {**organisations.keys, **SHORT, "epochs": 1, "out": str(tmp_path / "run")}
+    run = run_local(2, keys, node_configs=counted)  # uploads test rows once or twice
+    given = {"model": str(run.folder), "repeats": 2}  # 5 uploads: two features, twice, and plain
+    first, second = (explain_local(given, counted)["parties"]["0"] for _ in range(2))
+    assert "features" in first and "max-uploads = 9" in second["refused"]
+
+
+def test_noise_on_embeddings_is_drawn_anew_and_counted(tmp_path: Path) -> None:
+    noisy = {"privacy": "perturbed-embedding", "embedding-noise": 2.0, "dataset": "breast-cancer"}
+    run = run_local(2, {**SHORT, **noisy, "epochs": 1, "out": str(tmp_path / "run")})
+    assert explain_local({"model": str(run.folder)})["epsilon"] > 0
+    journal = Journal(run.folder / "predictions.journal", _of_run(run.folder))
+    assert sum(1 for _ in journal.read()) == 1 + 15
+
+
+def _of_run(folder: Path) -> str:
+    return checkpoint.load(folder).run.partition("-")[0]
+
+
+def test_a_run_that_protects_labels_tells_parties_no_figures(tmp_path: Path) -> None:
+    keys = {**SHORT, "epochs": 1, "privacy": "labels", "epsilon": 3.0, "dataset": "breast-cancer"}
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    said = explain_local({"model": str(run.folder)})
+    assert any(each["value"] for each in said["parties"]["0"]["features"])
+    table = pd.read_csv(run.folder / "party-0-explanation.csv")
+    assert list(table) == ["feature", "name"]
+    assert not (run.folder / "party-0-explanation.png").exists()
+
+
+# --- what a label holder may ask ------------------------------------------------------------------
+
+
+def order(**values: Any) -> PermuteOrder:
+    given = {"party": 0, "first": 0, "count": 2, "repeat": 0, "start": 0, "stop": 10}
+    return PermuteOrder(**{**given, **values})
+
+
+@pytest.fixture
+def asked(plain: Path, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+    """A party's explanation, as it was at the end."""
+    kept: list[Explanation] = []
+    before = Explanation.embed
+
+    def embed(self: Explanation) -> Any:
+        kept.append(self)
+        return before(self)
+
+    monkeypatch.setattr(Explanation, "embed", embed)
+    explain_local({"model": str(plain)})
+    party = kept[0].party
+    return Explanation(party, np.arange(20, dtype=np.int32), kept[0].features, 2)
+
+
+def test_a_party_permutes_no_feature_of_a_row_twice(asked: Explanation) -> None:
+    first = asked.permuted(order())
+    assert first.shape == (20, 4)
+    for again in (order(), order(start=5, stop=12), order(count=1), order(first=1, repeat=1)):
+        with pytest.raises(VflError, match="twice"):
+            asked.permuted(again)
+    asked.permuted(order(start=10, stop=20))
+    asked.permuted(order(repeat=1))
+    asked.permuted(order(first=2))
+    with pytest.raises(VflError, match="twice"):
+        asked.permuted(order(repeat=1, start=10, stop=20))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"first": 14}, {"stop": 21}, {"start": 10}, {"repeat": 2}, {"first": 4000}]
+)
+def test_a_party_refuses_features_and_rows_that_it_does_not_have(
+    asked: Explanation, wrong: dict[str, int]
+) -> None:
+    with pytest.raises(VflError, match=r"does not have|agreed to"):
+        asked.permuted(order(**wrong))
+
+
+def test_permutations_follow_from_a_secret_that_is_new_each_time(asked: Explanation) -> None:
+    again = Explanation(asked.party, np.arange(20, dtype=np.int32), asked.features, 2)
+    assert not np.array_equal(asked.permutation(0, 0), again.permutation(0, 0))
+    assert not np.array_equal(asked.permutation(0, 0), asked.permutation(1, 0))
+    np.testing.assert_array_equal(asked.permutation(1, 1), asked.permutation(1, 1))

@@ -1,0 +1,134 @@
+"""Explanations on real nodes and under Ray, and attacks on explanations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from tests.fleet import fleet
+from tests.test_explain import SHORT
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
+from vfl_flower.label_holder import explanation, results
+from vfl_flower.label_holder.importance import Score, rounded
+from vfl_flower.launch.engines import run_local, run_ray
+from vfl_flower.launch.explaining import explain_local
+from vfl_flower.launch.processes import SuperLink
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.tools.audit_explain import Cheat, Tap, of_explanation
+
+CANCER: dict[str, Any] = {**SHORT, "dataset": "breast-cancer", "epochs": 8, "noise-seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+    monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
+
+
+# --- attacks --------------------------------------------------------------------------------------
+
+
+def test_rounded_figures_hide_the_labels_that_exact_figures_tell(tmp_path: Path) -> None:
+    run = run_local(2, {**CANCER, "out": str(tmp_path / "run")})
+    y = load_labels(resolve(CANCER)).tested.test
+    positive, negative = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
+    guide = positive[:4], negative[:4]
+    targets = [each for pair in zip(positive[4:11], negative[4:11], strict=True) for each in pair]
+    cheat = Cheat([np.array([each]) for each in targets], guide)
+    explain_local({"model": str(run.folder)}, client=cheat)
+    falls = cheat.figures[: len(targets)]
+    assert roc_auc_score(y[targets], -falls) > 0.95
+    told, _ = rounded(falls, falls, Score(y, 2).grain(2 * len(cheat.figures)))
+    assert (told == 0).all()
+
+
+def test_a_permuted_column_shows_itself_in_differences_of_embeddings(tmp_path: Path) -> None:
+    keys = {**CANCER, "bottom-model": "linear", "embedding-activation": "none"}
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    tap = Tap()
+    explain_local({"model": str(run.folder)}, client=tap)
+    plain, permuted = tap.read(4)
+    assert permuted.shape == (15, len(plain), 4)
+    block = load_features(resolve(keys), 0, 2)
+    column = block.test[block.tested, 8]  # the symmetry of cells, unlike other columns
+
+    def likeness(rows: Any) -> float:
+        main = np.linalg.svd(rows - rows.mean(0), full_matrices=False)[0][:, 0]
+        return float(np.corrcoef(main, column)[0, 1] ** 2)
+
+    found = likeness(permuted[8] - plain)
+    assert 0.35 < found < 0.65  # a difference of two independent values explains half of one
+    assert likeness(plain) < found - 0.1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_audit_measures_what_explanations_reveal(tmp_path: Path, secure: bool) -> None:
+    keys = {**CANCER, "embedding-size": 16, "epochs": 10, "combine": "mean"}
+    keys |= {"aggregation": "secure"} if secure else {}
+    run_local(2, {**keys, "out": str(tmp_path / "run")})
+    findings = of_explanation(resolve(keys), 2, tmp_path / "run", 4, 500)
+    found = {each.attack: each.success for each in findings}
+    assert found["labels, exact figures"] > 0.95
+    assert found["labels, figures as told"] == pytest.approx(0.5, abs=0.1)
+    assert found["labels, groups, as told"] < 0.8
+    assert found["columns, by explanation alone"] > 0.2
+    assert found["columns, by explanation"] > found["columns, without explanation"] - 0.05
+    assert not (tmp_path / "run" / explanation.FILE).exists()
+
+
+# --- runtimes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("more", [{}, {"aggregation": "secure", "combine": "mean"}])
+def test_real_nodes_are_explained_over_streams_as_in_process_and_told_rounded_figures(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    keys = {**CANCER, **more}
+    rules = {"noise-seed": 0, **({"sum-peers": "first-seen"} if more else {})}
+    with fleet(2, tmp_path, rules) as nodes:
+        finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
+        given = {"task": "explain", "model": str(finished.folder), "repeats": 20}
+        assert nodes.superlink.submit(given, 2, tmp_path / "explain.log").wait(300) == 0
+        said = json.loads((finished.folder / explanation.FILE).read_text())
+        tables = sorted((nodes.superlink.home / "vfl-flower").glob("party-*-explanation.csv"))
+        told = [pd.read_csv(path).sort_values("feature")["value"] for path in tables]
+    here = run_local(2, {**keys, "out": str(tmp_path / "here")})
+    expected = explain_local({"model": str(here.folder), "repeats": 20})
+    y = load_labels(resolve(keys)).tested.test
+    grain = Score(y, 2).grain(2 * 15)
+    for party in "01":
+        values, others = (
+            np.array([each["value"] for each in figures["parties"][party]["features"]])
+            for figures in (said, expected)
+        )
+        np.testing.assert_allclose(values, others, atol=0.02)
+        np.testing.assert_allclose(told[int(party)], np.round(values / grain) * grain, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize(("parties", "actors"), [(2, 2), (4, 2)])
+def test_parties_under_ray_are_explained(tmp_path: Path, parties: int, actors: int) -> None:
+    run = run_ray(parties, {**CANCER, "out": str(tmp_path / "run")}, actors=actors)
+    given: dict[str, Any] = {"task": "explain", "model": str(run.folder)}
+    given |= {"parties": parties} if actors < parties else {}
+    log = tmp_path / "explain.log"
+    with SuperLink(True, run.folder) as superlink:
+        (superlink.home / "vfl-flower").symlink_to(run.folder)  # parties' states are there
+        for _ in range(3):  # Ray may not start in time on a busy machine
+            superlink.submit(given, actors, log).wait(300)
+            if (run.folder / explanation.FILE).exists():
+                break
+    assert (run.folder / explanation.FILE).exists(), log.read_text()[-3000:]
+    said = json.loads((run.folder / explanation.FILE).read_text())
+    assert sum(len(each["features"]) for each in said["parties"].values()) == 30

@@ -1,0 +1,351 @@
+"""Explain a model: how much its metric falls if one feature of a party is permuted.
+
+A party permutes a feature of the rows and uploads embeddings. The label holder evaluates the model
+on them (permutation importance: Breiman, 2001). It numbers the features of a party, and learns no
+name. Each party is told its own figures at the end, and joins them with names.
+
+The rows are the test rows of the run, or the rows with labels of another file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.split import divide
+from vfl_flower.label_holder import checkpoint, explanation
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.importance import Score, rounded
+from vfl_flower.label_holder.predict import count_uploads, counts_uploads, embeddings
+from vfl_flower.label_holder.predictions import labelled
+from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.label_holder.rows_to_predict import (
+    RowsToPredict,
+    available_parties,
+    rows_to_predict,
+)
+from vfl_flower.models.threads import for_each
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.explain_messages import (
+    Explained,
+    ExplainOrder,
+    FiguresOrder,
+    Noted,
+    Permuted,
+    PermuteOrder,
+)
+from vfl_flower.transport.gather import gather
+from vfl_flower.transport.messages import SMALL, Order
+
+notice = logging.getLogger("flwr.notice")  # `vfl explain` shows these records too
+
+_UPLOAD = 2**24  # bytes of the embeddings that an order asks for
+_NUMBERS = 2**25  # most outputs of permuted rows in memory
+
+Floats = NDArray[np.float64]
+
+
+def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
+    """Write the importance of each party's features, and tell each party its own figures.
+
+    Parameters
+    ----------
+    given : the options that were given. Training decides all others.
+    run : number of this Flower run.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        If the run's checkpoint, a party's checkpoint, a file or its labels do not fit.
+    """
+    if not config.model:
+        raise ConfigError("There is no model to explain. Set model to a run's results folder.")
+    if transport.medium == "messages":
+        raise ConfigError(
+            "An explanation needs streams: Flower's messages take seconds. Leave transport out."
+        )
+    found = checkpoint.load(config.model)
+    there = available_parties(config, found)
+    parties = len(found.strategy["holder"]["sizes"])
+    rows = rows_to_predict(transport, config, given, found, run, there)
+    if rows.table is not None and "dataset" not in given:
+        rows = rows.only(_tested(rows, found), parties)
+    if rows.labels is None:
+        raise ConfigError(
+            "The rows have no labels, and an explanation needs them. Name the label column by "
+            "label, or another file by dataset='files:PATH'."
+        )
+    predictor = Predictor(found, rows.own.shape[1])
+    epsilon = count_uploads(config, found)
+    order = ExplainOrder(run=found.run, number=found.number, repeats=config.repeats)
+    asked = transport, config, predictor, rows, there, order, Explained
+    blocks, present, answers = embeddings(*asked)
+    known, labels = labelled(rows.labels, predictor.knows(rows.own, present), found)
+    if not len(known):
+        raise ConfigError(
+            "No row with a label is known to any party. Name a file of other rows by "
+            "dataset='files:PATH'."
+        )
+    score = Score(labels, len(found.about_labels["classes"]))
+    plain = _Plain(predictor, blocks, rows.own, present, known, score)
+    turns = {
+        node: _Turns(plain, answer.party, answer.features, config.repeats)
+        for node, answer in sorted(answers.items(), key=lambda each: each[1].party)
+    }
+    most = max((each.features for each in turns.values()), default=0) * config.repeats
+    if most and counts_uploads(found):
+        epsilon = count_uploads(config, found, most)
+    _permute(transport, config, predictor, turns)
+    told = not mechanism_of(found.config).hides_labels
+    _tell(transport, config, turns, plain, told)
+    refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
+    explanation.write(
+        Path(config.running.out or config.model).expanduser(),
+        {
+            "metric": score.metric,
+            "rows": len(labels),
+            "repeats": config.repeats,
+            "baseline": score.value(plain.shares),
+            **({"epsilon": epsilon} if epsilon is not None else {}),
+            "parties": {
+                str(turn.party): {"refused": refused[turn.party]}
+                if turn.party in refused
+                else {"features": turn.figures()}
+                for turn in turns.values()
+            },
+        },
+    )
+    for sentence in refused.values():
+        notice.warning("%s", sentence)
+    if not told:
+        notice.info("Parties are told no figures, since the run protects the labels by noise.")
+    if epsilon is not None:
+        notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)
+
+
+def _tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
+    """Return which rows of the training file are the run's test rows, [N].
+
+    Raises
+    ------
+    ConfigError
+        If the file has other rows than in training.
+    """
+    assert rows.table is not None and rows.places is not None
+    table, trained = rows.table, found.rows
+    if len(table.ids) <= trained.max() or table.digest(trained) != found.about_labels["ids"]:
+        raise ConfigError(
+            f"{table.path} has changed since the model was trained, so its test rows are not "
+            "known. Restore it, or name the file of the rows by dataset='files:PATH'."
+        )
+    _, test, validation = divide(found.config.data, len(trained))
+    tested: NDArray[np.bool_] = np.isin(rows.places, trained[test[validation:]])
+    if not tested.any():
+        raise ConfigError(
+            "No test row of the run is common to all parties any more. Name a file of rows by "
+            "dataset='files:PATH'."
+        )
+    return tested
+
+
+# --- the model on permuted rows -----------------------------------------------------------------
+
+
+class _Plain:
+    """The rows as they are, and the model's outputs for them.
+
+    Parameters
+    ----------
+    blocks : embeddings of the rows, [R, width].
+    own : the label holder's own columns, [R, F].
+    present : row mask [R, M].
+    known : numbers of the rows that count in the metric.
+
+    Attributes
+    ----------
+    shares, bounded : shares of these rows in the metric; the second ones by bounded outputs.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        blocks: Tensor,
+        own: NDArray[np.float32],
+        present: NDArray[np.bool_],
+        known: NDArray[np.int64],
+        score: Score,
+    ) -> None:
+        self.predictor, self.blocks, self.own, self.present = predictor, blocks, own, present
+        self.known, self.score = known, score
+        self.outputs = predictor.outputs(blocks, own, present).numpy()
+        self.shares = score.shares(self.outputs[known])
+        self.bounded = score.shares(score.bounded(self.outputs[known]))
+
+
+class _Turns:
+    """The features of one party, which are permuted in turn, and their figures.
+
+    Parameters
+    ----------
+    party, features : number of the party, and of its features.
+    repeats : number of permutations of each feature.
+    """
+
+    def __init__(self, plain: _Plain, party: int, features: int, repeats: int) -> None:
+        self.party, self.features, self.repeats = party, features, repeats
+        self._plain = plain
+        self._rows = np.flatnonzero(plain.present[:, party])
+        self.size = plain.predictor.sizes[party]
+        self._outputs = np.zeros((0, 0, 0), np.float32)  # of permuted rows, [count, R, C]
+        self._falls = np.zeros((0, 0))  # of the shares, summed over repeats, [count, known]
+        self._bounded = self._falls
+        self.values, self.margins, self.told = np.zeros((3, features))
+
+    def orders(self) -> Iterator[PermuteOrder]:
+        """Yield the orders that permute all features, a block of features and rows at a time."""
+        rows, outputs = len(self._rows), self._plain.outputs.shape[1]
+        together = max(1, min(self.features, _NUMBERS // max(1, rows * outputs)))
+        most = max(1, _UPLOAD // (4 * self.size * together))
+        for first in range(0, self.features, together):
+            count = min(together, self.features - first)
+            for repeat in range(self.repeats):
+                for start in range(0, rows, most):
+                    yield PermuteOrder(
+                        party=self.party,
+                        first=first,
+                        count=count,
+                        repeat=repeat,
+                        start=start,
+                        stop=min(rows, start + most),
+                    )
+
+    def take(self, order: PermuteOrder, block: Tensor) -> None:
+        """Take the columns of the party's embeddings, [count * (stop - start), width of columns].
+
+        Under masked sums, these columns are the sum over all parties.
+        """
+        plain, predictor = self._plain, self._plain.predictor
+        if not order.start:
+            self._outputs = np.repeat(plain.outputs[None], order.count, 0)
+        rows = self._rows[order.start : order.stop]
+        part, permuted = plain.blocks[rows], block.split(len(rows))
+        own, present = plain.own[rows], plain.present[rows]
+
+        def evaluate(at: int) -> None:
+            blocks = part.clone()
+            blocks[:, predictor.columns[self.party]] = permuted[at]
+            self._outputs[at, rows] = predictor.outputs(blocks, own, present).numpy()
+
+        if predictor.top.by_step:  # threads may not share a user's module
+            for at in range(order.count):
+                evaluate(at)
+        else:
+            for_each(evaluate, range(order.count))
+        if order.stop == len(self._rows):
+            self._add(order)
+
+    def _add(self, order: PermuteOrder) -> None:
+        """Add the falls of a repeat; after the last repeat, compute the figures."""
+        plain, score = self._plain, self._plain.score
+        if not order.repeat:
+            self._falls, self._bounded = np.zeros((2, order.count, len(plain.shares)))
+        for at in range(order.count):
+            outputs = self._outputs[at, plain.known]
+            self._falls[at] += plain.shares - score.shares(outputs)
+            if score.metric == "r2":
+                self._bounded[at] += plain.bounded - score.shares(score.bounded(outputs))
+        if order.repeat < self.repeats - 1:
+            return
+        for at, feature in enumerate(range(order.first, order.first + order.count)):
+            fall = score.fall(self._falls[at] / self.repeats)
+            self.values[feature], self.margins[feature] = fall
+            bounded = self._bounded if score.metric == "r2" else self._falls
+            self.told[feature] = score.value(bounded[at] / self.repeats)
+
+    def figures(self) -> list[dict[str, float]]:
+        """Return the figures of all features, for the results."""
+        low, high = self.values - self.margins, self.values + self.margins
+        columns = zip(self.values.tolist(), low.tolist(), high.tolist(), strict=True)
+        return [
+            {"feature": at, "value": value, "low": low, "high": high}
+            for at, (value, low, high) in enumerate(columns)
+        ]
+
+
+def _permute(
+    transport: Transport, config: RunConfig, predictor: Predictor, turns: Mapping[int, _Turns]
+) -> None:
+    """Have each party permute its features, and take what it uploads.
+
+    Parties upload side by side. Under masked sums, all parties take part in each upload.
+
+    Raises
+    ------
+    PartyError, SumError
+        If a party fails, or sends what does not fit.
+    """
+    timeout, masked = config.running.party_timeout, predictor.aggregation.abreast
+    sizes = [each.size for each in turns.values()]
+    largest = SMALL + max(_UPLOAD, 4 * max(sizes, default=0))
+    transport.expect({PermuteOrder.kind: largest})
+    if masked:
+        steps: Iterator[dict[int, Order]] = (
+            dict.fromkeys(turns, order) for each in turns.values() for order in each.orders()
+        )
+    else:
+        of_nodes = [[(node, order) for order in each.orders()] for node, each in turns.items()]
+        steps = (dict(filter(None, step)) for step in zip_longest(*of_nodes))
+    for orders in steps:
+        collection = predictor.aggregation.collection(len(turns))
+        for node, answer in gather(transport, orders, Permuted, timeout).items():
+            order, sender = orders[node], turns[node]
+            assert isinstance(order, PermuteOrder)
+            shape = order.count * (order.stop - order.start), sender.size
+            try:
+                block = collection.add(sender.party, answer.arrays, shape)
+            except SumError:
+                raise
+            except VflError as error:
+                raise PartyError(f"Party {sender.party}", f"sent {error}") from None
+            if block is not None:
+                next(each for each in turns.values() if each.party == order.party).take(
+                    order, block
+                )
+
+
+def _tell(
+    transport: Transport,
+    config: RunConfig,
+    turns: Mapping[int, _Turns],
+    plain: _Plain,
+    told: bool,
+) -> None:
+    """Tell each party the figures of the party's features, at the end and rounded.
+
+    In a simulation, one owner may see them all, and figures are not rounded.
+    """
+    score = plain.score
+    orders: dict[int, Order] = {}
+    for node, each in turns.items():
+        grain = 0.0 if transport.simulated else score.grain(2 * each.features)
+        values, margins = rounded(each.told, each.margins, grain)
+        (baseline,), _ = rounded(np.array([score.value(plain.bounded)]), np.zeros(1), grain)
+        if each.features:
+            orders[node] = FiguresOrder(
+                metric=score.metric,
+                baseline=float(baseline) if told else 0.0,
+                grain=grain,
+                rows=len(plain.shares),
+                arrays={"values": values, "margins": margins} if told else {},
+            )
+    gather(transport, orders, Noted, config.running.party_timeout)

@@ -1,0 +1,81 @@
+"""The files of an explanation in the results folder: figures, a table and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config.files import whole, write_whole
+from vfl_flower.label_holder.charts import COLOURS
+
+FILE = "explanation.json"
+PICTURE = "explanation.png"
+METRICS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R2"}
+_SHOWN = 10  # features that are printed
+_DRAWN = 30
+
+
+def write(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write `FILE` and `PICTURE`. They replace an earlier explanation.
+
+    Raises
+    ------
+    VflError
+        If a file cannot be written.
+    """
+    write_whole(folder / FILE, (json.dumps(figures, indent=2) + "\n").encode())
+    if features := ranked(figures):
+        _draw(figures, features[:_DRAWN], folder / PICTURE)
+    else:
+        (folder / PICTURE).unlink(missing_ok=True)
+
+
+def ranked(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures of all features with their ``party``, the most important first."""
+    found = [
+        {"party": int(party), **feature}
+        for party, of_party in figures["parties"].items()
+        for feature in of_party.get("features", ())
+    ]
+    return sorted(found, key=lambda each: -each["value"])
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """Return a short table for a terminal."""
+    metric, features = METRICS[figures["metric"]], ranked(figures)
+    lines = [
+        f"{metric} {figures['baseline']:.4f} on {figures['rows']} rows. It falls if a feature is "
+        f"permuted:"
+    ]
+    for each in features[:_SHOWN]:
+        name = f"party {each['party']}, feature {each['feature']}"
+        lines.append(f"{name:<24}{each['value']:>9.4f}  [{each['low']:.4f}, {each['high']:.4f}]")
+    if len(features) > _SHOWN:
+        lines.append(f"{len(features) - _SHOWN} more features are in {FILE}.")
+    return "\n".join(lines)
+
+
+def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path) -> None:
+    """Draw features as bars with intervals, a colour for each party."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(features)))
+    axes = figure.subplots()
+    for place, each in enumerate(reversed(features)):
+        axes.barh(
+            place,
+            each["value"],
+            xerr=(each["high"] - each["low"]) / 2,
+            color=COLOURS[each["party"] % len(COLOURS)],
+            ecolor="#637273",
+        )
+    names = [f"party {each['party']}, feature {each['feature']}" for each in reversed(features)]
+    axes.set_yticks(range(len(names)), names)
+    metric = METRICS[figures["metric"]]
+    axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if permuted")
+    axes.locator_params("x", nbins=5)
+    axes.axvline(0, color="#58626e", linewidth=0.8)
+    with whole(path) as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")

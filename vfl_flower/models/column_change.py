@@ -1,0 +1,87 @@
+"""Embeddings of a `tabular` bottom model when one column of its rows changes.
+
+The first layer adds up a part for each column. So a change of one column of F needs a share 1/F of
+that layer's products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vfl_flower.models.bottom_model import BottomModel
+from vfl_flower.models.layers import EncodedMembers, MeanOfMembers
+from vfl_flower.models.threads import for_each
+
+_ROWS = 1024  # rows at once, so that their hidden units stay in the processor's cache
+
+
+class ColumnChange:
+    """Embed rows [R, F] again and again, each time with other values in some columns.
+
+    Results equal the model's, except for rounding in single precision.
+
+    Parameters
+    ----------
+    model : a model for which `fits` is true. Its parameters must not change meanwhile.
+    """
+
+    def __init__(self, model: BottomModel) -> None:
+        first, last = model.layers
+        assert isinstance(first, EncodedMembers) and isinstance(last, MeanOfMembers)
+        self._last_activation = model.activations[1]
+        self._encoder, members = first.encoder, first.members
+        self._features, self._bins = self._encoder.edges.shape[0], self._encoder.edges.shape[1] - 1
+        # Weights of each encoded number to the hidden units of all members, [F * (1 + bins), U].
+        weight = members.shared * members.into[:, None] * members.out_of[..., None]
+        self._weight = weight.flatten(0, 1).T.contiguous().detach()
+        self._bias = torch.zeros(1) if members.bias is None else members.bias.detach().flatten()
+        self._last = last.weight.detach() / len(members.into), last.bias
+
+    @staticmethod
+    def fits(model: BottomModel) -> bool:
+        """Return whether a model is a `tabular` model in single precision."""
+        layers = list(model.layers) if type(model) is BottomModel else []
+        kinds = [type(each) for each in layers]
+        return (
+            kinds == [EncodedMembers, MeanOfMembers]
+            and model.activations[0] is functional.relu
+            and model.precision == "float32"
+        )
+
+    def embeddings(self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]]) -> Tensor:
+        """Return embeddings of the rows after each change alone, [changes, R, E].
+
+        Parameters
+        ----------
+        rows : the rows as they are, [R, F].
+        changes : columns, and their new values [R, n].
+        """
+        found = rows.new_empty(len(changes), len(rows), len(self._last[0]))
+        parts = [slice(at, at + _ROWS) for at in range(0, len(rows), _ROWS)]
+        for_each(partial(self._embed, rows, changes, found), parts)
+        return found
+
+    def plain(self, rows: Tensor) -> Tensor:
+        """Return embeddings of the rows as they are, [R, E]."""
+        return self.embeddings(rows, [(slice(0, 0), rows[:, :0])])[0]
+
+    @torch.no_grad()
+    def _embed(
+        self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]], found: Tensor, part: slice
+    ) -> None:
+        """Write the embeddings of some of the rows into ``found``."""
+        rows = rows[part]
+        plain = torch.addmm(self._bias.to(rows), self._encoder(rows), self._weight)
+        units, (weight, bias) = torch.empty_like(plain), self._last
+        for at, (columns, values) in enumerate(changes):
+            low, high = columns.start, columns.stop
+            change = self._encoder(values[part], columns) - self._encoder(rows[:, columns], columns)
+            bins = slice(self._features + low * self._bins, self._features + high * self._bins)
+            of_change = torch.cat([self._weight[low:high], self._weight[bins]])
+            torch.relu_(torch.addmm(plain, change, of_change, out=units))
+            found[at, part] = self._last_activation(functional.linear(units, weight, bias))

@@ -1,0 +1,107 @@
+"""Messages of an explanation: permuted columns of parties, and what each changes.
+
+`ExplainOrder` comes first. A `PermuteOrder` for each block of columns and rows follows. At the end,
+`FiguresOrder` tells a party its own figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from vfl_flower.config.checks import Line
+from vfl_flower.transport.messages import (
+    Introduction,
+    Number,
+    Order,
+    Payload,
+    Positive,
+    Predicted,
+    PredictOrder,
+)
+
+MOST_FEATURES = 4096
+"""Most features of a party that are explained."""
+
+Features = Annotated[int, Field(ge=0, le=MOST_FEATURES)]
+Sentence = Annotated[str, Field(max_length=600), Line]
+Metric = Literal["auc", "accuracy", "r2"]
+Score = Annotated[float, Field(ge=-1e9, le=1e9)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOrder(PredictOrder):
+    """Embed rows as for `PredictOrder`, and get ready to permute columns. Answer: `Explained`.
+
+    ``arrays["rows"]``, int32 [n], ascending, are positions among the rows that the party has.
+    Without them, all these rows count. ``repeats`` is the number of permutations of each column.
+    """
+
+    kind: ClassVar[str] = "query.explain"
+    names: ClassVar[tuple[str, ...]] = (*PredictOrder.names, "rows")
+    repeats: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained(Predicted):
+    """Answer to `ExplainOrder`: as `Predicted`, and the number of features to explain.
+
+    ``refused`` is the sentence of a party that has none explained. Then ``features`` is 0.
+    """
+
+    features: Features
+    refused: Sentence = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PermuteOrder(Order):
+    """Embed rows ``start`` to ``stop`` of the rows in `ExplainOrder`. The answer is `Permuted`.
+
+    Once for each feature from ``first`` on, ``count`` of them, ``party`` replaces the feature by
+    the same feature of other rows: by permutation number ``repeat``. Under masked sums, all other
+    parties repeat their embeddings as often.
+    """
+
+    kind: ClassVar[str] = "query.permute"
+    party: Number
+    first: Features
+    count: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+    repeat: Number
+    start: Number
+    stop: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permuted(Payload):
+    """Answer to `PermuteOrder`: ``arrays["embedding"]``, float32 [count * (stop - start), E].
+
+    If sums are masked, embeddings are masked too, int32.
+    """
+
+    names: ClassVar = ("embedding",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiguresOrder(Order):
+    """Take the figures of your features. The answer is `Noted`.
+
+    ``arrays["values"]``, float64 [features], are the falls of the metric. Half of each 95 %
+    interval is in ``arrays["margins"]``. Without arrays, the labels are protected. ``grain`` is the
+    unit to which figures are rounded, or 0.
+    """
+
+    kind: ClassVar[str] = "query.figures"
+    names: ClassVar = ("values", "margins")
+    metric: Metric
+    baseline: Score
+    grain: Score
+    rows: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted(Introduction):
+    """Answer to `FiguresOrder`: the party has written its table."""
+
+    names: ClassVar = ()
