@@ -19,7 +19,7 @@ from vfl_flower import client_app
 from vfl_flower.alignment import at_party, party_rows, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party import builder, predict, scoring, state_file
+from vfl_flower.party import builder, explain, predict, scoring, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
@@ -35,6 +35,7 @@ from vfl_flower.transport.early_messages import (
     SeekOrder,
     SetOrder,
 )
+from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
 from vfl_flower.transport.messages import (
     AgreeOrder,
     CheckpointOrder,
@@ -73,9 +74,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "train": {},
     "align": {"task": "align"},
     "predict": {"task": "predict", "model": "/x"},
+    "explain": {"task": "explain", "model": "/x"},
     "grow": {"grow": "/x"},
     "resume": {"resume": "/x"},
 }
+OF_MODEL = "predict", "explain"
 BLINDED = Blinding().of_ids(IDS)
 EARLY: list[EarlyOrder] = [
     SetOrder(
@@ -95,11 +98,13 @@ LATER: list[Order] = [
     *(train(2, gradient=gradient()), EvaluateOrder(exchange=2), RestoreOrder(exchange=2, number=1)),
     *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), AgreeOrder()),
     *(ScoreOrder(arrays={"rows": np.zeros(1, np.int32)}), SeekOrder(known=1)),
+    PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
+    FiguresOrder(metric="auc", baseline=0.5, grain=0.0, rows=1),
     *(RejoinOrder(exchange=5, outputs=1), KeyOrder(), *EARLY),
 ]
 OF_STATE: list[Order] = [
     *(ResumeOrder(run="1", number=1), PredictOrder(run="1", number=1)),
-    ServeOrder(run="1", number=1),
+    *(ServeOrder(run="1", number=1), ExplainOrder(run="1", number=1, repeats=1)),
 ]
 
 
@@ -127,6 +132,7 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (builder, ["load_block", "Party"]),
         (predict, ["own_source"]),
         (scoring, ["own_source"]),
+        (explain, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
         (at_party, ["save_state"]),
@@ -179,7 +185,7 @@ def test_every_rule_holds_for_every_message_before_a_run_has_begun(
         assert is_refused(order)
         assert is_refused(replace(order, config=told))
     kept = json.dumps({**KEYS, **keeps})
-    whole = not {"grow", "resume"} & variant.keys() and variant.get("task") != "predict"
+    whole = not {"grow", "resume"} & variant.keys() and variant.get("task") not in OF_MODEL
     for order in EARLY if whole else ():  # the order's options do not take that back
         assert is_refused(replace(order, config=kept))
     assert is_refused(DESCRIBE)
@@ -257,7 +263,7 @@ def test_ids_are_told_only_to_a_run_that_keeps_to_the_rules(
     with pytest.raises(VflError, match=what):
         asked(context, align, Aligned)
     context.run_config = {**KEYS, **keeps, **variant}
-    if "resume" in variant or "grow" in variant or variant.get("task") == "predict":
+    if "resume" in variant or "grow" in variant or variant.get("task") in OF_MODEL:
         context.run_config = {"dataset": KEYS["dataset"], **variant}
     told = json.dumps({**KEYS, **keeps})
     assert len(asked(context, replace(align, config=told), Aligned).arrays["own"]) == 60
