@@ -19,7 +19,7 @@ PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
 PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
 LINUX |= {"python_version": "3.11", "python_full_version": "3.11.7", "os_name": "posix"}
-OURS = {"vfl_flower", "strategies", "tests", "benchmarks"}
+OURS = {"vfl_flower", "strategies", "tests", "benchmarks", "examples"}
 
 
 def declared(requirements: list[str]) -> set[str]:

@@ -110,8 +110,11 @@ def predicted(made: Trained, of_people: Organisations, log: list[str]) -> dict[s
     given = {"model": str(made.run), "dataset": f"files:{of_people.labels}"}
     out, heard, logger = of_people.folder / "scores.csv", Heard(30), logging.getLogger("flwr")
     logger.addHandler(heard)
+    before = logger.level
+    logger.setLevel(logging.WARNING)
     with patch.object(logger, "disabled", False):
         predict_local({**given, "out": str(out)}, of_people.node_configs)
+    logger.setLevel(before)
     logger.removeHandler(heard)
     found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())["drift"]
     return found

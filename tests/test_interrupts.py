@@ -83,7 +83,7 @@ def test_a_run_that_is_interrupted_keeps_a_checkpoint(
         run = resumed(folder, 2)
         predict_local({"model": str(folder), "out": str(tmp_path / "finished.csv")})
     (sentence,) = [each.message for each in caplog.records if each.name == "flwr.notice"]
-    assert f"{folder} is unfinished: predictions use its model after 1 of 3 epochs." in sentence
+    assert f"{folder} is unfinished: its model after 1 of 3 epochs is used." in sentence
     for name in ("top", "party-0", "party-1"):
         for key, value in whole.parameters(name).items():
             np.testing.assert_array_equal(run.parameters(name)[key], value)

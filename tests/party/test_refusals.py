@@ -19,16 +19,19 @@ from vfl_flower import client_app
 from vfl_flower.alignment import at_party, party_rows, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party import builder, explain, predict, scoring, state_file
+from vfl_flower.party import builder, explain, information, predict, scoring, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,
+    ColumnBinsOrder,
     CommonOrder,
     ConfirmOrder,
     EarlyOrder,
+    EvidenceOrder,
+    InformationOrder,
     KeyOrder,
     OpenSetOrder,
     ReuseOrder,
@@ -93,6 +96,7 @@ EARLY: list[EarlyOrder] = [
         arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
     ),
     KeyOrder(),
+    *(InformationOrder(), ColumnBinsOrder(), EvidenceOrder(kept=0.75)),
 ]
 LATER: list[Order] = [
     *(train(2, gradient=gradient()), EvaluateOrder(exchange=2), RestoreOrder(exchange=2, number=1)),
@@ -133,6 +137,7 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (predict, ["own_source"]),
         (scoring, ["own_source"]),
         (explain, ["own_source"]),
+        (information, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
         (at_party, ["save_state"]),

@@ -14,7 +14,7 @@ from strategies.checkpoints import Checkpoints
 from strategies.party_record import PartyRecord, State, Traffic
 from strategies.step_budget import StepBudget
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
-from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder import checkpoint, drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.transport.messages import CheckpointOrder
 from vfl_flower.transport.wire import read_order
@@ -86,8 +86,9 @@ def test_checkpoints_are_so_many_exchanges_apart(
 
 
 def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(drift, "shares", lambda holder, own: {})  # this holder has no model
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5})
     parts.records[1].state = State.FAILED
     parts.records[2].feedback = {"gradient": ROWS}
@@ -116,6 +117,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "figures": None,
         "timing": [1.5],
         "holder": {"steps": 40},
+        "drift": None,
     }
     assert [record["alive"] for record in found.strategy["seats"]] == [True, False, True]
     np.testing.assert_array_equal(found.arrays["table"], np.arange(4.0))
