@@ -39,6 +39,8 @@ from vfl_flower.party.drift import DriftReports, keep
 from vfl_flower.party.state_file import Saved
 from vfl_flower.tools.audit_drift import drift_counts
 
+pytestmark = pytest.mark.xdist_group("drift")  # its tests share a trained model
+
 Array = NDArray[Any]
 
 ROWS = 1500

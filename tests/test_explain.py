@@ -32,6 +32,8 @@ from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.explain_messages import PermuteOrder
 
+pytestmark = pytest.mark.xdist_group("explain")  # its tests share a trained model
+
 SHORT: dict[str, Any] = {
     **{"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
     "validation-fraction": 0.0,

@@ -22,6 +22,8 @@ from vfl_flower.label_holder.card_limits import limits
 from vfl_flower.label_holder.card_privacy import paragraph
 from vfl_flower.label_holder.model_card import FILES, card, write_card
 
+pytestmark = pytest.mark.xdist_group("model_card")  # its tests share a trained model
+
 QUICK: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 200}
 HOSTILE = "<script>alert(1)</script>|`*_a_*`[x](y)\n# &amp;"
 

@@ -161,6 +161,7 @@ def test_releases_of_a_mechanism_of_ones_own_are_kept_and_counted_again(tmp_path
     assert 2 * 2 * 3 / 40 <= run.summary["epsilon"] <= 2 * 2 * 4 / 40
 
 
+@pytest.mark.nightly  # test_plugins.py installs such a package each time
 def test_a_package_declares_a_mechanism(tmp_path: Path) -> None:
     """Another process finds it, as it finds what pip has installed."""
     write(tmp_path, "laplace.py", MECHANISM)

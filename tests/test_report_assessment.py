@@ -20,6 +20,8 @@ from vfl_flower import run_local
 from vfl_flower.label_holder.model_card import FILES, write_card
 from vfl_flower.tools.report import report, write_report
 
+pytestmark = pytest.mark.xdist_group("report_assessment")  # its tests share a trained model
+
 SECTIONS = {
     *("Assessment on test rows", "Segments", "Importance of features"),
     *("Information value of features", "Drift since training"),

@@ -31,6 +31,8 @@ from vfl_flower.label_holder.serving.requests import Request
 from vfl_flower.launch.engines import run_local
 from vfl_flower.transport.flower_internals import from_bytes
 
+pytestmark = pytest.mark.xdist_group("serving_contributions")  # its tests share a trained model
+
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 FIELDS = {"contributions", "base", "score", "scale", "explained_class"}
 
