@@ -17,7 +17,7 @@ from tests.organisations import ID, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder import checkpoint, explanation, results
+from vfl_flower.label_holder import checkpoint, explain, explanation, results
 from vfl_flower.label_holder.importance import Score, rounded
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.launch.engines import run_local
@@ -339,6 +339,37 @@ def test_a_text_column_is_one_feature_and_its_name_stays_at_its_party(people: An
     assert "word" not in json.dumps(said)
     for picture in ("explanation.png", "party-0-explanation.png", "party-1-explanation.png"):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_label_holders_own_columns_are_explained_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the mean in place of a permutation, so that a file can hold the same values."""
+    generator = np.random.default_rng(3)
+    table = pd.DataFrame(generator.standard_normal((300, 4)), columns=["a", "b", "c", "d"])
+    table = table.assign(**{ID: np.arange(300), "label": (table["a"] + table["c"] > 0).astype(int)})
+    organisations = cut(tmp_path, table, own=2, known=1.0)
+    run = organisations.run("run", {**SHORT, "party-lr": 0.05, "server-lr": 0.05})
+    given = {"model": str(run.folder), **organisations.keys}
+    said = explain_local(given, organisations.node_configs)["parties"]["label holder"]["features"]
+    own = [each["feature"] for each in said]
+    assert len(own) == 2 and set(own) <= set("abcd")
+    monkeypatch.setattr(explain, "_permuted", np.zeros_like)
+    said = explain_local(given, organisations.node_configs)
+    means = dict(
+        zip(own, checkpoint.load(run.folder).about_labels["preparation"]["mean"], strict=True)
+    )
+    before = read(organisations.labels)
+    for each in said["parties"]["label holder"]["features"]:
+        name = each["feature"]
+        write(before.assign(**{name: means[name]}), tmp_path / f"{name}.csv")
+        found = organisations.predict(
+            "run", tmp_path / f"{name}.csv", out=str(tmp_path / f"{name}-scores.csv")
+        )
+        truth = before.set_index(ID).loc[found[ID], "label"]
+        auc = roc_auc_score(truth, found["probability_1"])
+        assert each["value"] == pytest.approx(said["baseline"] - auc, abs=1e-6)
+        assert each["low"] < each["value"] < each["high"]
 
 
 def test_the_numbers_of_features_are_drawn_and_tell_no_order(

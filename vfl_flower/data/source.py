@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +44,15 @@ class Preparation:
     def as_json(self) -> dict[str, Any]:
         """Return the fields in JSON types; `Preparation(**...)` restores them."""
         return asdict(self)
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """Return name -> place in the prepared rows, for each column of a table."""
+        widths = dict.fromkeys(self.numbers, 1)
+        widths |= {name: len(values) for name, values in self.texts.items()}
+        ends = [0, *accumulate(widths.values())]
+        places = (slice(low, high) for low, high in pairwise(ends))
+        return dict(zip(widths, places, strict=True))
 
 
 class Source(ABC):

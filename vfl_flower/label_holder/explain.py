@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.source import Preparation
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint, explanation
 from vfl_flower.label_holder.checkpoint import Checkpoint
@@ -122,7 +123,8 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
                 if turn.party in refused
                 else {"features": turn.figures()}
                 for turn in turns.values()
-            },
+            }
+            | _of_label_holder(plain, found.about_labels["preparation"], config.repeats),
         },
     )
     for sentence in refused.values():
@@ -280,6 +282,39 @@ class _Turns:
             {"feature": at, "value": value, "low": low, "high": high}
             for at, (value, low, high) in enumerate(columns)
         ]
+
+
+def _of_label_holder(
+    plain: _Plain, preparation: dict[str, Any] | None, repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of the label holder's own columns by their names, if it has some.
+
+    Parameters
+    ----------
+    preparation : preparation of its columns (`Preparation.as_json`).
+    """
+    columns = Preparation(**preparation).columns if preparation else {}
+    if not columns:
+        return {}
+    known, score = plain.known, plain.score
+    blocks, own, present = plain.blocks[known], plain.own[known], plain.present[known]
+    figures = []
+    for name, place in columns.items():
+        falls = np.zeros(len(plain.shares))
+        for _ in range(repeats):
+            permuted = own.copy()
+            permuted[:, place] = _permuted(own[:, place])
+            outputs = plain.predictor.outputs(blocks, permuted, present).numpy()
+            falls += plain.shares - score.shares(outputs)
+        value, margin = score.fall(falls / repeats)
+        limits = {"low": value - margin, "high": value + margin}
+        figures.append({"feature": name, "value": value, **limits})
+    return {explanation.LABEL_HOLDER: {"features": figures}}
+
+
+def _permuted(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return values [R, ...] with their rows in random order."""
+    return np.random.default_rng().permutation(values)
 
 
 def _permute(

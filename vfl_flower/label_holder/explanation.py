@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from vfl_flower.label_holder.charts import COLOURS
 
 FILE = "explanation.json"
 PICTURE = "explanation.png"
+LABEL_HOLDER = "label holder"
+"""Key of the label holder's own columns among the parties. Only these features have names."""
 METRICS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R2"}
 _SHOWN = 10  # features that are printed
 _DRAWN = 30
@@ -35,7 +38,7 @@ def write(folder: Path, figures: Mapping[str, Any]) -> None:
 def ranked(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the figures of all features with their ``party``, the most important first."""
     found = [
-        {"party": int(party), **feature}
+        {"party": party, **feature}
         for party, of_party in figures["parties"].items()
         for feature in of_party.get("features", ())
     ]
@@ -50,11 +53,19 @@ def in_words(figures: Mapping[str, Any]) -> str:
         f"permuted:"
     ]
     for each in features[:_SHOWN]:
-        name = f"party {each['party']}, feature {each['feature']}"
-        lines.append(f"{name:<24}{each['value']:>9.4f}  [{each['low']:.4f}, {each['high']:.4f}]")
+        lines.append(
+            f"{_called(each):<24}{each['value']:>9.4f}  [{each['low']:.4f}, {each['high']:.4f}]"
+        )
     if len(features) > _SHOWN:
         lines.append(f"{len(features) - _SHOWN} more features are in {FILE}.")
     return "\n".join(lines)
+
+
+def _called(feature: Mapping[str, Any]) -> str:
+    """Return what a feature is called: by number at a party, by name at the label holder."""
+    if feature["party"] == LABEL_HOLDER:
+        return f"{LABEL_HOLDER}, {feature['feature']}"
+    return f"party {feature['party']}, feature {feature['feature']}"
 
 
 def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path) -> None:
@@ -63,15 +74,16 @@ def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path
 
     figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(features)))
     axes = figure.subplots()
+    colours = dict(zip(figures["parties"], cycle(COLOURS), strict=False))
     for place, each in enumerate(reversed(features)):
         axes.barh(
             place,
             each["value"],
             xerr=(each["high"] - each["low"]) / 2,
-            color=COLOURS[each["party"] % len(COLOURS)],
+            color=colours[each["party"]],
             ecolor="#637273",
         )
-    names = [f"party {each['party']}, feature {each['feature']}" for each in reversed(features)]
+    names = [_called(each) for each in reversed(features)]
     axes.set_yticks(range(len(names)), names)
     metric = METRICS[figures["metric"]]
     axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if permuted")

@@ -54,9 +54,10 @@ def features_of(
             "explained."
         )
     shape = tuple(sample.shape)
-    table = _of_table(preparation) if preparation else []
-    if len(shape) == 1 and table and table[-1][1][-1].stop == shape[0]:
-        named = table
+    table = list(preparation.columns.items()) if preparation else []
+    named: list[tuple[str, tuple[Any, ...]]]
+    if len(shape) == 1 and table and table[-1][1].stop == shape[0]:
+        named = [(name, (..., place)) for name, place in table]
     elif len(shape) == 1:
         named = [(f"column {at}", (..., slice(at, at + 1))) for at in range(shape[0])]
     elif sequences and shape[-1] > 1:
@@ -64,17 +65,6 @@ def features_of(
     else:
         named = _of_grid(shape, ("step", "signal") if sequences else ("row", "column"))
     return [Feature(name, index, number) for number, (name, index) in enumerate(named)]
-
-
-def _of_table(preparation: Preparation) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return name and index of each column of a table, as `data.tables` encodes it."""
-    widths = dict.fromkeys(preparation.numbers, 1)
-    widths |= {name: len(values) for name, values in preparation.texts.items()}
-    ends = np.cumsum([0, *widths.values()]).tolist()
-    return [
-        (name, (..., slice(low, high)))
-        for name, (low, high) in zip(widths, pairwise(ends), strict=True)
-    ]
 
 
 def _of_grid(shape: tuple[int, ...], words: tuple[str, str]) -> list[tuple[str, tuple[Any, ...]]]:
