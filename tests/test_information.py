@@ -485,6 +485,14 @@ def test_counts_of_many_columns_are_equations_that_are_refused() -> None:
     assert told < Shown.most
 
 
+def test_sums_of_more_than_256_groups_are_all_counted() -> None:
+    generator = np.random.default_rng(0)
+    columns = [generator.integers(0, 10, 5000).astype(np.uint8) for _ in range(40)]
+    shown = Shown(5000)
+    assert shown.add(np.arange(5000), columns)
+    assert np.array_equal(shown.sums[1:], sums_of(columns))
+
+
 def test_the_leverage_is_the_variance_that_sums_explain() -> None:
     generator = np.random.default_rng(1)
     sums = sums_of([generator.integers(0, 5, 200).astype(np.uint8) for _ in range(4)])
