@@ -51,7 +51,10 @@ INFORMATION = {
 }
 DRIFT = {
     **{"rows": 5000, "scores": 0.02, "embeddings": {"0": 0.12, "1": 0.3}},
-    "columns": {"0": {"moderate": 2, "large": 1}, "1": None},
+    "columns": {
+        **{"0": {"moderate": 2, "large": 1}, "1": None},
+        "own": {"moderate": 1, "large": 0},
+    },
 }
 
 
@@ -183,7 +186,9 @@ def test_drift_is_named_by_its_size(page: Page) -> None:
     drift = page.table("what", "index")
     assert [each["drift"] for each in drift.values()] == ["small", "moderate", "large"]
     assert drift["embeddings of party 1"]["index"] == "0.3000"
-    assert page.table("columns of")["party 0"] == {"moderate drift": "2", "large drift": "1"}
+    columns = page.table("columns of")
+    assert columns["party 0"] == {"moderate drift": "2", "large drift": "1"}
+    assert columns["label holder"] == {"moderate drift": "1", "large drift": "0"}
     assert "Party 1 tells nothing of its columns." in page.text
 
 

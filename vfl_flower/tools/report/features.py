@@ -141,7 +141,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         columns = mapping(of.get("columns"))
         counts: list[Row] = [
             [
-                f"party {party}",
+                "label holder" if party == "own" else f"party {party}",
                 *(shown(number(columns, party, key), ".0f") for key in ("moderate", "large")),
             ]
             for party in columns
