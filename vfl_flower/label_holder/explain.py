@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
+from vfl_flower.config.files import make_folder, told
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint, explanation
@@ -86,6 +87,9 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "label, or another file by dataset='files:PATH'."
         )
     predictor = Predictor(found, rows.own.shape[1])
+    folder = Path(config.running.out or config.model).expanduser()
+    with told(folder):
+        make_folder(folder)  # before anything is spent
     epsilon = count_uploads(config, found)
     order = ExplainOrder(run=found.run, number=found.number, repeats=config.repeats)
     asked = transport, config, predictor, rows, there, order, Explained
@@ -106,11 +110,10 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     if most and counts_uploads(found):
         epsilon = count_uploads(config, found, most)
     _permute(transport, config, predictor, turns)
-    told = not mechanism_of(found.config).hides_labels
-    _tell(transport, config, turns, plain, told)
+    tells = not mechanism_of(found.config).hides_labels
     refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
     explanation.write(
-        Path(config.running.out or config.model).expanduser(),
+        folder,
         {
             "metric": score.metric,
             "rows": len(labels),
@@ -125,9 +128,10 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             },
         },
     )
+    _tell(transport, config, turns, plain, tells)  # last: a party may fail to write its table
     for sentence in refused.values():
         notice.warning("%s", sentence)
-    if not told:
+    if not tells:
         notice.info("Parties are told no figures, since the run protects the labels by noise.")
     if epsilon is not None:
         notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)
