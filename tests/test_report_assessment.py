@@ -172,6 +172,7 @@ def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
     assert list(informative)[-1] == "party 2, feature 4"
     assert informative["party 2, feature 4"]["strength"] == "One bin only."
     assert "300 rows, labels with noise, epsilon 1.5." in page.text
+    assert "The label holder's own columns have values by its true labels." in page.text
 
 
 def test_a_negative_bar_points_to_the_left_of_zero(page: Page) -> None:

@@ -43,6 +43,8 @@ def information(runs: Sequence[Shown]) -> Section | None:
         how = "exact counts of labels"
         if text(of.get("mode")) == "noisy":
             how = f"labels with noise, epsilon {shown(number(of, 'epsilon'))}"
+            if "label holder" in mapping(of.get("parties")):
+                how += ". The label holder's own columns have values by its true labels"
         rows = shown(number(of, "rows"), ",.0f")
         notes += [f"{named}{rows} rows, {how}.", *(named + each for each in _refused(of))]
     notes.append(
