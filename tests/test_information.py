@@ -350,6 +350,20 @@ def test_a_node_answers_few_sets_of_labels(node: Context) -> None:
         ask(np.arange(rows) < 3)
 
 
+def test_a_node_has_no_bin_with_fewer_rows_than_its_rule(node: Context) -> None:
+    about = told(node, **{"min-bin": 1})
+    rows = at_party.offer(node, InformationOrder(config=about)).rows
+    labels = (np.arange(rows) % 2).astype(np.uint8)
+    for run, (least, simulated) in enumerate(((50, False), (90, False), (1, True))):
+        node.run_id, node.node_config["simulated"] = run, simulated
+        node.node_config["min-rows"] = least
+        order = EvidenceOrder(kept=1 - 1e-9, arrays={"labels": labels}, config=about)
+        at_party.compute(node, order)
+        (path,) = Path(str(node.node_config["states"])).glob(f"run-{run}-*.csv")
+        smallest = int(pd.read_csv(path)["rows"].min())
+        assert smallest < 50 if simulated else least <= smallest
+
+
 def test_invented_labels_show_who_shares_a_bin_where_nothing_limits_them(node: Context) -> None:
     # The control of the limits above, which a simulation has not: one set of labels a pair.
     node.node_config["simulated"] = True
