@@ -173,6 +173,16 @@ def test_a_tabular_model_with_one_changed_column_embeds_as_the_whole_model(tmp_p
 # --- figures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
+def test_the_metric_is_that_of_calibrated_predictions(dataset: str, tmp_path: Path) -> None:
+    keys = {**SHORT, "epochs": 2, "calibrate": "isotonic", "validation-fraction": 0.3}
+    run = run_local(2, {**keys, "dataset": dataset, "out": str(tmp_path / "run")})
+    said = explain_local({"model": str(run.folder)})
+    figures = run.summary["assessment"]["figures"]
+    assert said["baseline"] == pytest.approx(figures[said["metric"]]["value"], abs=1e-9)
+    assert said["baseline"] != pytest.approx(run.summary[f"test_{said['metric']}"], abs=1e-4)
+
+
 def test_the_interval_of_an_auc_difference_covers_what_new_rows_give() -> None:
     generator, falls = np.random.default_rng(0), []
 

@@ -100,7 +100,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "No row with a label is known to any party. Name a file of other rows by "
             "dataset='files:PATH'."
         )
-    score = Score(labels, len(found.about_labels["classes"]))
+    score = Score(labels, len(found.about_labels["classes"]), found.calibration)
     plain = _Plain(predictor, blocks, rows.own, present, known, score)
     turns = {
         node: _Turns(plain, answer.party, answer.features, config.repeats)
