@@ -19,6 +19,7 @@ from tests.organisations import ID, Organisations, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import predict as label_holder_predict
 from vfl_flower.label_holder.assessment import threshold, two_classes
 from vfl_flower.label_holder.predictions import in_words
 from vfl_flower.label_holder.summary_fields import described
@@ -205,6 +206,17 @@ def test_new_rows_have_segments_if_their_file_has_the_column(
     with pytest.raises(ConfigError, match=r"no column 'region', which `segments` names"):
         out = organisations.folder / "refused.parquet"
         organisations.predict("run", without, out=str(out), segments="region")
+
+
+def test_too_many_segments_are_refused_before_parties_are_asked(
+    organisations: Organisations, by_region: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, many = read(organisations.labels), organisations.folder / "many.csv"
+    names = [f"region {number}" for number in range(len(table))]
+    write(table.assign(region=names), many)
+    monkeypatch.setattr(label_holder_predict, "embeddings", lambda *given: pytest.fail("asked"))
+    with pytest.raises(ConfigError, match="'region' has more than 100 values"):
+        organisations.predict("run", many, out=str(organisations.folder / "many.parquet"))
 
 
 @nightly

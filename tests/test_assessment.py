@@ -363,6 +363,9 @@ def test_values_of_a_column_become_segments() -> None:
     assert sorted(names) == ["a", "b", MISSING]
     assert [names[at] for at in numbers_of] == ["b", MISSING, "a", MISSING, MISSING]
     assert segments("x", np.array([True, False]))[0] == ["False", "True"]
+    near = 1_700_000_000 + np.arange(100)  # ranges that differ in their ninth digit
+    names, numbers_of = segments("second", near)
+    assert len(names) == 5 and np.bincount(numbers_of).tolist() == [20] * 5
     names, numbers_of = segments("age", np.arange(100))
     assert names == ["<= 19", "(19, 39]", "(39, 59]", "(59, 79]", "> 79"]
     assert np.bincount(numbers_of).tolist() == [20] * 5

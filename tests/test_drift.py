@@ -34,7 +34,7 @@ from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.launch.engines import predict_local
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party.drift import DriftReports, keep
 from vfl_flower.party.state_file import Saved
 from vfl_flower.tools.audit_drift import drift_counts
@@ -274,6 +274,19 @@ def test_a_party_that_refuses_reports_nothing_and_predicts_the_same(
     found = predicted(trained, trained.new(tmp_path, trained.later, "explain,drift"), [])
     assert found == {**trained.found, "columns": {**trained.found["columns"], "1": None}}
     pd.testing.assert_frame_equal(read(tmp_path / "scores.csv"), trained.scores)
+
+
+def test_a_run_with_noise_on_embeddings_has_no_reports(tmp_path: Path) -> None:
+    keys = {**SHORT, "noise-seed": -1, "epochs": 1, "dataset": "breast-cancer"}
+    keys["test-fraction"] = 0.5
+    noise = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
+    for name, more in (("plain", {}), ("noisy", noise)):
+        out = str(tmp_path / name)
+        run_local(2, {**keys, **more, "out": out})
+        scores = predict_local({"model": out})
+        columns = json.loads(scores.with_suffix(".json").read_text())["drift"]["columns"]
+        assert [each is None for each in columns.values()] == [bool(more)] * 2
+        assert len(list((tmp_path / name).glob("*.drift.csv"))) == 2  # each party's own table
 
 
 Node = Callable[..., DriftReports]

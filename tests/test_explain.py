@@ -25,6 +25,7 @@ from vfl_flower.launch.explaining import explain_local
 from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.models.training import load_model
+from vfl_flower.party import explain as party_explain
 from vfl_flower.party import explained_table
 from vfl_flower.party.explain import Explanation
 from vfl_flower.party.features import features_of
@@ -172,6 +173,16 @@ def test_a_tabular_model_with_one_changed_column_embeds_as_the_whole_model(tmp_p
 
 
 # --- figures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
+def test_the_metric_is_that_of_calibrated_predictions(dataset: str, tmp_path: Path) -> None:
+    keys = {**SHORT, "epochs": 2, "calibrate": "isotonic", "validation-fraction": 0.3}
+    run = run_local(2, {**keys, "dataset": dataset, "out": str(tmp_path / "run")})
+    said = explain_local({"model": str(run.folder)})
+    figures = run.summary["assessment"]["figures"]
+    assert said["baseline"] == pytest.approx(figures[said["metric"]]["value"], abs=1e-9)
+    assert said["baseline"] != pytest.approx(run.summary[f"test_{said['metric']}"], abs=1e-4)
 
 
 def test_the_interval_of_an_auc_difference_covers_what_new_rows_give() -> None:
@@ -417,6 +428,27 @@ def test_the_command_prints_a_table(plain: Path, capsys: pytest.CaptureFixture[s
     assert json.loads((plain / "explanation.json").read_text())["repeats"] == 2
 
 
+def test_the_command_names_the_folder_that_it_writes_to(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    assert main(["explain", str(plain), "-c", f"out='{folder}'"]) == 0
+    assert capsys.readouterr().out.endswith(f"explanation: {folder / explanation.FILE}\n")
+    assert (folder / explanation.FILE).exists()
+
+
+def test_a_party_that_cannot_write_its_table_leaves_the_figures_to_the_label_holder(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise VflError("The disk is full.")
+
+    monkeypatch.setattr(party_explain, "write_whole", fail)
+    with pytest.raises(PartyError, match="cannot write its table of features"):
+        explain_local({"model": str(plain), "out": str(tmp_path)})
+    assert explanation.ranked(json.loads((tmp_path / explanation.FILE).read_text()))
+
+
 # --- rules and counts ----------------------------------------------------------------------------
 
 
@@ -539,6 +571,19 @@ def test_a_party_refuses_features_and_rows_that_it_does_not_have(
 ) -> None:
     with pytest.raises(VflError, match=r"does not have|agreed to"):
         asked.permuted(order(**wrong))
+
+
+def test_rows_as_they_are_are_repeated_no_more_often_than_permuted_rows(
+    asked: Explanation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = asked.embed()
+    assert np.array_equal(asked.repeated(order(party=1)), np.tile(plain[:10], (2, 1)))
+    with pytest.raises(VflError, match="does not have"):
+        asked.repeated(order(party=1, stop=21))
+    monkeypatch.setattr("vfl_flower.party.explain._AT_ONCE", 60)
+    asked.repeated(order(party=1, count=3))
+    with pytest.raises(VflError, match="agreed to"):
+        asked.repeated(order(party=1, count=4))
 
 
 def test_permutations_follow_from_a_secret_that_is_new_each_time(asked: Explanation) -> None:

@@ -350,6 +350,20 @@ def test_a_node_answers_few_sets_of_labels(node: Context) -> None:
         ask(np.arange(rows) < 3)
 
 
+def test_a_node_has_no_bin_with_fewer_rows_than_its_rule(node: Context) -> None:
+    about = told(node, **{"min-bin": 1})
+    rows = at_party.offer(node, InformationOrder(config=about)).rows
+    labels = (np.arange(rows) % 2).astype(np.uint8)
+    for run, (least, simulated) in enumerate(((50, False), (90, False), (1, True))):
+        node.run_id, node.node_config["simulated"] = run, simulated
+        node.node_config["min-rows"] = least
+        order = EvidenceOrder(kept=1 - 1e-9, arrays={"labels": labels}, config=about)
+        at_party.compute(node, order)
+        (path,) = Path(str(node.node_config["states"])).glob(f"run-{run}-*.csv")
+        smallest = int(pd.read_csv(path)["rows"].min())
+        assert smallest < 50 if simulated else least <= smallest
+
+
 def test_invented_labels_show_who_shares_a_bin_where_nothing_limits_them(node: Context) -> None:
     # The control of the limits above, which a simulation has not: one set of labels a pair.
     node.node_config["simulated"] = True
@@ -483,6 +497,14 @@ def test_counts_of_many_columns_are_equations_that_are_refused() -> None:
     solved = np.linalg.lstsq(sums_of(few), sums_of(few) @ labels, rcond=None)[0]
     told = np.corrcoef(solved, labels)[0, 1] ** 2
     assert told < Shown.most
+
+
+def test_sums_of_more_than_256_groups_are_all_counted() -> None:
+    generator = np.random.default_rng(0)
+    columns = [generator.integers(0, 10, 5000).astype(np.uint8) for _ in range(40)]
+    shown = Shown(5000)
+    assert shown.add(np.arange(5000), columns)
+    assert np.array_equal(shown.sums[1:], sums_of(columns))
 
 
 def test_the_leverage_is_the_variance_that_sums_explain() -> None:

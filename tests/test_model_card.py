@@ -258,6 +258,18 @@ def test_each_limit_is_there_only_where_it_applies(summary: dict[str, Any]) -> N
         assert not any(sentence in each for each in limits({**summary, "assessment": few}))
 
 
+def test_no_figure_follows_from_true_labels_that_noise_protects(run: Start) -> None:
+    without = {**QUICK, "test-fraction": 0.0}
+    for privacy, hides in (({}, False), ({"privacy": "labels", "epsilon": 3.0}, True)):
+        finished = run(2, {**without, **privacy})
+        said = (finished.folder / FILES[0]).read_text()
+        assert (f"{finished.summary['test_accuracy']:.4g}" in said) is not hides
+        assert ("labels that the noise protects" in said) is hides
+        assert ("follow from the true labels of the training rows" in said) is hides
+        assert ("the figures are of training rows, and too good" in said) is not hides
+        assert "labels of the test rows" not in said
+
+
 def test_shares_of_classes_follow_from_labels_or_from_noisy_labels(run: Start) -> None:
     plain = run(2, QUICK).summary["data"]
     assert plain["class_shares"] == pytest.approx([147 / 387, 240 / 387])

@@ -53,7 +53,10 @@ INFORMATION = {
 }
 DRIFT = {
     **{"rows": 5000, "scores": 0.02, "embeddings": {"0": 0.12, "1": 0.3}},
-    "columns": {"0": {"moderate": 2, "large": 1}, "1": None},
+    "columns": {
+        **{"0": {"moderate": 2, "large": 1}, "1": None},
+        "own": {"moderate": 1, "large": 0},
+    },
 }
 
 
@@ -171,6 +174,7 @@ def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
     assert list(informative)[-1] == "party 2, feature 4"
     assert informative["party 2, feature 4"]["strength"] == "One bin only."
     assert "300 rows, labels with noise, epsilon 1.5." in page.text
+    assert "The label holder's own columns have values by its true labels." in page.text
 
 
 def test_a_negative_bar_points_to_the_left_of_zero(page: Page) -> None:
@@ -185,7 +189,9 @@ def test_drift_is_named_by_its_size(page: Page) -> None:
     drift = page.table("what", "index")
     assert [each["drift"] for each in drift.values()] == ["small", "moderate", "large"]
     assert drift["embeddings of party 1"]["index"] == "0.3000"
-    assert page.table("columns of")["party 0"] == {"moderate drift": "2", "large drift": "1"}
+    columns = page.table("columns of")
+    assert columns["party 0"] == {"moderate drift": "2", "large drift": "1"}
+    assert columns["label holder"] == {"moderate drift": "1", "large drift": "0"}
     assert "Party 1 tells nothing of its columns." in page.text
 
 

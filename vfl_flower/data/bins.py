@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -76,9 +78,9 @@ class Bins:
             return [*self.values, "other", "missing"]
         if not self.edges:
             return ["all", "missing"]
-        inner = zip(self.edges[:-1], self.edges[1:], strict=True)
-        between = [f"({low:g}, {high:g}]" for low, high in inner]
-        return [f"<= {self.edges[0]:g}", *between, f"> {self.edges[-1]:g}", "missing"]
+        edges = _texts(self.edges)
+        between = [f"({low}, {high}]" for low, high in pairwise(edges)]
+        return [f"<= {edges[0]}", *between, f"> {edges[-1]}", "missing"]
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields in JSON types; `from_json` restores them."""
@@ -89,6 +91,13 @@ class Bins:
         """Return the bins from what `as_json` returned, also after a JSON file."""
         values = fields["values"]
         return cls(tuple(fields["edges"]), None if values is None else tuple(values))
+
+
+def _texts(edges: Sequence[float]) -> list[str]:
+    """Return different numbers as different texts, of six digits if possible."""
+    found = [[f"{each:.{digits}g}" for each in edges] for digits in (6, 9, 12)]
+    found.append(list(map(repr, edges)))
+    return next(texts for texts in found if len(set(texts)) == len(edges))
 
 
 def _is_missing(column: Array) -> NDArray[np.bool_]:

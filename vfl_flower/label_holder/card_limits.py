@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.card_privacy import covers_figures
 from vfl_flower.label_holder.figures import percent
 from vfl_flower.protocol.aggregation import aggregation_of
 
@@ -58,7 +59,9 @@ def _of_rows(summary: Mapping[str, Any]) -> Iterator[str]:
             "There were no validation rows: the model is that of the last epoch, whether or not an "
             "earlier one was better."
         )
-    if summary["data"]["tested_on_training_rows"]:
+    if covers_figures(summary):
+        yield "No rows were held out for testing, so nothing shows how good the model is."
+    elif summary["data"]["tested_on_training_rows"]:
         yield "No rows were held out for testing: the figures are of training rows, and too good."
     elif rows["test"] < 2 * _FEW:
         yield f"There are only {rows['test']} test rows: the figures are uncertain."
@@ -71,7 +74,8 @@ def _of_rows(summary: Mapping[str, Any]) -> Iterator[str]:
 def _of_figures(summary: Mapping[str, Any]) -> Iterator[str]:
     found = summary.get("assessment") or {}
     if not found:
-        yield "The figures have no intervals."
+        if not covers_figures(summary):
+            yield "The figures have no intervals."
         return
     rows, positives = found["rows"], found.get("positives")
     if positives is not None and min(positives, rows - positives) < _FEW:

@@ -16,6 +16,12 @@ def paragraph(summary: Mapping[str, Any]) -> str:
     return " ".join([*_mechanism(summary), *_epsilon(summary), *_unprotected(summary)])
 
 
+def covers_figures(summary: Mapping[str, Any]) -> bool:
+    """Return whether the figures of a run follow from true labels that its noise protects."""
+    repeated: bool = summary["data"]["tested_on_training_rows"]
+    return repeated and summary["config"]["privacy"] in _HIDE_LABELS
+
+
 def _mechanism(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was done with noise and masks."""
     config = summary["config"]
@@ -92,7 +98,12 @@ def _unprotected(summary: Mapping[str, Any]) -> Iterator[str]:
         left.append("what a party's model learns from a record, and later predictions of it")
     else:
         left.append("features, which the label holder can decode in part from embeddings")
-    if kind in _HIDE_LABELS and claims:
+    if covers_figures(summary):
+        left.append(
+            "the test figures in summary.json and history.jsonl, which follow from the true labels "
+            "of the training rows"
+        )
+    elif kind in _HIDE_LABELS and claims:
         left.append("labels of the test rows, from which the figures of this card follow")
     elif config["labels"] == "shared":
         left.append("labels of the training rows, which all parties receive")

@@ -43,7 +43,7 @@ class Shown:
         added = np.zeros((number - len(self.sums), self._rows), np.float32)
         first = 0
         for each in groups:
-            added[first + each, rows] = 1
+            added[first + each.astype(np.int64), rows] = 1
             first += int(each.max()) + 1
         sums = np.concatenate([self.sums, added])
         if self.leverages(sums).max() > self._most:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
+from vfl_flower.config.files import make_folder, told
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.split import divide
@@ -87,6 +88,9 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "label, or another file by dataset='files:PATH'."
         )
     predictor = Predictor(found, rows.own.shape[1])
+    folder = Path(config.running.out or config.model).expanduser()
+    with told(folder):
+        make_folder(folder)  # before anything is spent
     epsilon = count_uploads(config, found)
     order = ExplainOrder(run=found.run, number=found.number, repeats=config.repeats)
     asked = transport, config, predictor, rows, there, order, Explained
@@ -97,7 +101,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "No row with a label is known to any party. Name a file of other rows by "
             "dataset='files:PATH'."
         )
-    score = Score(labels, len(found.about_labels["classes"]))
+    score = Score(labels, len(found.about_labels["classes"]), found.calibration)
     plain = _Plain(predictor, blocks, rows.own, present, known, score)
     turns = {
         node: _Turns(plain, answer.party, answer.features, config.repeats)
@@ -107,11 +111,10 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     if most and counts_uploads(found):
         epsilon = count_uploads(config, found, most)
     _permute(transport, config, predictor, turns)
-    told = not mechanism_of(found.config).hides_labels
-    _tell(transport, config, turns, plain, told)
+    tells = not mechanism_of(found.config).hides_labels
     refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
     explanation.write(
-        Path(config.running.out or config.model).expanduser(),
+        folder,
         {
             "metric": score.metric,
             "rows": len(labels),
@@ -127,9 +130,10 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             | _of_label_holder(plain, found.about_labels["preparation"], config.repeats),
         },
     )
+    _tell(transport, config, turns, plain, tells)  # last: a party may fail to write its table
     for sentence in refused.values():
         notice.warning("%s", sentence)
-    if not told:
+    if not tells:
         notice.info("Parties are told no figures, since the run protects the labels by noise.")
     if epsilon is not None:
         notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)

@@ -8,12 +8,14 @@ the interval. For AUC, this is DeLong's covariance of two curves (DeLong et al.,
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.label_holder.calibration import Calibration, probabilities
 from vfl_flower.transport.explain_messages import Metric
 
 AUC: Final = "auc"
@@ -39,6 +41,7 @@ class Score:
     ----------
     labels : class numbers, int64 [R], or standardised numbers, float32 [R].
     classes : number of classes; 0 for regression.
+    calibration : the calibration of the model, if any. Predictions follow from it.
 
     Attributes
     ----------
@@ -51,7 +54,13 @@ class Score:
         If these labels do not define the metric.
     """
 
-    def __init__(self, labels: NDArray[np.float32] | NDArray[np.int64], classes: int) -> None:
+    def __init__(
+        self,
+        labels: NDArray[np.float32] | NDArray[np.int64],
+        classes: int,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self._calibration = calibration
         self.metric: Metric = R2 if not classes else AUC if classes == 2 else ACCURACY
         self._labels = labels
         self._groups = [np.ones(len(labels), bool)]
@@ -82,10 +91,13 @@ class Score:
             errors = np.square(outputs[:, 0].astype(np.float64) - self._labels)
             found: Floats = 1 - errors / self._squares.mean()
             return found
+        said: NDArray[Any] = outputs
+        if self._calibration:
+            said = probabilities(torch.from_numpy(outputs), self._calibration)
         if self.metric == ACCURACY:
-            hits: Floats = (outputs.argmax(1) == self._labels).astype(np.float64)
+            hits: Floats = (said.argmax(1) == self._labels).astype(np.float64)
             return hits
-        return _placements(outputs[:, 0], self._groups[0])
+        return _placements(said[:, -1], self._groups[0])
 
     def bounded(self, outputs: Outputs) -> Outputs:
         """Return outputs that no party can make large: within the range of the labels, for R2."""
@@ -115,7 +127,7 @@ class Score:
         return float(next(each * power for each in (1, 2, 5, 10) if each * power >= least))
 
 
-def _placements(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> Floats:
+def _placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Floats:
     """Return the share of the other class that each row ranks rightly against, [R].
 
     Equal scores count one half. The mean over either class is the AUC.

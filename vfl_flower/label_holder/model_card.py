@@ -131,6 +131,12 @@ def _figures(summary: Mapping[str, Any]) -> Part:
     title = "Figures on training rows" if repeated else "Figures on test rows"
     found = summary.get("assessment") or {}
     figures = found.get("figures", {})
+    if card_privacy.covers_figures(summary):
+        said = (
+            "There are none: no rows were held out for testing, and figures of training rows would "
+            "follow from labels that the noise protects."
+        )
+        return Part(title, [said])
     if not figures:
         known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
         bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]

@@ -25,6 +25,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
 from vfl_flower.config.files import locked
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
@@ -81,6 +82,8 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     check_fitted(found)
     there = available_parties(config, found)
     rows = rows_to_predict(transport, config, given, found, run, there)
+    if rows.labels is not None:
+        check_segments(rows.segments)  # before parties are asked
     predictor = Predictor(found, rows.own.shape[1])
     epsilon = count_uploads(config, found)
     order = PredictOrder(run=found.run, number=found.number)
@@ -136,13 +139,13 @@ def _of_labels(
     rows: RowsToPredict,
 ) -> dict[str, Any]:
     """Return figures of the rows with labels, and their assessment; empty without labels."""
-    from vfl_flower.label_holder.assessment.of_predictions import of_predictions  # lazy: slow
-
     if rows.labels is None:
         return {}
     numbers, labels = labelled(rows.labels, known, found)
     if not len(numbers):
         return {}
+    from vfl_flower.label_holder.assessment.of_predictions import of_predictions  # lazy: slow
+
     outputs = outputs[torch.from_numpy(numbers)]
     metrics = reached(outputs, labels, found).figures()
     segments = {name: values[numbers] for name, values in rows.segments.items()}

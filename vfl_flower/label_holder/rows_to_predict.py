@@ -101,6 +101,7 @@ class RowsToPredict:
             labels=None if self.labels is None else self.labels[wanted],
             present=None if self.present is None else self.present[wanted],
             places=None if self.places is None else self.places[wanted],
+            segments={name: values[wanted] for name, values in self.segments.items()},
             chosen=numbers,
         )
 

@@ -8,7 +8,8 @@ moderately, and how many largely.
 The label holder chooses the rows, so it could ask about groups that differ in one person. So a
 report covers at least 200 rows, or ``min-rows``. A random factor hides each index, and a prediction
 or a service reports only on rows that no other has reported on that day. Both are left out if all
-parties have one owner. The rule ``refuse='drift'`` forbids reports.
+parties have one owner. The rule ``refuse='drift'`` forbids reports. A run with noise on embeddings
+has none.
 """
 
 from __future__ import annotations
@@ -72,14 +73,16 @@ class DriftReports:
     Parameters
     ----------
     run : name of the model's run, in the name of the table.
+    perturbs : whether the run adds noise to embeddings. Its epsilon covers no report, so the party
+        sends no report then.
     """
 
-    def __init__(self, context: Context, saved: Saved, run: str) -> None:
+    def __init__(self, context: Context, saved: Saved, run: str, perturbs: bool = False) -> None:
         self._watch, self._context = kept(saved.state), context
         rules, one_owner = Rules.of(context.node_config), simulated(context)
         asked = not one_owner or "min-rows" in context.node_config
         self._least = max(LEAST, rules.min_rows if asked else 0)
-        self._refuses = "drift" in refused_tasks(rules.refuse)
+        self._refuses = perturbs or "drift" in refused_tasks(rules.refuse)
         party = context.node_config.get("partition-id")
         self._table = state_file.place(context, run=run).with_suffix(".drift.csv")
         self._days = None if one_owner else self._table.with_name(f"party-{party}.drift-rows")

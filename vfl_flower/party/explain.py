@@ -132,12 +132,34 @@ class Explanation:
             found.append(learner.fresh_embeddings(samples))
         return np.concatenate(found)
 
+    def repeated(self, order: PermuteOrder) -> Rows:
+        """Return embeddings [count * (stop - start), E] of rows as they are, and count them.
+
+        They equal an earlier upload, also in its noise, so they tell nothing new.
+
+        Raises
+        ------
+        ConfigError, VflError
+            If the rule allows no more uploads, or the order cannot be served.
+        """
+        self._check(order)
+        self.count(order.start, order.stop, order.count)
+        return np.tile(self.plain[order.start : order.stop], (order.count, 1))
+
+    def _check(self, order: PermuteOrder) -> None:
+        """Raise `VflError` if the party does not have the rows, or they are too many at once."""
+        if not order.start < order.stop <= self.rows:
+            raise VflError("was asked to embed rows that it does not have.")
+        if order.count * self.rows > max(_AT_ONCE, self.rows):
+            raise VflError("was asked for more permutations than it has agreed to.")
+
     def _begin(self, order: PermuteOrder) -> None:
         """Draw the permutations of a new turn, and note which rows the order embeds."""
         last = order.first + order.count
-        if last > len(self.features) or not order.start < order.stop <= self.rows:
-            raise VflError("was asked to permute features or rows that it does not have.")
-        if order.repeat >= self.repeats or order.count * self.rows > max(_AT_ONCE, self.rows):
+        self._check(order)
+        if last > len(self.features):
+            raise VflError("was asked to permute features that it does not have.")
+        if order.repeat >= self.repeats:
             raise VflError("was asked for more permutations than it has agreed to.")
         turn = order.first, last, order.repeat
         if turn != self._turn:
@@ -227,11 +249,8 @@ def permute(context: Context, order: PermuteOrder) -> Permuted:
         embedding = found.permuted(order)
     elif found.party.seal is None:
         raise VflError("was asked to permute another party's features.")
-    else:  # equal to an earlier upload, also in its noise, so it tells nothing new
-        if not order.start < order.stop <= found.rows:
-            raise VflError("was asked to embed rows that it does not have.")
-        found.count(order.start, order.stop, order.count)
-        embedding = np.tile(found.plain[order.start : order.stop], (order.count, 1))
+    else:
+        embedding = found.repeated(order)
     arrays: dict[str, NDArray[Any]] = {"embedding": embedding}
     if found.party.seal:
         found.party.seal.bind(order)

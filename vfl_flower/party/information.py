@@ -119,11 +119,13 @@ def _noisy(context: Context, config: RunConfig, order: EvidenceOrder) -> Iterato
     labels = checked(order.arrays, "labels", "uint8", (_columns(context, config).rows,))
     if labels.max() > 1:
         raise VflError("was sent labels that are neither 0 nor 1.")
+    least = config.min_bin
     if not simulated(context):
         _count_labels(context, labels, order.kept)
+        least = max(least, Rules.of(context.node_config).min_rows)
     for name, bins, values in _binned(context, config):
         by_bin = Evidence.count(bins.of(values), labels, bins.count, order.kept)
-        groups = merged(by_bin, config.min_bin)
+        groups = merged(by_bin, least)
         yield ColumnEvidence.of(name, bins, by_bin.rows.tolist(), groups, by_bin.grouped(groups))
 
 

@@ -44,7 +44,9 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     if party.seal:
         of_rows, lineage = alike(party.alike, block.ids_digest), scalars.get("lineage", b"")
         arrays = party.seal.predict(context, order, arrays, of_rows, lineage)
-    reports, places = DriftReports(context, saved, order.run), rows.astype(np.int64)
+    perturbs = party.learner.mechanism.perturbs_uploads
+    reports = DriftReports(context, saved, order.run, perturbs)
+    places = rows.astype(np.int64)
     names = block.test_rows.astype(np.uint64)[rows]
     arrays |= reports.of_prediction(names, places, read[0] if read else of_block(block))
     return Predicted(

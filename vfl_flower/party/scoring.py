@@ -111,7 +111,8 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
     file = _file_of(context)
     rows = _Rows(block.test, at, ids, own, file, _version(file), np.array(mine, np.int64))
     budget = PredictionBudget(context, Rules.of(context.node_config))
-    drift = DriftReports(context, saved, order.run)
+    perturbs = party.learner.mechanism.perturbs_uploads
+    drift = DriftReports(context, saved, order.run, perturbs)
     if (earlier := _served.pop((context.run_id, index), None)) is not None:
         _close(earlier)
     audit = state_file.audit_log(context)

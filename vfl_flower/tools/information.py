@@ -36,4 +36,6 @@ def table(folder: Path) -> str:
         spent = found["spent"]
         how = f"noisy labels, epsilon = {found['epsilon']:g}"
         how += f" (all draws of these labels: {spent:g})" if spent is not None else " (repeatable)"
+        if "label holder" in found["parties"]:
+            how += "\nThe label holder's own columns have values by its true labels."
     return "\n".join([*lines, f"{found['rows']} training rows, by {how}"])

@@ -41,7 +41,8 @@ def _explain(
     keys.setdefault("repeats", repeats)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     print(in_words(explain_local(keys, node_configs)))
-    print(f"explanation: {Path(model).expanduser().absolute() / FILE}")
+    out = Path(str(keys.get("out") or model)).expanduser().absolute()
+    print(f"explanation: {out / FILE}")
 
 
 @app.command("serve", cls=Command, epilog=options.SERVE_EXAMPLES)

@@ -78,7 +78,8 @@ class Loaded:
         self.files = self._versions()
         self.rows = rows_to_predict(transport, config, given, found, run, there)
         self.predictor = Predictor(found, self.rows.own.shape[1])
-        self.explainer = Explainer(self.predictor, self.rows.own.shape[1])
+        of_explainer = Predictor(found, self.rows.own.shape[1])  # its thread may share no module
+        self.explainer = Explainer(of_explainer, self.rows.own.shape[1])
         self.any_subset = aggregation_of(found.config).any_subset
         self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
         self.parties.begin(there)

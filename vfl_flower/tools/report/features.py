@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vfl_flower.data.drift import LARGE, MODERATE
 from vfl_flower.label_holder.figures import ASSESSED
 from vfl_flower.tools.report.assessment import Estimate, scale
 from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, shown
@@ -13,7 +14,6 @@ from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
 
 _SHOWN = 20  # features; the others unfold
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
-_MODERATE, _LARGE = 0.1, 0.25
 
 
 def importance(runs: Sequence[Shown]) -> Section | None:
@@ -43,6 +43,8 @@ def information(runs: Sequence[Shown]) -> Section | None:
         how = "exact counts of labels"
         if text(of.get("mode")) == "noisy":
             how = f"labels with noise, epsilon {shown(number(of, 'epsilon'))}"
+            if "label holder" in mapping(of.get("parties")):
+                how += ". The label holder's own columns have values by its true labels"
         rows = shown(number(of, "rows"), ",.0f")
         notes += [f"{named}{rows} rows, {how}.", *(named + each for each in _refused(of))]
     notes.append(
@@ -141,7 +143,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         columns = mapping(of.get("columns"))
         counts: list[Row] = [
             [
-                f"party {party}",
+                "label holder" if party == "own" else f"party {party}",
                 *(shown(number(columns, party, key), ".0f") for key in ("moderate", "large")),
             ]
             for party in columns
@@ -163,7 +165,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
             notes.append(f"{named}Party {', '.join(unknown)} tells nothing of its columns.")
     swatch = ("mark", "0.25: drift above it is large")
     said = (
-        f"Population stability index: above {_MODERATE:g} moderate, above {_LARGE:g} large. On few "
+        f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few "
         "rows, chance alone can exceed that. A prediction warns only of more than chance."
     )
     every = [swatch, *(("", note) for note in [*notes, said])]
@@ -176,5 +178,5 @@ _MOST = 0.5  # right end of the scale of drift
 def _index(what: str, value: float | None) -> Row:
     if value is None:
         return [what, shown(None), "", ""]
-    word = "large" if value > _LARGE else "moderate" if value > _MODERATE else "small"
-    return [what, f"{value:z.4f}", word, Cell(bar=Bar([min(value, _MOST)], _MOST, _LARGE))]
+    word = "large" if value > LARGE else "moderate" if value > MODERATE else "small"
+    return [what, f"{value:z.4f}", word, Cell(bar=Bar([min(value, _MOST)], _MOST, LARGE))]
