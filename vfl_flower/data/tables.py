@@ -131,8 +131,13 @@ class Table(Source):
         return {name: frame[name].to_numpy() for name in names}
 
     def check_segments(self) -> None:
-        """Raise `ConfigError` if a segment column is missing."""
+        """Raise `ConfigError` if a segment column is missing, or is the label column."""
         for name in self.segment_names:
+            if name == self.label:
+                raise ConfigError(
+                    f"segments = {self.segments!r} names the label column {name!r}, and no group "
+                    "of one label has figures. Name other columns."
+                )
             if name not in self._names:
                 raise ConfigError(
                     f"{self.path} has no column {name!r}, which `segments` names:"
