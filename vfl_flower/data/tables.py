@@ -132,6 +132,7 @@ class Table(Source):
 
     def check_segments(self) -> None:
         """Raise `ConfigError` if a segment column is missing, or is the label column."""
+        others = [name for name in self._names if name not in (self.id, self.label)]
         for name in self.segment_names:
             if name == self.label:
                 raise ConfigError(
@@ -139,10 +140,14 @@ class Table(Source):
                     "of one label has figures. Name other columns."
                 )
             if name not in self._names:
+                ask = (
+                    f"{asked(name, others, 'name')} some of {', '.join(others[:8])}"
+                    f"{', ...' * (len(others) > 8)}."
+                    if others
+                    else " it has no column besides ids and labels."
+                )
                 raise ConfigError(
-                    f"{self.path} has no column {name!r}, which `segments` names:"
-                    f"{asked(name, self._names, 'name')} some of {', '.join(self._names[:8])}"
-                    f"{', ...' * (len(self._names) > 8)}."
+                    f"{self.path} has no column {name!r}, which `segments` names:{ask}"
                 )
 
     def with_known_segments(self) -> Self:
