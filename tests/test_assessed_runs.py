@@ -237,8 +237,12 @@ def test_python_takes_segments_from_a_frame_of_labels() -> None:
     assert next(iter(found["rows"])).startswith("<= ") and len(found["rows"]) == 5
     assert model.assess(parts, own)["segments"]["age"]["rows"].keys() != {}
     assert model.assess(parts, y)["segments"] == {}
-    with pytest.raises(ConfigError, match="labels has no column 'age', which `segments` names"):
+    with pytest.raises(
+        ConfigError, match="labels has no column 'age', which `segments` names: it has"
+    ):
         vfl_flower.train(parts, y, segments="age", epochs=1)
+    with pytest.raises(ConfigError, match="names the label column 'label'"):
+        vfl_flower.train(parts, own, segments="label", epochs=1)
     names = own.assign(name=[f"n{at}" for at in range(len(y))])
     with pytest.raises(ConfigError, match="Column 'name' has more than 100 values"):
         vfl_flower.train(parts, names, segments="name", epochs=1)

@@ -468,6 +468,15 @@ def test_a_party_can_refuse_and_the_others_are_explained(
     assert sentence in caplog.text
 
 
+def test_a_summary_says_if_no_feature_was_explained() -> None:
+    refused = {"0": {"refused": "Party 0 refuses task 'explain'."}}
+    figures = {"metric": "auc", "baseline": 0.9, "rows": 200, "parties": refused}
+    assert explanation.in_words(figures).endswith("No feature was explained: every party refused.")
+    one = {"feature": 3, "value": -1e-9, "low": -1e-7, "high": 0.02}
+    lines = explanation.in_words({**figures, "parties": {"0": {"features": [one]}}}).splitlines()
+    assert lines[1].endswith("   0.0000  [0.0000, 0.0200]")
+
+
 def test_under_masked_sums_a_party_that_insists_on_them_must_permit_it(tmp_path: Path) -> None:
     keys = {**SHORT, **SECURE, "epochs": 1, "dataset": "breast-cancer"}
     rule = {"aggregation": "secure", "sum-peers": "first-seen"}

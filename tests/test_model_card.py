@@ -254,6 +254,10 @@ def test_each_limit_is_there_only_where_it_applies(summary: dict[str, Any]) -> N
     for sentence, more in cases.items():
         assert not any(sentence in each for each in plain), sentence
         assert any(sentence in each for each in limits({**summary, **more})), sentence
+    by_chance = {"value": 0.04, "low": 0.0, "high": 0.05}
+    figures = {**summary["assessment"]["figures"], "ece": by_chance}
+    chance = {**summary["assessment"], "figures": figures}
+    assert not any("are off by" in each for each in limits({**summary, "assessment": chance}))
     for sentence in ("are off by", "No segments were named"):
         assert not any(sentence in each for each in limits({**summary, "assessment": few}))
 

@@ -54,8 +54,9 @@ INFORMATION = {
 DRIFT = {
     **{"rows": 5000, "scores": 0.02, "embeddings": {"0": 0.12, "1": 0.3}},
     "columns": {
-        **{"0": {"moderate": 2, "large": 1}, "1": None},
-        "own": {"moderate": 1, "large": 0},
+        "0": {"moderate": 2, "large": 1},
+        "1": None,
+        "own": {"moderate": 0, "large": 1},
     },
 }
 
@@ -189,9 +190,8 @@ def test_drift_is_named_by_its_size(page: Page) -> None:
     drift = page.table("what", "index")
     assert [each["drift"] for each in drift.values()] == ["small", "moderate", "large"]
     assert drift["embeddings of party 1"]["index"] == "0.3000"
-    columns = page.table("columns of")
-    assert columns["party 0"] == {"moderate drift": "2", "large drift": "1"}
-    assert columns["label holder"] == {"moderate drift": "1", "large drift": "0"}
+    assert page.table("columns of")["party 0"] == {"moderate drift": "2", "large drift": "1"}
+    assert page.table("columns of")["label holder"] == {"moderate drift": "0", "large drift": "1"}
     assert "Party 1 tells nothing of its columns." in page.text
 
 
@@ -204,6 +204,23 @@ def test_runs_without_these_fields_have_no_such_section(
     together = Page(report([folder, bare]))
     assert titles(together) >= SECTIONS
     assert len(together.points("gain: share of positives found against share of rows")) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "calibrate", "said"),
+    [
+        (0.5, "none", ""),
+        (0.3, "none", "are with the threshold 0.5."),
+        (0.5, "platt", "are without calibration."),
+        (0.3, "platt", "are with the threshold 0.5, without calibration."),
+    ],
+)
+def test_a_page_says_which_figures_on_top_are_of_another_threshold_or_calibration(
+    tmp_path: Path, assessments: list[dict[str, Any]], value: float, calibrate: str, said: str
+) -> None:
+    of = {**assessments[0], "threshold": {"rule": "f1", "value": value}, "calibrate": calibrate}
+    text = Page(report([left(tmp_path / "a", 0, assessment=of)])).text
+    assert ("Figures on top of the page" in text) == bool(said) and said in text
 
 
 def test_several_runs_share_charts_and_have_their_own_figures(

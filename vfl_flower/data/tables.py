@@ -131,13 +131,23 @@ class Table(Source):
         return {name: frame[name].to_numpy() for name in names}
 
     def check_segments(self) -> None:
-        """Raise `ConfigError` if a segment column is missing."""
+        """Raise `ConfigError` if a segment column is missing, or is the label column."""
+        others = [name for name in self._names if name not in (self.id, self.label)]
         for name in self.segment_names:
-            if name not in self._names:
+            if name == self.label:
                 raise ConfigError(
-                    f"{self.path} has no column {name!r}, which `segments` names:"
-                    f"{asked(name, self._names, 'name')} some of {', '.join(self._names[:8])}"
-                    f"{', ...' * (len(self._names) > 8)}."
+                    f"segments = {self.segments!r} names the label column {name!r}, and no group "
+                    "of one label has figures. Name other columns."
+                )
+            if name not in self._names:
+                ask = (
+                    f"{asked(name, others, 'name')} some of {', '.join(others[:8])}"
+                    f"{', ...' * (len(others) > 8)}."
+                    if others
+                    else " it has no column besides ids and labels."
+                )
+                raise ConfigError(
+                    f"{self.path} has no column {name!r}, which `segments` names:{ask}"
                 )
 
     def with_known_segments(self) -> Self:

@@ -84,7 +84,7 @@ def _of_figures(summary: Mapping[str, Any]) -> Iterator[str]:
             "of it are uncertain."
         )
     error = found["figures"].get("ece")
-    if error and found.get("calibrate") == "none":
+    if error and error["low"] > 0 and found.get("calibrate") == "none":
         yield (
             f"Scores rank rows. As probabilities they are off by {percent(error['value'])} on "
             "average, since they are not calibrated."

@@ -48,14 +48,13 @@ def ranked(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 def in_words(figures: Mapping[str, Any]) -> str:
     """Return a short table for a terminal."""
     metric, features = METRICS[figures["metric"]], ranked(figures)
-    lines = [
-        f"{metric} {figures['baseline']:.4f} on {figures['rows']} rows. It falls if a feature is "
-        f"permuted:"
-    ]
+    base = f"{metric} {figures['baseline']:.4f} on {figures['rows']} rows."
+    if not features:
+        return f"{base} No feature was explained: every party refused."
+    lines = [f"{base} It falls if a feature is permuted:"]
     for each in features[:_SHOWN]:
-        lines.append(
-            f"{_called(each):<24}{each['value']:>9.4f}  [{each['low']:.4f}, {each['high']:.4f}]"
-        )
+        interval = f"[{each['low']:z.4f}, {each['high']:z.4f}]"
+        lines.append(f"{_called(each):<24}{each['value']:>z9.4f}  {interval}")
     if len(features) > _SHOWN:
         lines.append(f"{len(features) - _SHOWN} more features are in {FILE}.")
     return "\n".join(lines)

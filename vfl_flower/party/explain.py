@@ -323,6 +323,9 @@ def _features(context: Context, party: Party) -> tuple[list[Feature], str]:
                 "task 'explain': its rule is aggregation = 'secure', and the difference of two "
                 "sums would be its own embeddings. Give it refuse='none' to permit this",
             )
+    except ConfigError as error:  # its log has the sentence already
+        return [], str(error)
+    try:
         own = preparation and isinstance(own_source(context), SequenceColumn)
         sequences = bool(own) or party.config.models.bottom == "lstm"
         of_sample = party.learner.index, party.inputs.sample

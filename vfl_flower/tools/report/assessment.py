@@ -178,6 +178,11 @@ def _said(run: Shown) -> list[str]:
         kept = text(calibrate)
         said = "as the model gives them" if kept == "none" else f"calibrated ({kept})"
         found.append(f"Probabilities are {said}.")
+    at_half = "without calibration" if (calibrate or "none") != "none" else ""
+    if value is not None and value != 0.5:
+        at_half = f"with the threshold 0.5{', ' * bool(at_half)}{at_half}"
+    if at_half:
+        found.append(f"Figures on top of the page and in its curves by epoch are {at_half}.")
     return found
 
 

@@ -14,6 +14,7 @@ from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
 
 _SHOWN = 20  # features; the others unfold
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
+_OWN = "own"  # the label holder, among the parties
 
 
 def importance(runs: Sequence[Shown]) -> Section | None:
@@ -25,11 +26,14 @@ def importance(runs: Sequence[Shown]) -> Section | None:
         rows, repeats = shown(number(of, "rows"), ",.0f"), number(of, "repeats")
         times = counted(repeats, "permutation", "permutations")
         base = shown(number(of, "baseline"), ".4f")
-        said = f"{metric} is {base} on {rows} rows; each feature had {times}."
+        said = (
+            f"{metric[:1].upper()}{metric[1:]} is {base} on {rows} rows; each feature had {times}."
+        )
         notes += [named + said, *(named + each for each in _refused(of))]
     notes.append(
         "Importance: what the figure loses if the feature's values are permuted. Features with the "
-        "same information share it. A party's features have numbers here, and names only there."
+        "same information share it. A party's own table of this explanation has the names of its "
+        "features. Information values number the same features differently."
     )
     found = [(run, mapping(run.explanation)) for run in runs]
     return _section("Importance of features", found, "importance", notes)
@@ -143,7 +147,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         columns = mapping(of.get("columns"))
         counts: list[Row] = [
             [
-                "label holder" if party == "own" else f"party {party}",
+                "label holder" if party == _OWN else f"party {party}",
                 *(shown(number(columns, party, key), ".0f") for key in ("moderate", "large")),
             ]
             for party in columns
@@ -160,9 +164,9 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         named = f"{run.title}: " if several else ""
         missing = "" if number(of, "scores") is not None else " There is no index of their scores."
         notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
-        unknown = [party for party in columns if not mapping(columns[party])]
+        unknown = [each for each in columns if each != _OWN and not mapping(columns[each])]
         if unknown:
-            notes.append(f"{named}Party {', '.join(unknown)} tells nothing of its columns.")
+            notes += [f"{named}Party {each} tells nothing of its columns." for each in unknown]
     swatch = ("mark", "0.25: drift above it is large")
     said = (
         f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few "

@@ -144,5 +144,5 @@ def _differences(column: str, runs: Sequence[Shown], found: Found) -> Table:
 def _called(key: str, of: Mapping[str, Any]) -> str:
     """Return what differs, and between which segments."""
     ends = [text(of[end]) for end in ("highest", "lowest") if of.get(end) is not None]
-    between = f": {' over '.join(ends)}" if len(ends) == 2 else ""
+    between = f": {' above '.join(ends)}" if len(ends) == 2 else ""
     return _DIFFERENCES.get(key, key) + between
