@@ -280,3 +280,26 @@ def test_steps_through_noise_on_labels_do_not_depend_on_the_size_of_gradients(
     assert (plain.optimizer, plain.batch_size) == ("sgd", 32)
     by_scalars = sized(resolve({**keys, "strategy": "cascaded"}), 51_000).training
     assert by_scalars.optimizer == "sgd"
+
+
+# --- test rows that are training rows -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["classification", "regression"])
+def test_figures_of_training_rows_come_from_noisy_labels_if_no_row_is_held_out(target: str) -> None:
+    keys: dict[str, Any] = {
+        **{"dataset": "breast-cancer", "epochs": 1, "test-fraction": 0.0, "noise-seed": 3},
+        **{"privacy": "labels", "epsilon": 1.0},
+    }
+    if target == "regression":
+        keys |= {"target": target, "label-range": "0,1"}
+    strategy, _ = trained(2, keys)
+    held_out, labels = strategy.run.holder.held_out, strategy.labels
+    until = held_out.validation
+    assert labels.repeats and labels.places is not None and labels.test_places is not None
+    given = labels.test_places
+    of_place = dict(zip(labels.places.tolist(), strategy.run.holder.labels.tolist(), strict=True))
+    of_place |= dict(zip(given[:until].tolist(), held_out.labels[:until].tolist(), strict=True))
+    expected = [of_place[place] for place in given[until:].tolist()]
+    assert held_out.labels[until:].tolist() == expected
+    assert (np.array(expected) != labels.test[until:]).mean() > 0.2  # the control: true labels

@@ -133,6 +133,8 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     _tell(transport, config, turns, plain, tells)  # last: a party may fail to write its table
     for sentence in refused.values():
         notice.warning("%s", sentence)
+    if rows.table is not None and "dataset" not in given and not found.config.data.test_fraction:
+        notice.warning("The run held out no test rows, so these figures are of training rows.")
     if not tells:
         notice.info("Parties are told no figures, since the run protects the labels by noise.")
     if epsilon is not None:

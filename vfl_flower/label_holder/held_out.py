@@ -71,6 +71,7 @@ class HeldOut:
     ) -> None:
         self.labels = torch.from_numpy(labels.test).to(device)
         self.validation = labels.validation  # number of validation rows
+        self.repeats = labels.repeats  # whether the test rows are training rows
         self.deviation = labels.deviation  # unit of regression outputs
         self.label_noise = mechanism_of(config).label_noise(labels)
         self.more = METRICS.load(config.models.metrics)
@@ -148,6 +149,8 @@ class HeldOut:
         rows, labels = self.table.rows[first:], self.labels[first:]
         validation = self._validated(top, outputs[:first], loss, copies) if first else None
         test = metrics(outputs[first:], labels, self.deviation, loss.own, self.more)
+        if self.repeats:  # labels of training rows, perhaps with noise
+            test = corrected(test, outputs[first:], labels, self.label_noise)
         if self.by_subsets:
             parties = len(self.table.columns)
             known, present = rows[:, : rows.shape[1] - parties], rows[:, rows.shape[1] - parties :]

@@ -61,12 +61,22 @@ class Randomised:
         self._words = self._of_all(secret) if people is None else self._of_each(secret)
 
     def labels(self) -> Labels:
-        """Return the labels with noise, of training and validation rows."""
+        """Return the labels with noise, of training and validation rows.
+
+        Test rows keep their labels, unless they are training rows: ``test-fraction=0``.
+        """
         labels = self._labels
         noisy = self._of_classes() if labels.classes else self._of_numbers()
         train, validation = np.split(noisy, [len(labels.train)])
-        test = np.concatenate([validation, labels.test[labels.validation :]])
-        return replace(labels, train=train, test=test)
+        test = labels.test[labels.validation :]
+        if labels.repeats:
+            assert labels.places is not None and labels.test_places is not None
+            tested = labels.test_places
+            drawn = np.concatenate([labels.places, tested[: labels.validation]])
+            order = np.argsort(drawn, kind="stable")
+            found = np.searchsorted(drawn, tested[labels.validation :], sorter=order)
+            test = noisy[order[found]]
+        return replace(labels, train=train, test=np.concatenate([validation, test]))
 
     def counted(self, draws: Draws) -> Spent:
         """Count these draws, if they are new; return the sum that the labels have spent."""
