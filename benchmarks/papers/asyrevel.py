@@ -142,7 +142,7 @@ def speedup(data: Data) -> dict[str, Job]:
     are that over the number of parties.
     """
     rate = {"party-lr": 0.003, "server-lr": 0.003}
-    common = {**REGRESSION, **rate, "dataset": data.credit, "window": 1, "epochs": 4}
+    common = {**REGRESSION, **rate, "dataset": data.credit, "window": 1, "epochs": 12}
     common["eval-every"] = 0.1
     return {
         f"{name} | {parties}": Job(parties, {**common, **SYSTEMS[f"{name}-Gau"]})
@@ -152,10 +152,13 @@ def speedup(data: Data) -> dict[str, Job]:
 
 
 def share_of_time(history: History) -> float | None:
-    """Seconds to a loss of 0.5; one party, which has all columns, has no straggler beside it."""
+    """Seconds to a test loss of 0.5; one party, which has all columns, has no straggler beside it.
+
+    The training loss of a tenth of an epoch crosses 0.5 long before it stays below.
+    """
     parties = history[0]["parties"]
     clock = "steps" if parties == 1 else "virtual_seconds"
-    seconds = until("train_loss", 0.5, clock, falls=True)(history)
+    seconds = until("test_loss", 0.5, clock, falls=True)(history)
     return None if seconds is None else seconds / parties
 
 
@@ -211,8 +214,8 @@ ROWS = {
         LOSS,
     ),
     "asyrevel-fig4": Row(
-        "speed-up by the number of parties, credit: seconds to a loss of 0.5",
+        "speed-up by the number of parties, credit: seconds to a test loss of 0.5",
         speedup,
-        {"seconds to loss 0.5": share_of_time},
+        {"seconds to test loss 0.5": share_of_time},
     ),
 }

@@ -76,22 +76,35 @@ def budgets(data: Data) -> dict[str, Job]:
     }
 
 
+def scaled(keys: Keys, factor: float) -> Keys:
+    """Multiply both learning rates by a factor."""
+    return {name: float(f"{factor * keys[name]:.3g}") for name in ("party-lr", "server-lr")}
+
+
 def clipping(data: Data) -> dict[str, Job]:
-    """DPZV without noise, with and without clipping."""
+    """DPZV without noise, with and without clipping, at the rates above and at a tenth of them."""
     without = private("DPZV", float("inf"))
     common = {**MODEL, **METHODS["DPZV"], **without, "dataset": data.mnist}
     return {
-        "clipped to 1": Job(PARTIES, common),
-        "not clipped": Job(PARTIES, {**common, "clip": 1e6}),
+        f"{panel} | {name}": Job(PARTIES, {**common, **scaled(common, factor), "clip": clip})
+        for panel, factor in (("our rates", 1.0), ("a tenth", 0.1))
+        for name, clip in (("clipped to 1", 1.0), ("not clipped", 1e6))
     }
 
 
 def thresholds(data: Data) -> dict[str, Job]:
-    """DPZV at epsilon 1, by clipping thresholds."""
+    """DPZV at epsilon 1, by clipping thresholds: with the same rates, and with rates over C.
+
+    The noise has a standard deviation in proportion to C, so rates over C make it equal.
+    """
     common = {**MODEL, **METHODS["DPZV"], **private("DPZV", 1.0), "dataset": data.mnist}
     return {
-        f"C = {clip:g}": Job(PARTIES, {**common, "clip": clip})
+        f"{panel} | C = {clip:g}": Job(
+            PARTIES, {**common, **scaled(common, clip**-power), "clip": clip}
+        )
+        for panel, power in (("our rates", 0), ("rates / C", 1))
         for clip in (1.0, 10.0, 100.0, 500.0)
+        if clip > 1 or power == 0
     }
 
 
