@@ -63,7 +63,7 @@ def people(rows: int, seed: int, shift: float = 0.0, first: int = 0) -> pd.DataF
 
 @dataclass
 class Trained:
-    """A trained model, and a prediction of 700 people of whom two columns have shifted."""
+    """A trained model, and a prediction of 700 people. Two of their columns have shifted."""
 
     organisations: Organisations
     later: pd.DataFrame

@@ -75,7 +75,7 @@ class RunConfig:
     )
     information: str = key(
         "noisy",
-        "Chooses the labels by which parties get the information value of their columns. `noisy` "
+        "Chooses the labels that give parties the information value of their columns. `noisy` "
         "sends each party labels that are randomised by `epsilon`. With `exact`, a party uploads "
         "the bins of its rows, and gets exact counts. Each party must allow `exact` in its node "
         "configuration.",

@@ -103,7 +103,7 @@ class Evidence:
     def information(self) -> Estimate:
         """Return the information value, corrected for noise on labels.
 
-        The interval is for the column's value among all people whom the rows stand for. It covers
+        The interval is for the column's value in the population behind the rows. It covers
         noise and sampling. Sampling raises the value too, and only the low end has this subtracted.
         Where noise hides whether a bin is pure, the high end is the value if it is.
         """

@@ -33,9 +33,7 @@ def data_of(labels: Labels, mechanism: Mechanism) -> dict[str, Any]:
             "validation": labels.validation,
             "test": len(tested.test),
         },
-        "tested_on_training_rows": bool(
-            np.isin(_known(tested.test_places), _known(labels.places)).any()
-        ),
+        "tested_on_training_rows": labels.repeats,
         "ids": _digest(labels),
         "own_columns": 0 if labels.features is None else int(labels.features[0].shape[1]),
         "classes": list(labels.classes),

@@ -56,7 +56,7 @@ def _of_rows(summary: Mapping[str, Any]) -> Iterator[str]:
     rows = summary["data"]["rows"]
     if not rows["validation"]:
         yield (
-            "There were no validation rows: the model is that of the last epoch, whether or not an "
+            "There were no validation rows: the run kept the model of the last epoch, even if an "
             "earlier one was better."
         )
     if covers_figures(summary):

@@ -70,7 +70,7 @@ def by_logit(value: float, variance: float, rows: int) -> Figure:
     ----------
     variance : variance of the figure.
     rows : independent rows behind the figure, at least. Without a variance, as on few rows or for a
-        figure of 0 or 1, the interval is that of a share of so many rows.
+        figure of 0 or 1, use the interval of a share of so many rows.
     """
     if not (0 < value < 1 and variance > 0):
         return share(value * rows, rows)

@@ -1,6 +1,6 @@
 """The threshold above which the second of two classes is predicted.
 
-Option ``threshold`` is a number, or a rule by which validation rows choose a number.
+Option ``threshold`` is a number, or a rule that chooses a number on validation rows.
 """
 
 from __future__ import annotations

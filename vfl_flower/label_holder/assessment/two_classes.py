@@ -143,8 +143,8 @@ def _of_ranks(chance: Array, positive: NDArray[np.bool_], ranked: Ranked) -> dic
 
     A draw gives each row a Poisson weight of mean 1. Rows of equal probability share one draw for
     each class, since Poisson weights add up to one. KS is the largest of many differences, so it is
-    too large on average. Its interval is that of the difference of two shares at its probability
-    (Newcombe, 1998), whose lower end moves down by the bootstrap's estimate of this bias.
+    too large on average. Its interval is Newcombe's (1998) for the difference of two shares at its
+    probability. The lower end moves down by the bootstrap's estimate of this bias.
     """
     false, true = ranked.roc
     at = int((true - false).argmax())
