@@ -131,6 +131,7 @@ ROWS = {
         private_labels,
         {**ACCURACY, "training loss": last("train_loss"), **MEGABYTES},
         (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
+        tuned=True,
     ),
     "rivals": Row(
         "MNIST: split learning, FedBCD, CVFL and EF-VFL with private labels, accuracy by bytes",
