@@ -62,8 +62,14 @@ def set_replied_to(message: Message, key: str) -> None:
 def config_record(scalars: dict[str, Any]) -> ConfigRecord:
     """Return a ConfigRecord of valid values, without checking each."""
     record = ConfigRecord()
-    record.__dict__["_data"].update(scalars)
+    contents(record).update(scalars)
     return record
+
+
+def contents(record: RecordDict | ConfigRecord) -> dict[str, Any]:
+    """Return the dictionary inside a record, which checks no types and is several times as fast."""
+    inside: dict[str, Any] = record.__dict__["_data"]
+    return inside
 
 
 def is_simulation(grid: Grid) -> bool:

@@ -7,6 +7,7 @@ arrays as sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -349,10 +350,29 @@ def refuse_unused(arrays: Mapping[str, NDArray[Any]], verb: str = "sent") -> Non
         raise VflError(f"{verb} an array {unused[0]!r}, which nobody uses here.")
 
 
+def peak(rows: Any) -> float:
+    """Return the largest magnitude of numbers, of NumPy or torch; NaN if one is NaN."""
+    if 0 in rows.shape:
+        return 0.0
+    if isinstance(rows, np.ndarray):
+        least, most = np.minimum.reduce(rows, None), np.maximum.reduce(rows, None)
+    else:
+        least, most = rows.aminmax()
+    return max(-float(least), float(most))
+
+
 def checked(
-    arrays: Mapping[str, NDArray[Any]], name: str, dtype: str, shape: tuple[int, ...]
+    arrays: Mapping[str, NDArray[Any]],
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    most: float = math.inf,
 ) -> Any:
     """Return the array of that name, if it has this dtype and shape, and is finite.
+
+    Parameters
+    ----------
+    most : bound of floating-point numbers, infinite or `LARGEST`.
 
     Raises
     ------
@@ -366,9 +386,20 @@ def checked(
         raise VflError(
             f"{name!r} is {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}."
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise VflError(f"{name!r} has values that are not finite. Lower the learning rates.")
+    if array.dtype.kind == "f":
+        largest = peak(array)  # one pass for both checks
+        if not math.isfinite(largest):
+            raise VflError(f"{name!r} has values that are not finite. Lower the learning rates.")
+        if largest > most:
+            raise _unbounded(name)
     return array
+
+
+def _unbounded(name: str) -> VflError:
+    return VflError(
+        f"{name!r} has values beyond {LARGEST:,.0f}, and no model can learn from them. Lower "
+        "the learning rates."
+    )
 
 
 def bounded(name: str, rows: Any) -> Any:
@@ -379,12 +410,6 @@ def bounded(name: str, rows: Any) -> Any:
     VflError
         If one does, or is not a number; the text is the end of a sentence.
     """
-    if 0 in rows.shape:
-        return rows
-    least, most = rows.aminmax() if hasattr(rows, "aminmax") else (rows.min(), rows.max())
-    if not (float(least) >= -LARGEST and float(most) <= LARGEST):  # comparing tensors takes longer
-        raise VflError(
-            f"{name!r} has values beyond {LARGEST:,.0f}, and no model can learn from them. Lower "
-            "the learning rates."
-        )
+    if not peak(rows) <= LARGEST:  # NaN is not
+        raise _unbounded(name)
     return rows

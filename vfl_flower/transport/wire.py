@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.checks import Check, InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.transport.flower_internals import contents
 from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
 
 P = TypeVar("P", bound=Payload)
@@ -215,7 +216,7 @@ def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, large
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     """Return the record of that name, if it is of that kind."""
-    found = record[name]
+    found = contents(record)[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
     return found
