@@ -53,7 +53,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Number of bytes of the arrays, as sent."""
-        return sum(array.nbytes for array in self.arrays.values())
+        return sum([array.nbytes for array in self.arrays.values()])
 
 
 @dataclass(frozen=True, kw_only=True)
