@@ -107,8 +107,8 @@ class Table:
         if known is not None and largest > max(USUAL, _GROWTH * known):
             self.forget(party)
             raise VflError(
-                f"sent embeddings of up to {largest:,.0f}, when its largest were {known:,.4g}. Lower "
-                "the learning rates, or check that party."
+                f"sent embeddings of up to {largest:,.0f}, when its largest were {known:,.4g}. "
+                "Lower the learning rates, or check that party."
             )
         self.peaks[party] = max(known or 0.0, largest)
         if not held:

@@ -46,8 +46,8 @@ from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- every message ------------------------------------------------------------------------------
 
-_accepted: set[tuple[Any, ...]] = set()
-"""Triples that keep the rules: (text about itself, node configuration as text, whether simulated)."""
+_accepted: set[tuple[str, str, bool]] = set()
+"""Triples that keep the rules: (text about itself, node configuration, whether simulated)."""
 
 
 def check_order(context: Context, order: Order) -> None:
