@@ -49,7 +49,8 @@ from vfl_flower.protocol.server_update.base import TopBatches
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival
-from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload, peak
+from vfl_flower.transport.magnitude import peak
+from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 
 
 class LabelHolder:

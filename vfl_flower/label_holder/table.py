@@ -27,7 +27,8 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import estimators, server_update
 from vfl_flower.protocol.batches import Window, put
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.transport.messages import Arrays, peak
+from vfl_flower.transport.magnitude import peak
+from vfl_flower.transport.messages import Arrays
 
 Ids = NDArray[np.int32]
 

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from vfl_flower.config.checks import Line
 from vfl_flower.config.errors import VflError
+from vfl_flower.transport.magnitude import peak
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,6 +31,9 @@ LARGEST = 1e6
 
 Models that learn stay far below it. Above it, 32-bit numbers reach infinity within a few steps.
 """
+_BEYOND = (
+    f"values beyond {LARGEST:,.0f}, and no model can learn from them. Lower the learning rates."
+)
 
 
 Number = Annotated[int, Field(ge=0, le=MOST)]
@@ -350,19 +354,6 @@ def refuse_unused(arrays: Mapping[str, NDArray[Any]], verb: str = "sent") -> Non
         raise VflError(f"{verb} an array {unused[0]!r}, which nobody uses here.")
 
 
-def peak(rows: Any) -> float:
-    """Return the largest magnitude of numbers, of NumPy or torch; NaN if one is NaN."""
-    if 0 in rows.shape:
-        return 0.0
-    if not isinstance(rows, np.ndarray) and rows.is_cpu:
-        rows = rows.numpy(force=True)  # NumPy takes half of torch's time, and shares the memory
-    if isinstance(rows, np.ndarray):
-        least, most = np.minimum.reduce(rows, None), np.maximum.reduce(rows, None)
-    else:
-        least, most = rows.aminmax()
-    return max(-float(least), float(most))
-
-
 def checked(
     arrays: Mapping[str, NDArray[Any]],
     name: str,
@@ -370,11 +361,9 @@ def checked(
     shape: tuple[int, ...],
     most: float = math.inf,
 ) -> Any:
-    """Return the array of that name, if it has this dtype and shape, and is finite.
+    """Return the array of that name, if it has this dtype and shape, and finite numbers.
 
-    Parameters
-    ----------
-    most : bound of floating-point numbers, infinite or `LARGEST`.
+    Their magnitude may be ``most``: any, or `LARGEST`.
 
     Raises
     ------
@@ -393,15 +382,8 @@ def checked(
         if not math.isfinite(largest):
             raise VflError(f"{name!r} has values that are not finite. Lower the learning rates.")
         if largest > most:
-            raise _unbounded(name)
+            raise VflError(f"{name!r} has {_BEYOND}")
     return array
-
-
-def _unbounded(name: str) -> VflError:
-    return VflError(
-        f"{name!r} has values beyond {LARGEST:,.0f}, and no model can learn from them. Lower "
-        "the learning rates."
-    )
 
 
 def bounded(name: str, rows: Any) -> Any:
@@ -413,5 +395,5 @@ def bounded(name: str, rows: Any) -> Any:
         If one does, or is not a number; the text is the end of a sentence.
     """
     if not peak(rows) <= LARGEST:  # NaN is not
-        raise _unbounded(name)
+        raise VflError(f"{name!r} has {_BEYOND}")
     return rows
