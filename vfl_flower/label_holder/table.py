@@ -27,6 +27,7 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import estimators, server_update
 from vfl_flower.protocol.batches import Window, put
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import Arrays
 
 Ids = NDArray[np.int32]
@@ -103,14 +104,14 @@ class Table:
             If embeddings far exceed all that the party has sent before. One such upload could end
             training for all parties, and nobody would know its sender.
         """
-        peak, known = _peak(sent), self.peaks.get(party)
-        if known is not None and peak > max(USUAL, _GROWTH * known):
+        largest, known = _peak(sent), self.peaks.get(party)
+        if known is not None and largest > max(USUAL, _GROWTH * known):
             self.forget(party)
             raise VflError(
-                f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}. Lower "
-                "the learning rates, or check that party."
+                f"sent embeddings of up to {largest:,.0f}, when its largest were {known:,.4g}. "
+                "Lower the learning rates, or check that party."
             )
-        self.peaks[party] = max(known or 0.0, peak)
+        self.peaks[party] = max(known or 0.0, largest)
         if not held:
             put(self._of[party], window, rows.to(self.rows.device))
         if self.max_delay:
@@ -126,12 +127,12 @@ class Table:
         sent : party -> embeddings of its last upload.
         """
         peaks = {m: _peak([self.of(m), *sent.get(m, ())]) for m in self.columns}
-        party, peak = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
-        if peak > USUAL:
+        party, largest = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
+        if largest > USUAL:
             self.forget(party)
             raise PoisonError(
                 party,
-                f"sent embeddings of up to {peak:,.0f}, which made the loss non-finite. "
+                f"sent embeddings of up to {largest:,.0f}, which made the loss non-finite. "
                 "Lower the learning rates, or check that party.",
             ) from None
 
@@ -178,8 +179,7 @@ class Table:
 
 def _peak(blocks: Sequence[Tensor]) -> float:
     """Return the largest absolute value of all blocks."""
-    ends = (each for h in blocks if h.numel() for each in h.aminmax())
-    return max((abs(float(each)) for each in ends), default=0.0)
+    return max(map(peak, blocks), default=0.0)
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:

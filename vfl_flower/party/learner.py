@@ -28,7 +28,7 @@ from vfl_flower.models.training import (
     optimizer_tensors,
 )
 from vfl_flower.party.inputs import Inputs
-from vfl_flower.protocol.batches import Window, take
+from vfl_flower.protocol.batches import Window, joined, take
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling import sampling_of
@@ -163,7 +163,7 @@ class Learner:
                     found.append(self.model(x, noise.of_step(number) if noise else None))
         finally:
             self.learning()
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return joined(found)
 
     def fresh_embeddings(
         self, rows: Any, ids: NDArray[np.int32] | None = None

@@ -33,6 +33,7 @@ from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
 from vfl_flower.transport.messages import (
+    LARGEST,
     SMALL,
     Arrays,
     CheckpointOrder,
@@ -46,7 +47,6 @@ from vfl_flower.transport.messages import (
     TrainOrder,
     Turn,
     Upload,
-    bounded,
     checked,
 )
 
@@ -258,8 +258,9 @@ class Party:
         self.forget_window()
         for name, surrogate in self.links.surrogates.items():
             if name == "uplink":
-                known = checked(order.arrays, "embedding", "float32", tuple(surrogate.shape))
-                surrogate.copy_(torch.from_numpy(bounded("embedding", known)))
+                shape = tuple(surrogate.shape)
+                known = checked(order.arrays, "embedding", "float32", shape, LARGEST)
+                surrogate.copy_(torch.from_numpy(known))
             else:
                 surrogate.zero_()
         return self.describe(order)

@@ -69,6 +69,11 @@ def put(table: Tensor, window: Window, rows: Tensor) -> None:
     table.index_copy_(0, index.to(table.device), rows)
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return consecutive parts as one tensor, without a copy of a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     """Return rows [R, ...] by step, [S, longest, ...], and a mask of the real rows.
 

@@ -18,10 +18,10 @@ from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import (
     message_from_proto,
@@ -39,6 +39,8 @@ from flwr.supercore.utils import get_flwr_home
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import flower_defaults
+
+M = TypeVar("M", bound=Message)
 
 SERVER_NODE = 1
 """Node id of the ServerApp, as on a SuperLink."""
@@ -62,8 +64,61 @@ def set_replied_to(message: Message, key: str) -> None:
 def config_record(scalars: dict[str, Any]) -> ConfigRecord:
     """Return a ConfigRecord of valid values, without checking each."""
     record = ConfigRecord()
-    record.__dict__["_data"].update(scalars)
+    contents(record).update(scalars)
     return record
+
+
+def new_message(kind: type[M], node_id: int, message_type: str, ttl: float) -> M:
+    """Return an empty message to a node, as Flower's constructor does, without its checks."""
+    return _made(
+        kind,
+        Metadata(
+            run_id=TaskIdentity.run_id,
+            message_id="",
+            src_node_id=TaskIdentity.node_id,
+            dst_node_id=node_id,
+            reply_to_message_id="",
+            group_id="",
+            created_at=time.time(),
+            ttl=ttl,
+            message_type=message_type,
+            src_task_id=TaskIdentity.task_id,
+        ),
+    )
+
+
+def new_reply(kind: type[M], message: Message) -> M:
+    """Return an empty reply to a message, as Flower's constructor does, without its checks."""
+    said, now = vars(message.metadata), time.time()
+    return _made(
+        kind,
+        Metadata(
+            run_id=said["_run_id"],
+            message_id="",
+            src_node_id=said["_dst_node_id"],
+            dst_node_id=said["_src_node_id"],
+            reply_to_message_id=said["_message_id"],
+            group_id=said["_group_id"],
+            created_at=now,
+            ttl=said["_created_at"] + said["_ttl"] - now,
+            message_type=said["_message_type"],
+            src_task_id=said["_dst_task_id"],
+            dst_task_id=said["_src_task_id"],
+        ),
+    )
+
+
+def _made(kind: type[M], metadata: Metadata) -> M:
+    metadata.delivered_at = ""
+    message = kind.__new__(kind)
+    vars(message).update(_metadata=metadata, _content=RecordDict(), _error=None)
+    return message
+
+
+def contents(record: RecordDict | ConfigRecord) -> dict[str, Any]:
+    """Return the dictionary inside a record, which checks no types and is several times as fast."""
+    inside: dict[str, Any] = record.__dict__["_data"]
+    return inside
 
 
 def is_simulation(grid: Grid) -> bool:

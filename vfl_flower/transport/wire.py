@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.checks import Check, InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.transport.flower_internals import contents, new_message, new_reply
 from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
 
 P = TypeVar("P", bound=Payload)
@@ -72,7 +73,7 @@ def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Me
     """Return the Flower message with an order to a node; a `Call`, if it stays here."""
     if not call:
         return Message(_to_record(order), node_id, order.kind, ttl=ttl)
-    made = Call(RecordDict(), node_id, order.kind, ttl=ttl)
+    made = new_message(Call, node_id, order.kind, ttl)
     made.payload = order
     return made
 
@@ -99,7 +100,7 @@ def to_reply(payload: Payload, message: Message) -> Message:
     """Return a party's answer to a message; a `Call`, if the message is one."""
     if not isinstance(message, Call):
         return Message(_to_record(payload), reply_to=message)
-    made = Call(RecordDict(), reply_to=message)
+    made = new_reply(Call, message)
     made.payload = payload
     return made
 
@@ -206,7 +207,7 @@ def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, large
             f"sent a {kind.__name__} of {size:,} bytes, more than the {largest:,.0f} that "
             "it may have."
         )
-    if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
+    if len(arrays) > _MOST_ARRAYS or max(map(len, arrays), default=0) > _LONGEST:
         raise VflError(f"sent a {kind.__name__} with too many arrays, or too long names.")
     unknown = set() if kind.names is None else set(arrays) - set(kind.names)
     if unknown:
@@ -215,7 +216,7 @@ def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, large
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     """Return the record of that name, if it is of that kind."""
-    found = record[name]
+    found = contents(record)[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
     return found

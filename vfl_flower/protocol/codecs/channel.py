@@ -30,7 +30,7 @@ from vfl_flower.config.plugins import CODECS
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import Window, put, take
-from vfl_flower.transport.messages import Arrays, bounded, checked
+from vfl_flower.transport.messages import LARGEST, Arrays, bounded, checked
 
 Blocks = dict[str, Tensor]
 """Tensors by name in messages: rows [R, E] of a window, or one number for each step."""
@@ -150,7 +150,7 @@ class Links(dict[str, Channel]):
         arrays: Arrays = {}
         for name, rows in blocks.items():
             if self[name].plain:
-                arrays[name] = rows.detach().cpu().numpy()
+                arrays[name] = rows.numpy(force=True)
             else:
                 arrays.update(self[name].send(name, rows, window, key))
         return arrays
@@ -167,10 +167,8 @@ class Links(dict[str, Channel]):
         for name, link in self.items():
             if link.plain:
                 shape = len(window.lengths if link.by_step else window.ids), *link.shape
-                rows = checked(arrays, name, link.dtype, shape)
-                blocks[name] = torch.from_numpy(
-                    bounded(name, rows) if rows.dtype.kind == "f" else rows
-                )
+                rows = checked(arrays, name, link.dtype, shape, LARGEST)
+                blocks[name] = torch.from_numpy(rows)
             else:
                 blocks[name] = link.receive(name, arrays, window)
         return blocks

@@ -143,7 +143,7 @@ def descend(
             of_rows = factors.repeat_interleave(torch.tensor(lengths))
             shape = len(of_rows), *[1] * (gradient_rows.dim() - 1)
             gradient_rows = gradient_rows * of_rows.to(gradient_rows).view(shape)
-        parts = gradient_rows.split([len(h) for h in hs])
+        parts = gradient_rows.split_with_sizes([h.shape[0] for h in hs])
         gradients = torch.autograd.grad(hs, parameters, parts, materialize_grads=True)
         if weight:
             gradients = tuple(
