@@ -34,9 +34,9 @@ class ByGradient(ServerUpdate):
         of_window, steps = labels, lengths
         if copies is not None:
             h, labels, steps = copies.h, labels[copies.rows], copies.lengths
-        counts = torch.tensor(steps, device=h.device)
-        weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
-        weights = weights.repeat_interleave(counts, output_size=len(h))  # avoids a wait for the GPU
+        weights = 1 / torch.tensor(divisors, dtype=h.dtype)
+        weights = weights.repeat_interleave(torch.tensor(steps))
+        weights = weights.to(h.device, non_blocking=True)  # a GPU would wait for the counts
         if loss.class_weights is not None:
             weights = weights * loss.row_weights(labels)
         if copies is not None:
