@@ -50,7 +50,7 @@ class ByGradient(ServerUpdate):
         all_outputs, all_rows = [], []
         # With noise, all copies of a row have the same weight. Together they must not add more to
         # the sum than the row could, so each copy's bound is its share of the row's bound.
-        share = float(copies.weights.max()) if copies is not None and len(h) else 1.0
+        share = float(copies.weights.max()) if noise and copies is not None and len(h) else 1.0
         bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
         for step, (h_step, x_step, y_step, weights_step) in enumerate(
             zip(*(each.split(parts) for each in (h, x, y, weights)), strict=True)
