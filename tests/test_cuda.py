@@ -58,6 +58,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", RUNS.values(), ids=RUNS)
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu(run: Start, keys: dict[str, Any]) -> None:
     there, here = (run(3, {**CANCER, **keys, "device": each}) for each in ("cuda", "cpu"))
@@ -70,6 +71,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(run: Start, keys: dict[str, Any]) 
             assert there.parameters(name)[key] == pytest.approx(values, abs=5e-3), f"{name}.{key}"
 
 
+@pytest.mark.nightly
 def test_stacked_parties_on_a_gpu_learn_what_they_do_on_the_cpu(run: Start) -> None:
     keys = {**CANCER, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01}
     there, here = (run(30, {**keys, "device": each}) for each in ("cuda", "cpu"))
@@ -152,6 +154,7 @@ def test_bfloat16_is_computed_there_and_repeats_exactly(kind: str) -> None:
     assert torch.equal(one, one.bfloat16().float())
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_cut_short_there_goes_on_there(tmp_path: Any) -> None:
     keys = {**CANCER, **ADAMW, "epochs": 4, "device": "cuda", "checkpoint-every": 5}
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})

@@ -20,7 +20,7 @@ from vfl_flower.party.stacked import Stack
 
 CANCER: dict[str, Any] = {
     **{"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
-    **{"batch-size": 64, "epochs": 2, "noise-seed": 0},
+    **{"batch-size": 64, "epochs": 1, "noise-seed": 0},
 }
 Wait = tuple[str, str]
 
