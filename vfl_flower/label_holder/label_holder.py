@@ -31,11 +31,12 @@ from vfl_flower.models.losses import loss_of
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import grow_top, load_top
 from vfl_flower.models.training import (
+    arrays_of,
     choose_device,
     flat,
     load_optimizer,
-    model_arrays,
-    optimizer_arrays,
+    model_tensors,
+    optimizer_tensors,
     trained,
 )
 from vfl_flower.protocol import estimators, server_update, subsets
@@ -183,16 +184,16 @@ class LabelHolder:
         if coordinated and any(each.window is not each.batches for each in arrivals):
             places = [among(each.window, each.batches) for each in arrivals]
             joint = replace(joint, places=places)
-        before: dict[str, Arrays] = {}
+        before: dict[str, dict[str, Tensor]] = {}
         if self.config.running.on_party_failure == "continue":
             groups = _groups(self.top, self.optimizer).items()
-            before = {group: {k: v.copy() for k, v in of.items()} for group, of in groups}
+            before = {group: {k: v.clone() for k, v in of.items()} for group, of in groups}
         try:
             answers = self.estimator.answer(self, arrivals, joint)
             return self.estimator.encode(self, arrivals, answers)
         except DivergedError:
             if before:
-                _load(self, before)
+                _load(self, {group: arrays_of(of) for group, of in before.items()})
             if not self.aggregation.waits:  # a sum does not show which party sent the largest
                 self.table.blame({m.party: m.reading.embeddings for m in arrivals})
             raise
@@ -306,7 +307,7 @@ class LabelHolder:
         groups = {
             "table": self.table.state_dict(),
             "test_table": self.held_out.table.state_dict(),
-            **_groups(self.top, self.optimizer),
+            **{name: arrays_of(of) for name, of in _groups(self.top, self.optimizer).items()},
             "link": self.links.state_dict(),
             "best": self.held_out.best,
             "background": {"own": self._background} if self._background.shape[1] else {},
@@ -344,16 +345,18 @@ class LabelHolder:
             self.frozen = range(len(sizes))
 
 
-def _groups(top: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Arrays]:
-    """Return the live arrays of a top model and its optimizer."""
+def _groups(
+    top: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, dict[str, Tensor]]:
+    """Return the live tensors of a top model and its optimizer."""
     return {
-        "top": model_arrays(top),
-        "optimizer": optimizer_arrays(optimizer) if optimizer else {},
+        "top": model_tensors(top),
+        "optimizer": optimizer_tensors(optimizer) if optimizer else {},
     }
 
 
 def _load(holder: LabelHolder, groups: Mapping[str, Arrays]) -> None:
-    """Restore what `_groups` returned."""
+    """Restore the arrays of the tensors that `_groups` returned."""
     load_top(holder.config, holder.top, groups["top"])
     if holder.optimizer:
         load_optimizer(holder.optimizer, groups["optimizer"])

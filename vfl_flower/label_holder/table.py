@@ -113,7 +113,7 @@ class Table:
             )
         self.peaks[party] = max(known or 0.0, largest)
         if not held:
-            put(self._of[party], window, rows.to(self.rows.device))
+            put(self._of[party], window, rows.to(self.rows.device, non_blocking=True))
         if self.max_delay:
             self.written[party][window.ids] = step
 

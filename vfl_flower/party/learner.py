@@ -115,7 +115,7 @@ class Learner:
         block, places = self.inputs.block, self.inputs.places
         train = block.train
         if isinstance(train, np.ndarray) and places is None:
-            x: Samples = take(torch.from_numpy(train), window).to(self.device)
+            x: Samples = take(torch.from_numpy(train), window).to(self.device, non_blocking=True)
         else:
             x = samples.tensors(train[self.inputs.places_of(window.ids)], self.device)
         if block.augment is augmentation.none:
@@ -130,7 +130,8 @@ class Learner:
         VflError
             If the model has diverged. Under noise its embeddings would not show it.
         """
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        finite = [p.isfinite().all() for p in self.model.parameters()]
+        if finite and not torch.stack(finite).all():
             raise VflError("has parameters that are not finite. Lower the learning rates.")
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return self.mechanism.perturbation(self.secret, exchange, lengths, last)

@@ -25,9 +25,9 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, Perturb
-from vfl_flower.models.training import is_large, kind_of, load_optimizer, optimizer_tensors, trained
+from vfl_flower.models.training import is_large, kind_of, optimizer_tensors, trained
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.batches import Window, take
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
 
@@ -276,25 +276,21 @@ class Stack:
         if self.optimizer.param_groups[0]["plain"]:
             return
         kept = [optimizer_tensors(party.learner.optimizer) for party in self.members]
-        stacked = {}
         for name, one in kept[0].items():
             of_each = [each[name] for each in kept]
-            if one.dim():
-                stacked[name] = torch.stack(of_each)
-            elif all(map(one.equal, of_each)):  # the step count
-                stacked[name] = one
-            else:
+            if not one.dim() and not all(map(one.equal, of_each)):  # the step count
                 raise VflError("has trained for another number of steps than other parties.")
-        load_optimizer(self.optimizer, {name: each.cpu().numpy() for name, each in stacked.items()})
+            parameter, key = _place(self.optimizer, name)
+            stacked = torch.stack(of_each) if one.dim() else one.clone()
+            self.optimizer.state[parameter][key] = stacked
 
     def _give_optimizers_back(self) -> None:
         """Copy the stacked states back to the parties' optimizers."""
         for name, stacked in optimizer_tensors(self.optimizer).items():
             parts = stacked.unbind() if stacked.dim() else [stacked] * len(self.members)
-            number, key = name.split(".", 1)
             for party, part in zip(self.members, parts, strict=True):
                 optimizer = party.learner.optimizer
-                parameter = optimizer.param_groups[0]["params"][int(number)]
+                parameter, key = _place(optimizer, name)
                 optimizer.state[parameter][key] = part.clone()
 
     # --- interface for estimators ---------------------------------------------------------------
@@ -302,8 +298,14 @@ class Stack:
     def features(self, window: Window) -> Tensor:
         """Return the rows of each party's own window, [R, M, ...]."""
         of_each = zip(self.members, self._windows, strict=True)
-        rows = [cast(Tensor, party.learner.features(own)) for party, own in of_each]
-        return torch.stack(rows).movedim(0, 1)
+        rows = [take(torch.from_numpy(party.inputs.block.train), own) for party, own in of_each]
+        return torch.stack(rows).to(self.device, non_blocking=True).movedim(0, 1)
 
     def noise(self, exchange: int, window: Window) -> None:
         """Return no noise: perturbed parties train alone."""
+
+
+def _place(optimizer: torch.optim.Optimizer, name: str) -> tuple[Tensor, str]:
+    """Return the parameter and the key of a state that `optimizer_tensors` names."""
+    number, key = name.split(".", 1)
+    return optimizer.param_groups[0]["params"][int(number)], key

@@ -35,7 +35,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.supercore.utils import get_flwr_home
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import flower_defaults
@@ -168,6 +167,8 @@ STATES = "VFL_STATES"
 
 def flower_home() -> Path:
     """Return Flower's folder of the user."""
+    from flwr.supercore.utils import get_flwr_home  # imports requests, which a party needs not
+
     return Path(get_flwr_home())
 
 

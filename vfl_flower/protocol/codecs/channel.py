@@ -130,7 +130,7 @@ class Channel:
         if self.surrogate is None:
             bounded(name, rows)
             return rows
-        rows = take(self.surrogate, window) + rows.to(self.surrogate.device)
+        rows = take(self.surrogate, window) + rows.to(self.surrogate.device, non_blocking=True)
         bounded(name, rows)
         put(self.surrogate, window, rows)
         return rows

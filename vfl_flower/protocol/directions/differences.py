@@ -110,17 +110,18 @@ def _at_many(
         name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
         for (name, p), part in zip(named.items(), parts, strict=True)
     }
-    held: Tensor | None = None
+    places: Tensor | None = None
 
     def pad(tensor: Tensor) -> Tensor:
-        nonlocal held
-        padded, held = padded_steps(tensor, lengths)
+        nonlocal places
+        padded, places = padded_steps(tensor, lengths)
         return padded
 
     padded = samples.each(x, pad)
     evaluate = vmap(lambda of_step, rows: functional_call(model, of_step, (rows,)))
     outputs: Tensor = evaluate(shifted, padded)
-    return outputs.flatten(0, 1) if held is None else outputs[held]
+    outputs = outputs.flatten(0, 1)
+    return outputs if places is None else outputs.index_select(0, places)
 
 
 def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -146,7 +147,7 @@ def descend(
     parameters, plain, rates = group["params"], group["plain"], group["rates"]
     scalars = directions.set.phi * differences
     if plain and not rates.constant:
-        scalars = scalars * rates.factors(first, len(scalars)).to(scalars)
+        scalars = scalars * rates.factors(first, len(scalars)).to(scalars, non_blocking=True)
 
     def shaped(estimate: Tensor) -> list[Tensor]:
         parts = estimate.split([p.numel() for p in parameters])

@@ -62,7 +62,7 @@ class Directions:
                 list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
         else:
             fill(range(steps))
-        u = torch.from_numpy(drawn).to(self.parameters[0].device)
+        u = torch.from_numpy(drawn).to(self.parameters[0].device, non_blocking=True)
         if self.set.length is not None:
             u *= self.set.length / u.norm(dim=1, keepdim=True)
         return u
@@ -77,11 +77,11 @@ class Directions:
         added = 0
         try:
             for part, drawn in self._draw(step, tensors):
-                part.add_(drawn.to(part.device), alpha=factor)
+                part.add_(drawn.to(part.device, non_blocking=True), alpha=factor)
                 added += 1
         except BaseException:  # an interrupt too must not leave half a step
             for part, drawn in islice(self._draw(step, tensors), added):
-                part.sub_(drawn.to(part.device), alpha=factor)
+                part.sub_(drawn.to(part.device, non_blocking=True), alpha=factor)
             raise
 
     def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -171,7 +171,8 @@ class ZerothOrder(Estimator):
 
         Take the difference of each row before the mean over rows.
         """
-        first, second = (each.to(end.device) for each in arrival.reading.embeddings)
+        sent = arrival.reading.embeddings
+        first, second = (each.to(end.device, non_blocking=True) for each in sent)
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
         h, labels = end.gather(window)
         lengths = of_steps = window.lengths.tolist()
@@ -200,12 +201,12 @@ class ZerothOrder(Estimator):
         for number, arrival in enumerate(arrivals):
             for rows, sent in zip((first, second), arrival.reading.embeddings, strict=True):
                 mine = rows[:, end.columns[arrival.party]]
+                sent = sent.to(end.device, non_blocking=True)
                 if joint.places:
-                    mine[torch.from_numpy(joint.places[number]).to(end.device)] = sent.to(
-                        end.device
-                    )
+                    places = torch.from_numpy(joint.places[number])
+                    mine[places.to(end.device, non_blocking=True)] = sent
                 else:
-                    mine[:] = sent.to(end.device)
+                    mine[:] = sent
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         of_steps, copies = lengths, end.copies(first, lengths, end.steps)
         if copies:
@@ -246,7 +247,8 @@ class ZerothOrder(Estimator):
     @torch.no_grad()
     def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
         """Take S optimizer steps, with the regulariser's differences (AsyREVEL Eq. 16)."""
-        steps, scalars = len(window.lengths), blocks["difference"].to(end.device)
+        steps = len(window.lengths)
+        scalars = blocks["difference"].to(end.device, non_blocking=True)
         directions = self._directions(end, order)
         u: Tensor | None = end.trace
         if u is None and directions.can_be_stacked(steps):

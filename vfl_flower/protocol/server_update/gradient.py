@@ -46,7 +46,7 @@ class ByGradient(ServerUpdate):
         all_outputs, all_rows = [], []
         # With noise, all copies of a row have the same weight. Together they must not add more to
         # the sum than the row could, so each copy's bound is its share of the row's bound.
-        share = float(copies.weights.max()) if copies is not None and len(h) else 1.0
+        share = float(copies.weights.max()) if noise and copies is not None and len(h) else 1.0
         bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
         split = (each.split_with_sizes(parts) for each in (h, x, y))
         for step, (h_step, x_step, y_step, weights_step) in enumerate(
@@ -92,9 +92,9 @@ class ByGradient(ServerUpdate):
     def _row_weights(self, batches: TopBatches, labels: Tensor, steps: Sequence[int]) -> Tensor:
         """Return the factor of each row's loss, [R, 1], with class weights and copies."""
         h, loss, copies = batches.h, batches.loss, batches.copies
-        counts = torch.tensor(steps, device=h.device)
-        weights = 1 / torch.tensor(batches.divisors, dtype=h.dtype, device=h.device)
-        weights = weights.repeat_interleave(counts, output_size=sum(steps))  # the GPU need not wait
+        weights = 1 / torch.tensor(batches.divisors, dtype=h.dtype)
+        weights = weights.repeat_interleave(torch.tensor(steps))
+        weights = weights.to(h.device, non_blocking=True)  # a GPU would wait for the counts
         if loss.class_weights is not None:
             weights = weights * loss.row_weights(labels)
         if copies is not None:
