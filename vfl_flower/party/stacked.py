@@ -1,9 +1,9 @@
 """Stacks of similar parties in one process, computed together by torch's vmap.
 
 An estimator treats a `Stack` as one party. The stack of M parties has rows [R, M, ...], embeddings
-[R, M, E] and parameters [M, ...]; one party has [R, ...], [R, E] and [...]. So the arithmetic is
-the same. Each party still counts, saves and sends its own data. The stack copies parameters from
-the parties' models, and copies them back after each window.
+[R, M, E], parameters [M, ...] and directions [S, M, d]. One party has [R, ...], [R, E], [...] and
+[S, d]. So the arithmetic is the same. Each party still counts, saves and sends its own data. The
+stack copies parameters from the parties' models, and copies them back after each window.
 
 A batched product rounds otherwise than single products. So small groups of parties, and parties
 without a match by `_kind`, are computed one by one, as on separate nodes.
@@ -26,9 +26,13 @@ from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, Perturb
 from vfl_flower.models.training import is_large, kind_of, load_optimizer, optimizer_tensors, trained
+from vfl_flower.party.learner import directions_key
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.codecs.channel import Blocks
+from vfl_flower.protocol.directions.window import StackedDirections
 from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
 
 FEWEST = 16
@@ -94,9 +98,8 @@ class StackedTurn:
             return
         self.embed()
 
-    def embed(self, rows: Tensor | None = None) -> None:
-        """Make the party's upload. ``rows`` are its embeddings, if a stack computed them."""
-        blocks = None if rows is None else {"embedding": rows}
+    def embed(self, blocks: Blocks | None = None) -> None:
+        """Make the party's upload. ``blocks`` are its embeddings, if a stack computed them."""
         try:
             self.outcome = self.party.upload_window(self.order, self.window, blocks)
         except Exception as error:
@@ -120,7 +123,7 @@ def _kind(party: Party) -> Hashable:
         train, model, group = block.train, learner.model, learner.optimizer.param_groups[0]
         party.in_process.kind = (
             (
-                type(party.estimator) is FirstOrder
+                type(party.estimator) in (FirstOrder, ZerothOrder)
                 and type(model) is BottomModel
                 and model.stackable
                 and not is_large(model)
@@ -217,7 +220,7 @@ class Stack:
     def __init__(self, parties: Sequence[Party]) -> None:
         one = parties[0].learner
         self.members, self.parties = parties, one.parties
-        self.config, self.estimator = one.config, FirstOrder(one.config)
+        self.config, self.estimator = one.config, parties[0].estimator
         self.sampling = one.sampling
         self.rows, self.size, self.device = one.rows, one.size, one.device
         self.index, self.outputs = one.index, one.outputs
@@ -231,6 +234,8 @@ class Stack:
         self.trace: Any = None
         self.pending = [party.pending for party in parties]  # windows that await feedback
         self._windows: list[Window] = []
+        self._keys: list[bytes] = []  # of each party's directions
+        self._directions: StackedDirections | None = None
 
     def is_of(self, parties: Sequence[Party]) -> bool:
         """Return whether the stack still belongs to exactly these parties, unchanged."""
@@ -251,10 +256,11 @@ class Stack:
         if not pending:
             return
         self._windows = [each.rows for each in pending]
+        self._keys = [directions_key(each.secret, each.order) for each in pending]
         of_each = zip(self.members, arrays, pending, strict=True)
         answers = [party.links.down.decode(sent, own.rows) for party, sent, own in of_each]
         self._take_optimizers()
-        blocks = {"gradient": torch.stack([each["gradient"] for each in answers], dim=1)}
+        blocks = {name: torch.stack([each[name] for each in answers], dim=1) for name in answers[0]}
         self.estimator.update(self, blocks, pending[0].order, pending[0].rows)
         self._give_optimizers_back()
         for party in self.members:
@@ -263,11 +269,12 @@ class Stack:
     def embed(self, turns: Sequence[StackedTurn]) -> None:
         """Embed and upload the window of each turn, as `Party.upload_window`."""
         self._windows = [turn.window for turn in turns]
+        self._keys = [directions_key(turn.party.learner.secret, turn.order) for turn in turns]
         blocks = self.estimator.embed(self, turns[0].order, self._windows[0])
-        of_each = blocks["embedding"].detach().cpu().unbind(1)
-        for turn, rows in zip(turns, of_each, strict=True):
+        of_each = [rows.detach().cpu().unbind(1) for rows in blocks.values()]
+        for turn, *mine in zip(turns, *of_each, strict=True):
             turn.party.in_process.stack = self
-            turn.embed(rows)
+            turn.embed(dict(zip(blocks, mine, strict=True)))
         self.pending = [turn.party.pending for turn in turns]
 
     def _take_optimizers(self) -> None:
@@ -307,3 +314,12 @@ class Stack:
 
     def noise(self, exchange: int, window: Window) -> None:
         """Return no noise: perturbed parties train alone."""
+
+    def directions(self, order: TrainOrder) -> StackedDirections:
+        """Return the directions of each party's own window."""
+        if self._directions is None or self._directions.keys != self._keys:
+            parameters = list(trained(self.model).values())
+            one = self.members[0].learner.model
+            config = self.config.estimator
+            self._directions = StackedDirections(config, self._keys, one, parameters)
+        return self._directions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -36,7 +36,8 @@ class Directions:
         self.config = config
         self.key = key
         self.parameters = [p.detach() for p in trained(model).values()]
-        self.size = sum(p.numel() for p in self.parameters)  # d
+        self.sizes = [p.numel() for p in self.parameters]
+        self.size = sum(self.sizes)  # d
         self.large = is_large(model)
         self.set: DirectionSet = DIRECTIONS.load(config.directions)(self.size)
         self._seeds = secret_generator(b"direction|" + key)
@@ -49,6 +50,12 @@ class Directions:
     def stack(self, steps: int) -> Tensor:
         """Draw the directions of all steps, [S, d]."""
         drawn = np.empty((steps, self.size), np.float32)
+        self.draw(drawn)
+        return _scaled(drawn, self.set.length, self.parameters[0].device)
+
+    def draw(self, drawn: NDArray[np.float32]) -> None:
+        """Fill ``drawn`` [S, d] with the directions of all steps, before scaling."""
+        steps = len(drawn)
         states = self._states_of(steps)
 
         def fill(share: range) -> None:
@@ -62,10 +69,15 @@ class Directions:
                 list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
         else:
             fill(range(steps))
-        u = torch.from_numpy(drawn).to(self.parameters[0].device)
-        if self.set.length is not None:
-            u *= self.set.length / u.norm(dim=1, keepdim=True)
-        return u
+
+    @property
+    def flat(self) -> Tensor:
+        """Return the parameters as one vector, [d]."""
+        return torch.cat([p.view(-1) for p in self.parameters])
+
+    def total(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of an elementwise function over all parameters."""
+        return torch.stack([function(part).sum() for part in blocks(self.parameters)]).sum()
 
     def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
         """Add a step's direction times a factor to tensors in the parameters' shapes."""
@@ -99,6 +111,74 @@ class Directions:
             more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
             self._states = np.concatenate([self._states, more])
         return self._states
+
+
+class StackedDirections(Directions):
+    """The directions of a stack of M parties. Each party's key decides its own directions.
+
+    Parameters
+    ----------
+    keys : the keys of the parties.
+    model : one of their models, with d parameters.
+    parameters : the stacked parameters, [M, ...].
+    """
+
+    def __init__(
+        self,
+        config: EstimatorConfig,
+        keys: Sequence[bytes],
+        model: nn.Module,
+        parameters: Sequence[Tensor],
+    ) -> None:
+        super().__init__(config, keys[0], model)
+        self.parameters = [p.detach() for p in parameters]
+        self.keys = keys
+        self._each = [Directions(config, key, model) for key in keys]
+        self._drawn: Tensor | None = None
+
+    def can_be_stacked(self, steps: int) -> bool:
+        """Return whether a window has more than one step; a party alone stacks only those."""
+        return steps > 1
+
+    def stack(self, steps: int) -> Tensor:
+        """Return the directions of all steps and parties, [S, M, d]."""
+        if self._drawn is None or len(self._drawn) < steps:
+            self._drawn = self._draw_all(steps)
+        return self._drawn
+
+    def _draw_all(self, steps: int) -> Tensor:
+        drawn = np.empty((len(self._each), steps, self.size), np.float32)
+        for one, mine in zip(self._each, drawn, strict=True):
+            one.draw(mine)
+        of_steps = np.ascontiguousarray(drawn.swapaxes(0, 1))
+        return _scaled(of_steps, self.set.length, self.parameters[0].device)
+
+    @property
+    def flat(self) -> Tensor:
+        """Return the parameters as one vector for each party, [M, d]."""
+        return torch.cat([p.flatten(1) for p in self.parameters], 1)
+
+    def total(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of an elementwise function over each party's parameters, [M]."""
+        return torch.stack([function(p).flatten(1).sum(1) for p in self.parameters]).sum(0)
+
+    def add(self, step: int, tensors: Sequence[Tensor], factor: float | list[float]) -> None:
+        """Add each party's direction to its tensors; ``factor`` is one number, or one a party."""
+        parts = self.stack(step + 1)[step].split(self.sizes, dim=-1)
+        for tensor, part in zip(tensors, parts, strict=True):
+            if isinstance(factor, list):
+                part = part * torch.tensor(factor).to(part)[:, None]
+                tensor.add_(part.view_as(tensor))
+            else:
+                tensor.add_(part.view_as(tensor), alpha=factor)
+
+
+def _scaled(drawn: NDArray[np.float32], length: float | None, device: torch.device) -> Tensor:
+    """Return directions [..., d], each of the set's length."""
+    u = torch.from_numpy(drawn).to(device)
+    if length is not None:
+        u *= length / u.norm(dim=-1, keepdim=True)
+    return u
 
 
 def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
