@@ -49,26 +49,28 @@ class Directions:
 
     def stack(self, steps: int) -> Tensor:
         """Draw the directions of all steps, [S, d]."""
-        drawn = np.empty((steps, self.size), np.float32)
-        self.draw(drawn)
-        return _scaled(drawn, self.set.length, self.parameters[0].device)
+        return self._draw_all(self._states_of(steps)[:steps])
 
-    def draw(self, drawn: NDArray[np.float32]) -> None:
-        """Fill ``drawn`` [S, d] with the directions of all steps, before scaling."""
-        steps = len(drawn)
-        states = self._states_of(steps)
+    def _draw_all(self, states: NDArray[np.uint64]) -> Tensor:
+        """Draw a direction by each state of a generator, [n, d]."""
+        drawn = np.empty((len(states), self.size), np.float32)
 
         def fill(share: range) -> None:
             bits = np.random.SFC64(_ANY_SEED)
-            for step in share:
-                self.set.fill(_at(bits, states[step]), drawn[step])
+            for each in share:
+                self.set.fill(_at(bits, states[each]), drawn[each])
 
         threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:  # NumPy draws without the GIL
-                list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
+                shares = [range(first, len(drawn), threads) for first in range(threads)]
+                list(pool.map(fill, shares))
         else:
-            fill(range(steps))
+            fill(range(len(drawn)))
+        u = torch.from_numpy(drawn).to(self.parameters[0].device)
+        if self.set.length is not None:
+            u *= self.set.length / u.norm(dim=1, keepdim=True)
+        return u
 
     @property
     def flat(self) -> Tensor:
@@ -108,9 +110,11 @@ class Directions:
         """Return the generator states of the first steps; seeding would take longer."""
         missing = steps - len(self._states)
         if missing > 0:
-            more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
-            self._states = np.concatenate([self._states, more])
+            self._states = np.concatenate([self._states, self._more_states(missing)])
         return self._states
+
+    def _more_states(self, steps: int) -> NDArray[np.uint64]:
+        return self._seeds.integers(0, 2**64, (steps, 4), np.uint64)
 
 
 class StackedDirections(Directions):
@@ -133,8 +137,9 @@ class StackedDirections(Directions):
         super().__init__(config, keys[0], model)
         self.parameters = [p.detach() for p in parameters]
         self.keys = keys
-        self._each = [Directions(config, key, model) for key in keys]
-        self._drawn: Tensor | None = None
+        self._seeds_of = [secret_generator(b"direction|" + key) for key in keys]
+        self._states = np.zeros((0, len(keys), 4), np.uint64)
+        self._drawn: Tensor | None = None  # a window of one step adds its direction several times
 
     def can_be_stacked(self, steps: int) -> bool:
         """Return whether a window has more than one step; a party alone stacks only those."""
@@ -143,15 +148,13 @@ class StackedDirections(Directions):
     def stack(self, steps: int) -> Tensor:
         """Return the directions of all steps and parties, [S, M, d]."""
         if self._drawn is None or len(self._drawn) < steps:
-            self._drawn = self._draw_all(steps)
-        return self._drawn
+            states = self._states_of(steps)[:steps]
+            self._drawn = self._draw_all(states.reshape(-1, 4)).view(*states.shape[:2], -1)
+        return self._drawn[:steps]
 
-    def _draw_all(self, steps: int) -> Tensor:
-        drawn = np.empty((len(self._each), steps, self.size), np.float32)
-        for one, mine in zip(self._each, drawn, strict=True):
-            one.draw(mine)
-        of_steps = np.ascontiguousarray(drawn.swapaxes(0, 1))
-        return _scaled(of_steps, self.set.length, self.parameters[0].device)
+    def _more_states(self, steps: int) -> NDArray[np.uint64]:
+        of_each = [seeds.integers(0, 2**64, (steps, 4), np.uint64) for seeds in self._seeds_of]
+        return np.stack(of_each, axis=1)
 
     @property
     def flat(self) -> Tensor:
@@ -171,14 +174,6 @@ class StackedDirections(Directions):
                 tensor.add_(part.view_as(tensor))
             else:
                 tensor.add_(part.view_as(tensor), alpha=factor)
-
-
-def _scaled(drawn: NDArray[np.float32], length: float | None, device: torch.device) -> Tensor:
-    """Return directions [..., d], each of the set's length."""
-    u = torch.from_numpy(drawn).to(device)
-    if length is not None:
-        u *= length / u.norm(dim=-1, keepdim=True)
-    return u
 
 
 def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
