@@ -23,13 +23,21 @@ from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import context as between
 from vfl_flower.party.learner import Learner
+from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST, Stack
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions, StackedDirections
 from vfl_flower.protocol.systems import load_system, resolve
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import Arrays, DescribeOrder, Description, TrainOrder, Upload
+from vfl_flower.transport.messages import (
+    Arrays,
+    DescribeOrder,
+    Description,
+    EvaluateOrder,
+    TrainOrder,
+    Upload,
+)
 from vfl_flower.transport.wire import read_reply, to_message
 
 PARTIES = FEWEST + 2
@@ -298,6 +306,46 @@ def test_who_is_sent_an_answer_of_no_use_fails_alone(
                 failures.append((party, str(error)))
         assert [party for party, _ in failures] == [3, 5]
     assert stacks == [PARTIES, PARTIES - 2]  # one by one, where an answer was of no use
+
+
+@pytest.mark.parametrize("odd", [None, np.nan, 1e7])
+def test_an_evaluation_learns_in_a_stack_and_feedback_of_no_use_fails_alone(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, odd: float | None
+) -> None:
+    answers: list[Arrays] = [
+        {"gradient": np.full((32, 4), 0.1 * party, np.float32)} for party in range(PARTIES)
+    ]
+    if odd is not None:
+        answers[3]["gradient"][5, 2] = odd
+    alone, replies = [], []
+    learn = Party.learn
+
+    def counted(party: Party, arrays: Arrays) -> None:
+        alone.append(party.learner.index)
+        learn(party, arrays)
+
+    for together in (True, False):
+        contexts = contexts_of(keys)
+        client_app.app.serve_turns(turns(contexts, 1, [{}] * PARTIES), contexts)
+        messages = [
+            to_message(EvaluateOrder(exchange=2, arrays=answer), context.node_id, 60.0)
+            for context, answer in zip(contexts, answers, strict=True)
+        ]
+        with monkeypatch.context() as watched:
+            watched.setattr(Party, "learn", counted)
+            serve = client_app.app.serve_turns
+            served = serve(messages, contexts) if together else None
+        assert len(alone) == (0 if odd is None else PARTIES)
+        replies.append(served or list(map(client_app.app, messages, contexts)))
+        assert not any(load_scalars(context.state)["pending"] for context in contexts)
+        between.forget(contexts[0].run_id)
+    for party, (one, other) in enumerate(zip(*replies, strict=True)):
+        if party == 3 and odd is not None:
+            for reply in (one, other):
+                with pytest.raises(VflError, match="feedback that it cannot use"):
+                    sent(reply)
+        else:
+            np.testing.assert_allclose(sent(one), sent(other), **ROUNDING)
 
 
 def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(
