@@ -196,7 +196,7 @@ def test_few_parties_are_computed_one_by_one_and_so_bit_for_bit_as_elsewhere(
     [
         {"optimizer": "adam", "party-lr": 0.01},
         {"strategy": "syn-zoo", "window": 2},
-        {"strategy": "dpzv", "batch-size": 32, "window": 2},
+        {"strategy": "dpzv", "batch-size": 32, "window": 2, "epochs": 4},
     ],
 )
 def test_a_run_of_many_parties_goes_on_from_a_checkpoint_and_predicts_as_one_by_one(
