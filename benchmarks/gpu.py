@@ -215,7 +215,9 @@ def waits(device: str, folder: Path, quick: bool) -> Figures:
             finally:
                 if device == "cuda":
                     torch.cuda.set_sync_debug_mode("default")
-        places = (f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message))
+        places = (
+            f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message)
+        )
         counts.append(Counter(places))
     more = counts[1] - counts[0]
     each = {place: round(n / (steps[1] - steps[0]), 2) for place, n in more.most_common(12)}

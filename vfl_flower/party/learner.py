@@ -29,11 +29,12 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.party.inputs import Inputs
 from vfl_flower.protocol.batches import Window, joined, take
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
-from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.messages import Arrays, TrainOrder
 
 _AT_ONCE = 2**22
 """Number of samples that built-in layers evaluate at once.
@@ -136,6 +137,11 @@ class Learner:
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return self.mechanism.perturbation(self.secret, exchange, lengths, last)
 
+    def directions(self, order: TrainOrder) -> Directions:
+        """Return the directions of the window of an order."""
+        key = directions_key(self.secret, order)
+        return Directions(self.config.estimator, key, self.model)
+
     # --- interface for the party ----------------------------------------------------------------
 
     def embeddings(self, rows: Any, ids: NDArray[np.int32] | None = None) -> Tensor:
@@ -187,3 +193,8 @@ class Learner:
         """Copy the arrays of a model and its optimizer."""
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
+
+
+def directions_key(secret: bytes, order: TrainOrder) -> bytes:
+    """Return the key of a party's directions for the window of an order."""
+    return secret + f"|{order.exchange}".encode()

@@ -202,15 +202,23 @@ class Party:
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
         """Learn from the feedback, if any; upload uncompressed embeddings of test rows."""
+        self.begin_evaluation(order)
+        self.learn(order.arrays)
+        return self.upload_test_rows(peak_memory_mb())
+
+    def begin_evaluation(self, order: EvaluateOrder) -> None:
+        """Count an order to evaluate, and its rows."""
         self._count(order)
         if self.limits:
             self.limits.count(self.inputs.block.test_rows)
-        self.learn(order.arrays)
+
+    def upload_test_rows(self, memory_mb: float) -> Upload:
+        """Upload uncompressed embeddings of test rows, and this process's peak memory."""
         arrays = {"embedding": self.learner.embeddings(self.inputs.block.test).cpu().numpy()}
         return replace(
             self._answer(self.seal.hide(arrays) if self.seal else arrays),
             surrogates=digest(self.links.surrogates.values()),
-            peak_memory_mb=peak_memory_mb(),
+            peak_memory_mb=memory_mb,
         )
 
     def embed(self, order: EmbedOrder) -> Upload:

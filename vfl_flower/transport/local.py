@@ -38,7 +38,7 @@ class ServesTurns(Protocol):
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> list[Message]:
-        """Return the answers, in the order of the messages."""
+        """Return the answers to orders of one kind, in the order of the messages."""
 
 
 def serve_messages(
@@ -55,8 +55,8 @@ def serve_messages(
     """
     if len(messages) >= getattr(app, "fewest_turns", math.inf):  # it `ServesTurns`
         nodes = {message.metadata.dst_node_id for message in messages}
-        turns = all(message.metadata.message_type == "train" for message in messages)
-        if turns and len(nodes) == len(messages):
+        kinds = {message.metadata.message_type for message in messages}
+        if kinds in ({"train"}, {"evaluate"}) and len(nodes) == len(messages):
             before_many()
             served: Any = app
             yield from served.serve_turns(messages, contexts)
