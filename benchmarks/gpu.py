@@ -1,7 +1,7 @@
 """Speed on a GPU, in one command of at most ten minutes, on made-up rows.
 
-"images" trains a ResNet-18 at each of four parties, on quadrants of images as large as CIFAR-10's,
-and compares with a plain PyTorch loop on the same device, in float32 and bfloat16. "stacked" has a
+"images" trains a ResNet-18 at each of four parties, on quadrants of images as large as CIFAR-10's.
+It compares with a plain PyTorch loop on the same device, in float32 and bfloat16. "stacked" has a
 thousand parties in stacks of two sizes. "waits" counts the places where torch says that the CPU
 waits for the GPU. "transfers" copies a mini-batch to the GPU in three ways. "ray" has several
 parties on the GPU, in Ray actors that share it. Utilisation is `nvidia-smi`'s mean over a part.
@@ -150,7 +150,7 @@ def plain(keys: Figures) -> float:
 
 
 def images(device: str, folder: Path, quick: bool) -> Figures:
-    """Return seconds of an epoch over those of a plain loop, for both precisions."""
+    """Return the ratio of our seconds to a plain loop's for one epoch, for both precisions."""
     rows, size, batch = (160, 4, 32) if quick else (16_000, SIZE, BATCH)
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, 32, 32, 3), np.float32)

@@ -1,9 +1,9 @@
 """Seconds from `flwr run` to the first step: of the first run on new SuperNodes, and of later runs.
 
 Two parties and a label holder on this machine, over TLS. To compare another checkout, alternate
-with PYTHONPATH=CHECKOUT python benchmarks/start.py. Before them, processor seconds to import a
-party's app, over those of `import torch, flwr`, and over those of Flower's process for an app.
-Python has compiled all modules. Prints one JSON object as its last line.
+with PYTHONPATH=CHECKOUT python benchmarks/start.py. It first measures the processor time to import
+a party's app, with `import torch, flwr` as 1, and with Flower's process for an app as 1. Python has
+compiled all modules. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BASES = {
 
 
 def imports(turns: int) -> dict[str, float]:
-    """Return the ratios: medians of so many turns, in each of which every program runs once."""
+    """Return ratios of median processor times. Each turn runs every program once."""
     programs = [each for base in BASES.values() for each in (base, f"{base}, {APP}")]
     spent: dict[str, list[float]] = {each: [] for each in programs}
     writes = {name: of for name, of in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

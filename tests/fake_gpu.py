@@ -33,7 +33,7 @@ _COPIES = {_ATEN.copy_, _ATEN._to_copy}
 _LOWERED = {  # by autocast
     *(functional.linear, functional.conv1d, functional.conv2d, torch.addmm, torch.baddbmm),
     *(torch.matmul, torch.mm, torch.bmm, torch.Tensor.matmul, torch.Tensor.mm),
-    *(torch.Tensor.__matmul__, torch._VF.lstm, torch._VF.gru),  # type: ignore[attr-defined]
+    *(torch.Tensor.__matmul__, torch._VF.lstm, torch._VF.gru),
 }
 
 
@@ -41,37 +41,38 @@ class FakeTensor(torch.Tensor):
     """A tensor that says it is on the GPU. ``held`` has its values."""
 
     held: torch.Tensor
-    device = property(lambda self: CUDA)  # type: ignore[assignment]
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_meta = property(lambda self: False)  # type: ignore[assignment]
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+    is_meta = property(lambda self: False)
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> FakeTensor:
         # To torch's C++ it is on `meta`: without CUDA, torch has no gradients on `cuda`.
-        made: FakeTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: FakeTensor = torch.Tensor._make_wrapper_subclass(
             *(cls, held.size()),
             strides=held.stride(),
             storage_offset=held.storage_offset(),
             dtype=held.dtype,
-            device="meta",
+            device=torch.device("meta"),
         )
         made.held = held
         return made
 
     @property
-    def data(self) -> FakeTensor:  # type: ignore[override]
-        found: Any = self.detach()
-        return found  # type: ignore[no-any-return]
+    def data(self) -> Any:
+        return self.detach()
 
     @data.setter
-    def data(self, other: FakeTensor) -> None:
+    def data(self, other: Any) -> None:
         self.held = other.held
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"FakeTensor({self.held!r})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise AssertionError(f"{func} is computed outside of the mode, perhaps in another thread.")
 
 
