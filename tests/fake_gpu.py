@@ -99,6 +99,8 @@ class _Calls(TorchFunctionMode):
             return made.to(CUDA)
         if func is torch.Tensor.tolist and isinstance(args[0], FakeTensor):
             return args[0].cpu().tolist()
+        if func is torch.Tensor.numpy and isinstance(args[0], FakeTensor) and kwargs.get("force"):
+            return args[0].detach().cpu().numpy()
         if func is torch.Tensor.to:  # without a number, torch would ask CUDA for the device's
             args, kwargs = tree_map(lambda each: CUDA if _is_cuda(each) else each, (args, kwargs))
         if func in _LOWERED and torch.is_autocast_enabled("cuda"):

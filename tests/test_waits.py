@@ -30,14 +30,14 @@ CODED = ("channel.py:send", "to the CPU")  # the same: a codec encodes them in N
 STACKED = ("stacked.py:embed", "to the CPU")  # the same, once for all parties of a stack
 ANSWER = ("first_order.py:answer", "to the CPU")  # the gradient rows, once for all parties
 SCALARS = ("channel.py:encode", "to the CPU")  # the answers of zeroth order, or the top model
-ROWS = ("label_holder.py:step", "a value")  # no party may get a gradient beyond the bound
-LOSSES = ("label_holder.py:count", "a value")  # a loss that is not finite gets no answer
+ROWS = ("magnitude.py:peak", "to the CPU")  # no party may get a gradient beyond the bound
+LOSSES = ("magnitude.py:peak", "to the CPU")  # a loss that is not finite gets no answer
 DIFFERENCES = ("zeroth_order.py:_means", "a value")  # nor does a difference beyond the bound
 MASK = ("subsets.py:copies", "to the CPU")  # NumPy draws the subsets of each row's parties
 FINITE = ("learner.py:noise", "a value")  # noise would hide that the model has diverged
 # With error feedback the table on the GPU holds the sums, which are checked before they stay.
-SUMS = [("messages.py:bounded", "a value")] * 2
-PEAK = [("table.py:_peak", "a value")] * 2
+SUMS = [("magnitude.py:peak", "to the CPU")]
+PEAK = [("magnitude.py:peak", "to the CPU")]
 
 FIRST = {"upload": [UPLOAD], "answer": [ROWS, LOSSES, ANSWER]}
 ADAM = {"optimizer": "adamw", "party-lr": 0.01, "server-lr": 0.01, "lr-schedule": "one-cycle"}

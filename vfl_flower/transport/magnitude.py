@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def peak(rows: Any) -> float:
@@ -16,5 +17,5 @@ def peak(rows: Any) -> float:
     if isinstance(rows, np.ndarray):
         least, most = np.minimum.reduce(rows, None), np.maximum.reduce(rows, None)
     else:
-        least, most = rows.aminmax()
+        least, most = torch.stack(rows.aminmax()).tolist()  # waits for the GPU once
     return max(-float(least), float(most))
