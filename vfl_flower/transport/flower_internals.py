@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -18,10 +18,11 @@ from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import make_message
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import (
     message_from_proto,
@@ -29,7 +30,14 @@ from flwr.common.serde import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
+from flwr.common.serde_utils import (
+    metadata_from_proto,
+    metadata_to_proto,
+    record_value_dict_from_proto,
+    record_value_dict_to_proto,
+)
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import ConfigRecordValue
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.fab import Fab
@@ -122,10 +130,87 @@ def lasting_home() -> Path:
     return Path(named) if named else flower_home() / "vfl-flower"
 
 
+# --- messages as bytes ---------------------------------------------------------------------------
+
+SCALARS, ARRAYS = "scalars", "arrays"
+"""Names of the two records of a message of this package."""
+
+
+class Block(NamedTuple):
+    """An array in a message, as Flower's ``Array`` has it: bytes in the format ``stype``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+class Parts(NamedTuple):
+    """The content of a message of this package: scalars, and arrays by name."""
+
+    scalars: Mapping[str, Any]
+    arrays: Mapping[str, Block | Array]
+
+
+class Framed(Message):
+    """A message that makes Flower's records on demand: a mod may ask for them.
+
+    Flower's records take most of the time of a message, and nobody else needs them.
+    """
+
+    _parts: Parts | None = None
+
+    @classmethod
+    def of(cls, metadata: Any, parts: Parts) -> Framed:
+        """Return the message with this metadata and content."""
+        made: Framed = cls(RecordDict(), metadata=metadata)  # type: ignore[call-overload]
+        made._parts = parts
+        return made
+
+    @property
+    def parts(self) -> Parts | None:
+        """The content; None once somebody has asked for the records, which may then change."""
+        return self._parts
+
+    def forget_parts(self) -> None:
+        """Let the records be the content from now on."""
+        self._parts = None
+
+    @property
+    def content(self) -> RecordDict:
+        """Flower's records of the content."""
+        parts = self.parts
+        if parts is not None:
+            self.content = to_records(parts)
+        return super().content
+
+    @content.setter
+    def content(self, value: RecordDict) -> None:
+        self.forget_parts()
+        super(Framed, type(self)).content.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def to_records(parts: Parts) -> RecordDict:
+    """Return Flower's records of the content of a message."""
+    arrays = ArrayRecord()
+    for name, each in parts.arrays.items():
+        arrays[name] = Array(each.dtype, each.shape, each.stype, each.data)
+    return RecordDict({SCALARS: ConfigRecord(dict(parts.scalars)), ARRAYS: arrays})
+
+
+def with_records(message: Message) -> Message:
+    """Return a message as Flower's own Grids take it."""
+    if isinstance(message, Framed):
+        return make_message(message.metadata, message.content)
+    return message
+
+
 def to_bytes(message: Message) -> bytes:
     """Return a whole message in Flower's protobuf, which ends at 2 GB."""
     try:
-        return bytes(message_to_proto(message).SerializeToString())
+        parts = message.parts if isinstance(message, Framed) else None
+        proto = message_to_proto(message) if parts is None else _parts_to_proto(message, parts)
+        return bytes(proto.SerializeToString())
     except Exception:  # its type depends on protobuf's version
         raise VflError("a message that is too large for protobuf") from None
 
@@ -133,9 +218,46 @@ def to_bytes(message: Message) -> bytes:
 def from_bytes(body: bytes) -> Message:
     """Return the message from which `to_bytes` made these bytes."""
     try:
-        return message_from_proto(ProtoMessage.FromString(body))
+        proto = ProtoMessage.FromString(body)
+        parts = _parts_from_proto(proto)
+        if parts is None:
+            return message_from_proto(proto)
+        return Framed.of(metadata_from_proto(proto.metadata), parts)
     except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
         raise VflError("a frame that is no Flower message") from None
+
+
+def _parts_to_proto(message: Message, parts: Parts) -> ProtoMessage:
+    """Return what Flower makes of a message with these records, without a copy of each array."""
+    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata))
+    scalars = proto.content.items.add(key=SCALARS).config_record
+    arrays = proto.content.items.add(key=ARRAYS).array_record
+    for record in (scalars, arrays):
+        record.SetInParent()  # also if it is empty
+    types = [bool, int, float, str, bytes]
+    found: Any = parts.scalars
+    for name, value in record_value_dict_to_proto(found, types, ConfigRecordValue).items():
+        scalars.items.add(key=name, value=value)
+    for name, each in parts.arrays.items():
+        array = arrays.items.add(key=name).value
+        array.dtype, array.stype, array.data = each.dtype, each.stype, each.data
+        array.shape.extend(each.shape)
+    return proto
+
+
+def _parts_from_proto(proto: ProtoMessage) -> Parts | None:
+    """Return the content of a message, if it has the two records of this package."""
+    items = proto.content.items
+    if proto.HasField("error") or [each.key for each in items] != [SCALARS, ARRAYS]:
+        return None
+    if not (items[0].HasField("config_record") and items[1].HasField("array_record")):
+        return None
+    values = {each.key: each.value for each in items[0].config_record.items}
+    arrays = {}
+    for each in items[1].array_record.items:
+        array = each.value
+        arrays[each.key] = Block(array.dtype, tuple(array.shape), array.stype, array.data)
+    return Parts(record_value_dict_from_proto(values), arrays)
 
 
 def state_to_bytes(state: RecordDict) -> bytes:
