@@ -198,10 +198,14 @@ class Hub:
         outboxes: list[SimpleQueue[bytes | None]] = []
         ready: SimpleQueue[None] = SimpleQueue()
 
+        def read_all(received: Iterator[bytes]) -> None:
+            for each in received:
+                inbox.put(each)
+
         def exchange(received: Iterator[bytes], call: Any) -> Iterator[bytes]:
             outbox: SimpleQueue[bytes | None] = SimpleQueue()
             outboxes.append(outbox)
-            Thread(target=lambda: [inbox.put(each) for each in received], daemon=True).start()
+            Thread(target=read_all, args=(received,), daemon=True).start()
             ready.put(None)
             yield from iter(outbox.get, None)
 
@@ -218,7 +222,11 @@ class Hub:
             for _ in range(PARTIES * len(list(pieces(self.way)))):
                 inbox.get()
 
-        return self.time(once, lambda: [each.put(None) for each in outboxes] and None)
+        def end() -> None:
+            for outbox in outboxes:
+                outbox.put(None)
+
+        return self.time(once, end)
 
     def _listen(self, server: Any, exchange: Any) -> str:
         service, method = METHOD[1:].split("/")
@@ -282,7 +290,11 @@ class Hub:
             for each in connections:
                 read(each, buffer)
 
-        return self.time(once, lambda: [each.close() for each in connections] and None)
+        def end() -> None:
+            for each in connections:
+                each.close()
+
+        return self.time(once, end)
 
 
 def main() -> None:

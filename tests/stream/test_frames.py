@@ -188,7 +188,7 @@ SMALL_ORDER = TrainOrder(
 
 
 def outcome(read: Any, body: bytes) -> Any:
-    """What reading an order gives: its content, or the sentence of a refusal."""
+    """Return the content of an order that is read, or the sentence of its refusal."""
     try:
         order = read_order(read(body), TrainOrder)
     except (VflError, ValueError) as error:  # an error has no content
