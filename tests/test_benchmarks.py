@@ -76,6 +76,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "serve": "--people 1000 --requests 50 --seconds 0.5",
     "start": "--runs 1 --turns 1 --settle 0 --imports 1",
     "step": "",
+    "streams": "--rounds 2 --arithmetic",
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
     "texts": "--sst2 {sst2} --seeds 1 --epochs 1",
     "windows": "--mnist {mnist} --seeds 1 --epochs 1",

@@ -33,7 +33,8 @@ import tomli_w
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
-from vfl_flower.transport.flower_internals import STATES, app_of_this_package, lasting_home
+from vfl_flower.transport.flower_internals import STATES, lasting_home
+from vfl_flower.transport.flower_processes import app_of_this_package
 from vfl_flower.transport.nodes.certificates import self_signed, supernode_keys
 
 _CLOSED = [sys.executable, "-P", "-m", "vfl_flower.transport.nodes.superlink"]
