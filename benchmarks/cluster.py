@@ -127,46 +127,46 @@ def start_node(each: Fleet, party: int) -> None:
 
 def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[str, Any]:
     """Start SuperNodes, train, kill some, and end."""
-    with tempfile.TemporaryDirectory() as folder:
-        with fleet(0, Path(folder)) as each:
-            without = memory(of_flower(each))
-            start_node(each, 0)
-            time.sleep(20)  # until it has imported all that tasks need
-            one = memory(of_flower(each)) - without
-            free = psutil.virtual_memory().available / 1e6 - SPARE_MB
-            parties = min(asked, int(free / (one + TASK_MB)))
-            if parties < asked:
-                print(f"{parties} SuperNodes of {one:.0f} MB fit, not {asked}.", flush=True)
-            each.nodes.pop(0)[0].close()
-            each.parties = parties
-            begin = time.perf_counter()
-            for party in range(parties):
-                start_node(each, party)
-            started = time.perf_counter()
-            time.sleep(20)
-            idle = memory(of_flower(each))
-            keys = {**ALL_ROWS, "strategy": "vafl", "dataset": "digits", "epochs": epochs}
-            keys |= {"on-party-failure": "continue", "party-timeout": timeout, "eval-every": 1}
-            with peak_of(lambda: of_flower(each)) as peak:
-                process, finished = each.submit(keys)
-                submitted = time.perf_counter()
-                until(lambda: evaluations(finished) or process.poll() is not None)
-                first = time.perf_counter()
-                until(lambda: evaluations(finished) >= 3 or process.poll() is not None)
-                gone = range(parties - min(kill, parties - 1), parties)
-                killed = time.perf_counter()
-                for party in gone:
-                    each.kill(party)
-                before = evaluations(finished)
-                process.wait(500)
-                ended = time.perf_counter()
-            summary, history = finished.summary, finished.history
-            times = [entry["seconds"] for entry in history]
-            after = [b - a for a, b in zip(times[before - 1 :], times[before:], strict=False)]
-            closing = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, fleet(0, Path(folder)) as each:
+        start_node(each, 0)
+        time.sleep(20)  # until it has imported all that tasks need
+        root = psutil.Process(each.nodes[0][1].pid)
+        one = memory([root, *root.children(recursive=True)])
+        superlink = memory(of_flower(each)) - one
+        free = psutil.virtual_memory().available / 1e6 - SPARE_MB
+        parties = min(asked, int(free / (one + TASK_MB)))
+        if parties < asked:
+            print(f"{parties} SuperNodes of {one:.0f} MB fit, not {asked}.", flush=True)
+        each.nodes.pop(0)[0].close()
+        each.parties = parties
+        begin = time.perf_counter()
+        for party in range(parties):
+            start_node(each, party)
+        started = time.perf_counter()
+        time.sleep(20)
+        idle = memory(of_flower(each))
+        keys = {**ALL_ROWS, "strategy": "vafl", "dataset": "digits", "epochs": epochs}
+        keys |= {"on-party-failure": "continue", "party-timeout": timeout, "eval-every": 1}
+        with peak_of(lambda: of_flower(each)) as peak:
+            process, finished = each.submit(keys)
+            submitted = time.perf_counter()
+            until(lambda: evaluations(finished) or process.poll() is not None)
+            first = time.perf_counter()
+            until(lambda: evaluations(finished) >= 3 or process.poll() is not None)
+            gone = range(parties - min(kill, parties - 1), parties)
+            killed = time.perf_counter()
+            for party in gone:
+                each.kill(party)
+            before = evaluations(finished)
+            process.wait(500)
+            ended = time.perf_counter()
+        summary, history = finished.summary, finished.history
+        times = [entry["seconds"] for entry in history]
+        after = [b - a for a, b in zip(times[before - 1 :], times[before:], strict=False)]
+        closing = time.perf_counter()
     return {
         "supernodes": parties,
-        "mb_of_superlink": round(without),
+        "mb_of_superlink": round(superlink),
         "mb_of_a_supernode": round(one),
         "seconds_to_start": round(started - begin, 1),
         "mb_before_the_run": round(idle),

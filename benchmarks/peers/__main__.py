@@ -140,6 +140,34 @@ def measure(command: list[str], variables: dict[str, str], progress: Path) -> di
     }
 
 
+def write_rows(mnist: str, path: Path) -> float:
+    """Write the peers' rows; return the MB of tensors that an epoch with a test sends."""
+    train, test, *labels = plain_mnist(mnist)
+    arrays = {f"train-{party}": block for party, block in enumerate(train)}
+    arrays |= {f"test-{party}": block for party, block in enumerate(test)}
+    arrays |= dict(zip(("labels", "test-labels"), labels, strict=True))
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    sent = 2 * len(labels[0]) + len(labels[1])  # rows of all embeddings: there, back, and to test
+    return round(PARTIES * 128 * 4 * sent / 1e6, 1)
+
+
+def ours(engine: str, window: int, mnist: str, epochs: int, folder: Path) -> dict[str, Any]:
+    """Measure vfl-flower; the folder gets its results."""
+    program = [sys.executable, str(HERE / "with_vfl.py"), engine, str(window), mnist, str(epochs)]
+    found = measure([*program, str(folder)], {}, folder / "history.jsonl")
+    return {**found, "lines": lines_of_code("with_vfl")}
+
+
+def theirs(python: Path, module: str, rows: Path, epochs: int, folder: Path) -> dict[str, Any]:
+    """Measure a peer by the Python of its environment; the folder gets all that it writes."""
+    folder.mkdir()
+    variables = {"PEERS_ROWS": str(rows), "PEERS_EPOCHS": str(epochs), "HOME": str(folder)}
+    variables |= {"PEERS_PROGRESS": str(folder / "progress")}
+    program = [str(python), "-m", f"benchmarks.peers.{module}", str(folder / "work")]
+    found = measure(program, variables, folder / "progress")
+    return {**found, "lines": lines_of_code(module, "shared")}
+
+
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--environments", type=Path, default=Path("peers"), metavar="FOLDER")
@@ -151,28 +179,14 @@ def main() -> None:
     if not all(map(shutil.which, ("unshare", "ip"))):
         made.error("this command needs Linux with `unshare` and `ip`")
     figures: dict[str, Any] = {}
-
-    def told(name: str, found: dict[str, Any]) -> None:
-        figures[name] = found
-        print(f"{name:32}", found, flush=True)
-
     with mnist_of(options) as mnist, tempfile.TemporaryDirectory() as temporary:
-        folder, place = Path(temporary), Path(mnist).absolute()
-        train, test, labels, test_labels = plain_mnist(mnist)
-        arrays = {f"train-{party}": block for party, block in enumerate(train)}
-        arrays |= {f"test-{party}": block for party, block in enumerate(test)}
-        np.savez(folder / "rows.npz", **arrays, labels=labels, **{"test-labels": test_labels})  # type: ignore[arg-type]
-        sent = 2 * len(labels) + len(test_labels)  # rows of 512 numbers: there, back, and to test
-        figures["tensor_mb_an_epoch"] = round(PARTIES * 128 * 4 * sent / 1e6, 1)
+        folder, place = Path(temporary), str(Path(mnist).absolute())
+        figures["tensor_mb_an_epoch"] = write_rows(mnist, folder / "rows.npz")
         for engine, window in OURS if "ours" in options.only else ():
+            name = f"vfl-flower, {engine}, window {window}"
             out = folder / f"{engine}-{window}"
-            program = [sys.executable, str(HERE / "with_vfl.py"), engine, str(window)]
-            program += [str(place), str(options.epochs), str(out)]
-            found = measure(program, {}, out / "history.jsonl")
-            told(
-                f"vfl-flower, {engine}, window {window}",
-                {**found, "lines": lines_of_code("with_vfl")},
-            )
+            figures[name] = ours(engine, window, place, options.epochs, out)
+            print(f"{name:32}", figures[name], flush=True)
         for name, (module, packages) in PEERS.items():
             if name not in options.only:
                 continue
@@ -181,16 +195,11 @@ def main() -> None:
             except subprocess.CalledProcessError as error:
                 said = str(error.stderr).strip().splitlines()[-1:]
                 print(f"{name} cannot be installed here; pip said: {' '.join(said)}", flush=True)
-                told(name, {"not run": True})
-                continue
-            own = folder / module
-            own.mkdir()
-            variables = {"PEERS_ROWS": str(folder / "rows.npz"), "HOME": str(own)}
-            variables |= {"PEERS_PROGRESS": str(own / "progress")}
-            variables |= {"PEERS_EPOCHS": str(options.epochs)}
-            program = [str(python), "-m", f"benchmarks.peers.{module}", str(own / "work")]
-            found = measure(program, variables, own / "progress")
-            told(name, {**found, "lines": lines_of_code(module, "shared")})
+                figures[name] = "not run"
+            else:
+                own = folder / module
+                figures[name] = theirs(python, module, folder / "rows.npz", options.epochs, own)
+            print(f"{name:32}", figures[name], flush=True)
     report("peers", figures)
 
 
