@@ -21,8 +21,8 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from vfl_flower.launch.engines import run_local, run_ray
 
 COLUMNS, BATCH = 4, 32  # of a party, and rows of a mini-batch
 TASK_MB = 150.0  # of a SuperNode, beyond its memory before a run
-SPARE_MB = 3000.0  # that stay free
+SPARE_MB = 5000.0  # that stay free
 
 
 def memory(processes: list[psutil.Process]) -> float:
@@ -47,22 +47,45 @@ def memory(processes: list[psutil.Process]) -> float:
     return total / 1e6
 
 
-@contextmanager
-def peak_of(processes: Callable[[], list[psutil.Process]]) -> Iterator[list[float]]:
-    """Keep the most memory that these processes have had together, in MB."""
-    most, done = [0.0], threading.Event()
+def settled(processes: Callable[[], list[psutil.Process]]) -> float:
+    """Memory of these processes in MB, once they have imported all that tasks need."""
+    before, after = 0.0, 1.0
+    while after - before > 0.005 * after:
+        before = memory(processes())
+        time.sleep(20)
+        after = memory(processes())
+    return after
 
-    def watch() -> None:
-        while not done.wait(2):
-            most[0] = max(most[0], memory(processes()))
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield most
-    finally:
-        done.set()
-        thread.join()
+class Watch:
+    """The most memory in MB, and the processor seconds, of processes that come and go."""
+
+    def __init__(self, processes: Callable[[], list[psutil.Process]]) -> None:
+        self._processes, self._done = processes, threading.Event()
+        self._seconds: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds of all, which miss at most two seconds at the end of each."""
+        return sum(self._seconds.values())
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(2):
+            there = self._processes()
+            self.peak = max(self.peak, memory(there))
+            for process in there:
+                with suppress(psutil.Error):
+                    self._seconds[process.pid] = sum(process.cpu_times()[:2])
 
 
 # --- Ray ------------------------------------------------------------------------------------------
@@ -80,7 +103,8 @@ def on_ray(nodes: int, parties: int, steps: int) -> dict[str, Any]:
         keys = {**ALL_ROWS, "dataset": f"npz:{folder}/rows.npz", "epochs": 2, "window": 1}
         keys |= {"out": str(folder / "run"), "stream-address": "127.0.0.2"}
         start = time.perf_counter()
-        with ray_cluster(folder, nodes) if nodes else nullcontext({}) as roots:
+        with ExitStack() as stack:
+            roots = stack.enter_context(ray_cluster(folder, nodes)) if nodes else {}
             started = time.perf_counter()
             here = psutil.Process()
 
@@ -91,7 +115,7 @@ def on_ray(nodes: int, parties: int, steps: int) -> dict[str, Any]:
                         found |= {root, *root.children(recursive=True)}
                 return list(found)
 
-            with peak_of(all_processes) as peak:
+            with Watch(all_processes) as watch:
                 finished = (run_ray if nodes else run_local)(parties, keys)
         first, last = finished.history[0], finished.history[-1]
         seconds, done = last["seconds"] - first["seconds"], last["steps"] - first["steps"]
@@ -100,7 +124,8 @@ def on_ray(nodes: int, parties: int, steps: int) -> dict[str, Any]:
             "steps_a_second": round(done / seconds, 2),
             "seconds_to_start_nodes": round(started - start, 1),
             "seconds_to_first_evaluation": round(first["seconds"], 1),
-            "memory_mb": round(peak[0]),
+            "processor_seconds": round(watch.seconds),
+            "memory_mb": round(watch.peak),
             "test_loss": round(last["test_loss"], 5),
         }
 
@@ -118,9 +143,8 @@ def of_flower(each: Fleet) -> list[psutil.Process]:
     return found
 
 
-def start_node(each: Fleet, party: int) -> None:
-    """Start a SuperNode, and wait until the SuperLink has accepted it."""
-    each.start(party)
+def until_accepted(each: Fleet, party: int) -> None:
+    """Wait until the SuperLink has accepted a SuperNode."""
     log = each.superlink.home / f"supernode-{party}.log"
     until(lambda: ACTIVE in log.read_text())
 
@@ -128,10 +152,10 @@ def start_node(each: Fleet, party: int) -> None:
 def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[str, Any]:
     """Start SuperNodes, train, kill some, and end."""
     with tempfile.TemporaryDirectory() as folder, fleet(0, Path(folder)) as each:
-        start_node(each, 0)
-        time.sleep(20)  # until it has imported all that tasks need
+        each.start(0)
+        until_accepted(each, 0)
         root = psutil.Process(each.nodes[0][1].pid)
-        one = memory([root, *root.children(recursive=True)])
+        one = settled(lambda: [root, *root.children(recursive=True)])
         superlink = memory(of_flower(each)) - one
         free = psutil.virtual_memory().available / 1e6 - SPARE_MB
         parties = min(asked, int(free / (one + TASK_MB)))
@@ -141,13 +165,14 @@ def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[st
         each.parties = parties
         begin = time.perf_counter()
         for party in range(parties):
-            start_node(each, party)
+            each.start(party)
+        for party in range(parties):
+            until_accepted(each, party)
         started = time.perf_counter()
-        time.sleep(20)
-        idle = memory(of_flower(each))
+        idle = settled(lambda: of_flower(each))
         keys = {**ALL_ROWS, "strategy": "vafl", "dataset": "digits", "epochs": epochs}
         keys |= {"on-party-failure": "continue", "party-timeout": timeout, "eval-every": 1}
-        with peak_of(lambda: of_flower(each)) as peak:
+        with Watch(lambda: of_flower(each)) as watch:
             process, finished = each.submit(keys)
             submitted = time.perf_counter()
             until(lambda: evaluations(finished) or process.poll() is not None)
@@ -158,7 +183,7 @@ def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[st
             for party in gone:
                 each.kill(party)
             before = evaluations(finished)
-            process.wait(500)
+            process.wait()
             ended = time.perf_counter()
         summary, history = finished.summary, finished.history
         times = [entry["seconds"] for entry in history]
@@ -170,7 +195,7 @@ def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[st
         "mb_of_a_supernode": round(one),
         "seconds_to_start": round(started - begin, 1),
         "mb_before_the_run": round(idle),
-        "mb_in_the_run": round(peak[0]),
+        "mb_in_the_run": round(watch.peak),
         "seconds_to_first_evaluation": round(first - submitted, 1),
         "seconds_an_epoch_before": round(float(np.median(np.diff(times[:before]))), 2),
         "killed": len(gone),
@@ -194,8 +219,8 @@ def main() -> None:
     made.add_argument("--steps", type=int, default=5, help="of an epoch on Ray")
     made.add_argument("--supernodes", type=int, default=64)
     made.add_argument("--kill", type=int, default=10, help="SuperNodes")
-    made.add_argument("--epochs", type=int, default=300, help="on SuperNodes")
-    made.add_argument("--party-timeout", type=float, default=90.0, metavar="SECONDS")
+    made.add_argument("--epochs", type=int, default=60, help="on SuperNodes")
+    made.add_argument("--party-timeout", type=float, default=60.0, metavar="SECONDS")
     options = made.parse_args()
     figures: dict[str, Any] = {}
     for nodes in options.nodes if "supernodes" not in (options.only or ()) else ():

@@ -187,7 +187,7 @@ def test_a_peer_that_cannot_be_installed_is_not_run(
         raise subprocess.CalledProcessError(1, "pip", stderr="ERROR: there is\nno such package\n")
 
     monkeypatch.setattr(peers, "environment", refused)
-    monkeypatch.setattr(peers.shutil, "which", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
     words = ["--mnist", str(data / "mnist.npz"), "--environments", str(tmp_path)]
     words += ["--only", "NVFlare, two sites"]
     monkeypatch.setattr(sys, "argv", ["peers", *words])

@@ -11,8 +11,9 @@ import socket
 from typing import Any
 
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
 from torch.distributed import rpc
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from benchmarks.peers import shared
@@ -26,6 +27,7 @@ class Party:
         self.train, self.test = shared.columns(party)
         self.model = shared.bottom()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=shared.RATE)
+        self.embeddings = torch.empty(0)  # of the last turn
 
     def turn(self, gradients: Tensor | None, ids: Tensor | None) -> Tensor | None:
         """Apply the gradients of the last turn, and return the embeddings of these rows."""
@@ -92,4 +94,4 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(side, args=(port,), nprocs=1 + shared.PARTIES)
+    spawn(side, args=(port,), nprocs=1 + shared.PARTIES)
