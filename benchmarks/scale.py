@@ -80,6 +80,7 @@ def ours(folder: Path, point: dict[str, int]) -> dict[str, Any]:
         **ALL_ROWS,
         **{"strategy": "split-nn", "epochs": 1, "test-fraction": 0.1, "checkpoint-every": 0},
         **{
+            "bottom-model": "mlp",
             "bottom-hidden": 16,
             "embedding-size": point["embedding"],
             "align": "ids",

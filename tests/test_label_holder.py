@@ -91,7 +91,7 @@ def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[s
     config = sized(resolve(keys), len(labels.train))
     x = [load_features(config, m, parties).train for m in range(parties)]
     if labels.features:
-        x.append(labels.features[0])
+        x.append(np.asarray(labels.features[0]))
     y, size = torch.from_numpy(labels.train), embedding_size(config, labels.outputs)
     bottoms = [
         build_bottom(config, m, torch.from_numpy(block[0]), size) for m, block in enumerate(x)

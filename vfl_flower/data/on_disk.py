@@ -1,15 +1,15 @@
 """Sources that read their data once, in pieces, and keep the rows on disk.
 
-So a party's memory is bounded for any data. A mini-batch costs one small read for each row. Errors
-in any row are found before training begins. `LargeTable` is a table of numbers and texts; `images`,
-`text` and `sequences` have other kinds.
+So the memory of a party or of the label holder is bounded for any data. A mini-batch costs one
+small read for each row. Errors in any row are found before training begins. `LargeTable` is a table
+of numbers and texts; `images`, `text` and `sequences` have other kinds.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -223,8 +223,17 @@ class LargeTable(KeptFile):
         return self._prepare(piece, preparation)
 
 
-def is_large(own: OwnFile) -> bool:
-    """Return whether a table is too large to hold in double precision."""
+def of_size(own: OwnFile) -> OwnFile:
+    """Return a table that stays on disk if it is too large to hold in double precision."""
+    return as_kind(LargeTable, own) if own.feature_names and _is_large(own) else own
+
+
+def as_kind(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
+    """Return the same file as another kind of source."""
+    return kind(**{spec.name: getattr(own, spec.name) for spec in fields(OwnFile)}, **more)
+
+
+def _is_large(own: OwnFile) -> bool:
     import pyarrow.parquet as pq
 
     path = Path(own.path).expanduser()
