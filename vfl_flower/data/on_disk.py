@@ -184,26 +184,6 @@ def _type_of(kinds: set[str]) -> Any:
 class LargeTable(KeptFile):
     """A table too large for memory. A model reads the same rows as from `OwnFile`."""
 
-    def learn(self, train: Array) -> Preparation:
-        """Return the result of `Table.learn`, from a few columns at a time."""
-        self.check_features()
-        parts = [
-            self._learn(self._read(group)[group].iloc[train])
-            for group in self._groups(self.feature_names)
-        ]
-
-        def in_order(values: str) -> list[float]:  # numbers first, as in `Table`
-            firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
-            others = [getattr(each, values)[len(each.numbers) :] for each in parts]
-            return [value for part in (*firsts, *others) for value in part]
-
-        return Preparation(
-            {name: median for each in parts for name, median in each.numbers.items()},
-            {name: values for each in parts for name, values in each.texts.items()},
-            in_order("mean"),
-            in_order("deviation"),
-        )
-
     def raw_columns(
         self, places: Array, names: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Array]]:
@@ -212,9 +192,11 @@ class LargeTable(KeptFile):
             yield from raw_columns(self._read(group)[group], places)
 
     def _groups(self, names: list[str]) -> Iterator[list[str]]:
-        """Yield these columns in groups of bounded size."""
         few = max(1, _AT_ONCE // (8 * self.count))
         return (names[at : at + few] for at in range(0, len(names), few))
+
+    def _some(self, names: list[str]) -> Any:
+        return self._read(names)[names]
 
     def _needed(self, preparation: Preparation) -> list[str]:
         return self._check_columns(preparation)
