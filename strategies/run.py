@@ -113,7 +113,9 @@ class Run:
         )
         config.assessment.check_rows(len(labels.classes), labels.validation)
         check_segments(labels.segments)
-        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch)
+        in_step = self.schedule.coordinated and not system.baseline
+        window_rows = sampling_of(config, rows).most_rows(self.schedule.longest) if in_step else 0
+        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, window_rows)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))

@@ -24,7 +24,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.held_out import Evaluated, HeldOut, background_rows, of_group
 from vfl_flower.label_holder.links import HolderLinks
-from vfl_flower.label_holder.table import Table, own_features
+from vfl_flower.label_holder.table import Table, WindowTable, own_features
 from vfl_flower.models import losses
 from vfl_flower.models.bottoms import learn_bins
 from vfl_flower.models.losses import loss_of
@@ -62,6 +62,8 @@ class LabelHolder:
     sizes : party -> embedding size.
     noise : noise on scalars before they are sent, if any.
     per_epoch : steps of the top model in an epoch.
+    window_rows : rows of the largest window, if all parties upload the rows of each answer anew;
+        else 0.
 
     Raises
     ------
@@ -77,6 +79,7 @@ class LabelHolder:
         sizes: Mapping[int, int],
         noise: ScalarNoise | None = None,
         per_epoch: float = 1,
+        window_rows: int = 0,
     ) -> None:
         self.config = config = sized(config, len(labels.train))
         self.sampling = sampling_of(config, len(labels.train))
@@ -98,12 +101,16 @@ class LabelHolder:
         masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
         self._background = own_held_out[background_rows(len(own_held_out))]
         max_delay = config.schedule.max_delay
-        self.table = Table(self.columns, own, self.device, max_delay, masks)
+        keeps = config.uplink.surrogates or max_delay or self.aggregation.waits
+        if window_rows and masks is None and not keeps:
+            self.table: Table = WindowTable(self.columns, own, self.device, window_rows)
+        else:
+            self.table = Table(self.columns, own, self.device, max_delay, masks)
         self.held_out = HeldOut(config, labels, self.columns, own_held_out, held_masks, self.device)
         self.links = HolderLinks(self, self.estimator, self.table)
         self.uplinks, self.downlinks = self.links.up, self.links.down
         # The top model.
-        top_sizes = list(sizes.values()), labels.outputs, own.shape[1]
+        top_sizes = list(sizes.values()), labels.outputs, own_held_out.shape[1]
         self.top = self.aggregation.build_top(*top_sizes, alone).to(self.device)
         learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
@@ -207,7 +214,7 @@ class LabelHolder:
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
         """Return the window's rows of the table, and its labels."""
-        return take(self.table.rows, window), take(self.labels, window)
+        return self.table.take(window), take(self.labels, window)
 
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
