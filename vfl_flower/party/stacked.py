@@ -29,7 +29,7 @@ from vfl_flower.models.bottom_model import BottomModel, Perturb
 from vfl_flower.models.training import is_large, kind_of, optimizer_tensors, trained
 from vfl_flower.party.learner import directions_key
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.batches import Window, take
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.channel import Blocks, decode_many
 from vfl_flower.protocol.directions.window import StackedDirections
 from vfl_flower.protocol.estimators.first_order import FirstOrder
@@ -324,8 +324,8 @@ class Stack:
     def features(self, window: Window) -> Tensor:
         """Return the rows of each party's own window, [R, M, ...]."""
         of_each = zip(self.members, self._windows, strict=True)
-        rows = [take(torch.from_numpy(party.inputs.block.train), own) for party, own in of_each]
-        return torch.stack(rows).to(self.device, non_blocking=True).movedim(0, 1)
+        rows = [cast(Tensor, party.learner.features(own)) for party, own in of_each]
+        return torch.stack(rows).movedim(0, 1)
 
     def noise(self, exchange: int, window: Window) -> None:
         """Return no noise: perturbed parties train alone."""
