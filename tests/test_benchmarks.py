@@ -200,7 +200,7 @@ def test_a_peer_that_cannot_be_installed_is_not_run(
 
 
 @pytest.mark.nightly
-def test_bytes_on_the_wire_are_those_of_one_program(data: Path, tmp_path: Path) -> None:
+def test_one_program_sends_the_bytes_of_its_tensors_alone(data: Path, tmp_path: Path) -> None:
     """Remote calls send each tensor once, with headers; a run in process sends nothing."""
     try:
         subprocess.run(["unshare", "--net", "--map-root-user", "ip", "link"], check=True)

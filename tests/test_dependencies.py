@@ -67,7 +67,7 @@ def test_the_package_declares_what_it_imports() -> None:
 def test_the_extra_for_tests_declares_what_they_import_besides() -> None:
     extras = PROJECT["optional-dependencies"]
     every = PROJECT["dependencies"] + extras["test"] + asked_for()
-    # `benchmarks.peers` installs a peer into an environment of its own.
+    # `benchmarks.peers` installs each peer into a separate environment.
     found = missing(["tests", "benchmarks", "notebooks", "deploy"], declared(every))
     assert found == {"nvflare"}
 

@@ -8,7 +8,7 @@ To their right stand the label holder's own features, [N, F], if it has any. The
 whose embedding is never sent and always fresh. If parties may lack rows, the row mask comes last,
 [N, M]: 1 where the party has the row, and 0 where it lacks the row.
 
-If every answer uses fresh embeddings alone, `WindowTable` holds those of one window instead.
+If every answer uses fresh embeddings alone, `WindowTable` holds the embeddings of one window.
 """
 
 from __future__ import annotations
