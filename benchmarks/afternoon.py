@@ -1,8 +1,8 @@
 """How long ten organisations with a hundred million people would take: measured here, calculated.
 
-Measured on this machine, in one epoch in process: bytes a row, and processor seconds of a row's
-step, at the party and at the label holder, with at most ten parties. There is one measurement for
-each system, codec and window. Also measured: seconds to blind an id, the memory of an id in
+Measured on this machine, in one epoch in process with at most ten parties: bytes a row, and
+processor seconds of a row's step at both ends. There is one measurement for each system, codec and
+window. Also measured: seconds to blind an id, the memory of an id in
 `benchmarks.psi`, and the label holder's checkpoint of a row. Calculated: an epoch over real
 networks, where all parties share one line of the label holder, both ways at once. In a synchronous
 system the parts of a window follow one another: parties compute, embeddings travel, the label

@@ -2,13 +2,13 @@
 
 MNIST, four quadrant parties 196-128, top model 512-128-10, batch 64, plain SGD: the same rows and
 model for all. Peers are NVFlare's split learning, Flower's example of vertical learning, and a
-loop of `torch.distributed.rpc`. Each is a program of its own in ``benchmarks/peers``. It has an
-environment of its own in ``--environments``, which this command makes and `pip` fills from the
-registry. Torch comes from this command's environment, so that no other build of it is fetched.
+loop of `torch.distributed.rpc`. Each is a separate program in ``benchmarks/peers``. Each peer has
+an environment in ``--environments``, which this command makes and `pip` fills from the registry.
+Torch comes from this command's environment, so that no other build of it is fetched.
 
 Seconds are the time from one test of the model to the next: training and one test. They leave out
-the start and the first epoch. Each program runs in a network of its own (``unshare``), so all bytes
-on its loopback are its own: both directions, with all headers. Messages that go through shared
+the start and the first epoch. Each program runs in a separate network (``unshare``). All bytes on
+its loopback count, in both directions and with all headers. Messages that go through shared
 memory are not among them. Lines are those with code: no comments, docstrings or empty lines. A
 peer's lines include the model and rows that all peers share. Prints one JSON object as its last
 line. A peer that cannot be installed is "not run", with a sentence that says why.

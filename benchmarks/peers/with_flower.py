@@ -1,7 +1,7 @@
 """Flower's example of vertical learning, from its description: all rows in each round.
 
 In a round, each ClientApp sends the embeddings of all its rows. The ServerApp puts them side by
-side, takes a step, and returns to each its gradients. So an epoch has one step. Nodes are those of
+side, takes a step, and returns to each its gradients. So an epoch has one step. Nodes run in
 Flower's simulation.
 """
 
