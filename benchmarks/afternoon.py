@@ -1,21 +1,28 @@
 """How long ten organisations with a hundred million people would take: measured here, calculated.
 
-Measured on this machine, in one epoch in process: bytes a row, and processor seconds of a row's
-step, at the party and at the label holder. There is one measurement for each system, codec and
-window. Also measured: seconds to blind an id. Calculated: an epoch over real networks, where all
-parties share one line of the label holder, both ways at once. In a synchronous system the parts of
-a window follow one another: parties compute, embeddings travel, the label holder computes,
-gradients travel back, and the round trip. An asynchronous system is as fast as the slowest of these
-alone. The alignment comes before: each party blinds its ids and the label holder's, and the label
-holder unblinds for each party. It is a calculation: nothing of that size has been run. Prints one
-JSON object as its last line.
+Measured on this machine, in one epoch in process with at most ten parties: bytes a row, and
+processor seconds of a row's step at both ends. There is one measurement for each system, codec and
+window. Also measured: seconds to blind an id, the memory of an id in
+`benchmarks.psi`, and the label holder's checkpoint of a row. Calculated: an epoch over real
+networks, where all parties share one line of the label holder, both ways at once. In a synchronous
+system the parts of a window follow one another: parties compute, embeddings travel, the label
+holder computes, gradients travel back, and the round trip. An asynchronous system is as fast as the
+slowest of these alone. The alignment comes before: each party blinds its ids and the label
+holder's, and the label holder unblinds for each party. Also calculated are the memory of an
+alignment, the label holder's table and checkpoint, and the ids at which a party's answer no longer
+fits in one message. It is a calculation: nothing of that size has been run. Prints one JSON object
+as its last line.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +34,11 @@ from benchmarks.common import ALL_ROWS, report
 from vfl_flower.alignment.psi import Blinding, shuffled
 from vfl_flower.client_app import app
 from vfl_flower.data.ids import encode_ids
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.launch.engines import run_local
 
-COLUMNS, BATCH = 20, 4096
+COLUMNS, BATCH, EMBEDDING = 20, 4096, 8
+MEASURED = 10  # parties, at most
 QSGD = {"codec": "qsgd", "bits": 8, "downlink-codec": "qsgd", "downlink-bits": 8}
 WAYS: dict[str, dict[str, Any]] = {
     "split-nn": {},
@@ -40,20 +49,31 @@ WAYS: dict[str, dict[str, Any]] = {
     "cascaded": {"strategy": "cascaded"},
 }
 SYNCHRONOUS = ("split-nn", "split-nn, 8 bits", "ef-vfl")
+MOST = 2**31  # bytes of a message in protobuf
 ALIGNED = 64e-6, 39e-6  # megabytes of an id to the label holder and to a party (`benchmarks.psi`)
+
+
+class End(Callback):
+    """Processor seconds at the last evaluation; what a run saves afterwards is no training."""
+
+    seconds = 0.0
+
+    def evaluated(self, entry: Mapping[str, Any]) -> None:
+        """Look at the clock."""
+        self.seconds = time.process_time()
 
 
 def measured(keys: dict[str, Any], dataset: str, parties: int, rows: int) -> dict[str, float]:
     """Of one epoch: seconds and bytes of a party, and seconds of the label holder, by row."""
-    busy, began = [0.0], 0.0
+    busy, began, end = [0.0], 0.0, End()
 
     def client(message: Message, context: Context) -> Message:
         nonlocal began
-        start = time.perf_counter()
+        start = time.process_time()
         reply: Message = app(message, context)
         if message.metadata.message_type == "train":
             began = began or start
-            busy[0] += time.perf_counter() - start
+            busy[0] += time.process_time() - start
         return reply
 
     with tempfile.TemporaryDirectory() as out:
@@ -61,7 +81,7 @@ def measured(keys: dict[str, Any], dataset: str, parties: int, rows: int) -> dic
             **ALL_ROWS,
             "epochs": 1,
             "batch-size": BATCH,
-            "embedding-size": 8,
+            "embedding-size": EMBEDDING,
             "out": out,
             "optimizer": "adam",
         }
@@ -73,14 +93,16 @@ def measured(keys: dict[str, Any], dataset: str, parties: int, rows: int) -> dic
             "checkpoint-every": 0,
             "window": 8,
         }
-        summary = run_local(parties, {**base, **keys}, client).summary  # type: ignore[arg-type]
-        seconds = time.perf_counter() - began
+        finished = run_local(parties, {**base, **keys}, client, observers=[end])  # type: ignore[arg-type]
+        summary, seconds = finished.summary, end.seconds - began
+        checkpoint = Path(out, "checkpoint.npz").stat().st_size
     each = parties * summary["epochs"] * rows
     return {
         "party": busy[0] / each,
         "label_holder": (seconds - busy[0]) / each,
         "up": summary["bytes_up"] / each,
         "down": summary["bytes_down"] / each,
+        "checkpoint": checkpoint / parties / rows,
         "accuracy": summary["test_accuracy"],
     }
 
@@ -91,6 +113,16 @@ def blinding(ids: int) -> float:
     blinds = Blinding()
     blinds.of_ids(encode_ids(np.arange(ids), "A file"), shuffled(ids, blinds.secret))
     return (time.process_time() - start) / ids
+
+
+def memory_of_an_id(few: int, many: int) -> float:
+    """Bytes that an id takes in an alignment, of both sides together."""
+    peaks = []
+    for ids in (few, many):
+        command = [sys.executable, "-m", "benchmarks.psi", "--ids", str(ids)]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        peaks.append(json.loads(said.splitlines()[-1])["peak_mb"] * 2**20)
+    return float(peaks[1] - peaks[0]) / (many - few)
 
 
 def hours(
@@ -122,18 +154,20 @@ def main() -> None:
     made.add_argument("--rtt", type=float, default=20, help="milliseconds there and back")
     made.add_argument("--cores", type=int, default=32, help="for blinding, at each organisation")
     made.add_argument("--rows", type=int, default=200_000, help="to measure by")
+    made.add_argument("--ids", type=int, default=200_000, help="to measure the alignment by")
     options = made.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
+    parties = min(options.parties, MEASURED)
     generator = np.random.default_rng(0)
-    x = generator.standard_normal((options.rows, COLUMNS * options.parties), dtype=np.float32)
+    x = generator.standard_normal((options.rows, COLUMNS * parties), dtype=np.float32)
     y = (x.sum(1) > 0).astype(np.int64)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.npz")
         np.savez(path, X=x, y=y)
-        measured({}, f"npz:{path}", options.parties, options.rows)  # warms up
+        measured({}, f"npz:{path}", parties, options.rows)  # warms up
         for name, keys in WAYS.items():
-            one = measured(keys, f"npz:{path}", options.parties, options.rows)
+            one = measured(keys, f"npz:{path}", parties, options.rows)
             waits = name in SYNCHRONOUS
             found = {window: hours(one, window, waits, options) for window in (1, 8, 64)}
             figures[name] = {"measured": one, "windows": found}
@@ -146,9 +180,20 @@ def main() -> None:
     figures["alignment"] = {
         "seconds_of_blinding_an_id": of_id,
         "label_holder_hours": (1 + options.parties) * options.people * of_id / options.cores / 3600,
+        "party_hours": 2 * options.people * of_id / options.cores / 3600,
         "line_hours": max(ALIGNED) * 1e6 * options.parties * options.people / line / 3600,
+        "ids_of_the_largest_message": MOST / (max(ALIGNED) * 1e6),
     }
-    print("alignment:", figures["alignment"])
+    print("alignment:", figures["alignment"], flush=True)
+    of_id_bytes = memory_of_an_id(options.ids // 4, options.ids)
+    of_row = figures["split-nn"]["measured"]["checkpoint"] * options.parties
+    figures["memory"] = {
+        "bytes_of_an_id_in_the_alignment": of_id_bytes,
+        "gb_of_the_alignment": options.people * of_id_bytes / 1e9,
+        "gb_of_the_table": options.people * options.parties * EMBEDDING * 4 / 1e9,
+        "gb_of_a_checkpoint": options.people * of_row / 1e9,
+    }
+    print("memory:", figures["memory"])
     report("afternoon", figures)
 
 

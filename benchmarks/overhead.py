@@ -1,8 +1,9 @@
 """Cost of federation in one process: an epoch of MNIST as a plain loop, and on a LocalGrid.
 
 Four quadrant parties 196-128, top model 512-128-10, batch 64, plain SGD. The plain loop is
-ordinary PyTorch on joined data. Each repeat times all three ways, one after the other; each
-includes one evaluation on the test rows. Prints one JSON object as its last line.
+ordinary PyTorch on joined data. The floor is a loop whose parties and top model have a graph and
+an optimizer each, without messages, tables and checks. Each repeat times all ways, one after the
+other; each includes one evaluation on the test rows. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -49,20 +50,27 @@ class Joined(nn.Module):
         return outputs
 
 
-def plain_epoch(mnist: str) -> tuple[float, float]:
-    """Seconds and test accuracy of a plain PyTorch epoch."""
+def plain_epoch(mnist: str, apart: bool = False) -> tuple[float, float]:
+    """Seconds and test accuracy of a plain PyTorch epoch; the floor, if all models are apart."""
     known, new, *labels = plain_mnist(mnist)
     train, test = ([torch.from_numpy(block) for block in blocks] for blocks in (known, new))
     train_labels, test_labels = map(torch.from_numpy, labels)
     torch.manual_seed(0)
     model = Joined()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [*model.bottoms, model.top] if apart else [model]
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
     start = time.perf_counter()
     for ids in torch.randperm(len(train_labels)).split(64):
-        loss = functional.cross_entropy(model([x[ids] for x in train]), train_labels[ids])
-        optimizer.zero_grad()
+        h = [bottom(x[ids]) for bottom, x in zip(model.bottoms, train, strict=True)]
+        received = [each.detach().requires_grad_() for each in h] if apart else h
+        loss = functional.cross_entropy(model.top(torch.cat(received, dim=1)), train_labels[ids])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        for mine, sent in zip(h, received, strict=True) if apart else ():
+            mine.backward(sent.grad)
+        for optimizer in optimizers:
+            optimizer.step()
     with torch.no_grad():
         accuracy = (model(test).argmax(1) == test_labels).float().mean().item()
     return time.perf_counter() - start, accuracy
@@ -80,6 +88,7 @@ def main() -> None:
     options = made.parse_args()
     ways: dict[str, Callable[[str], tuple[float, float]]] = {
         "plain": plain_epoch,
+        "floor": partial(plain_epoch, apart=True),
         "window_1": partial(in_process, window=1),
         "window_8": partial(in_process, window=8),
     }

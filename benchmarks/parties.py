@@ -1,12 +1,13 @@
 """Milliseconds of a party's step, and memory, as parties grow from two to a thousand.
 
-Rows are synthetic, with four columns for each party. Options are the defaults (`mlp` bottom models,
-embedding 32, mini-batches of 32), except that all rows are for training. Times run from the end of
-the first epoch to the end of the second, with its evaluation. Memory is the peak of the process
-that holds all parties. "one by one" computes the same parties one after the other instead of
-together. A number as a way is a number of Ray actors that parties share, over streams. The slope is
-in logarithms, from one number of parties to the next: 1 is linear. Every run has a new process.
-Draws steps a second against parties, and prints one JSON object as its last line.
+Rows are synthetic, with four columns for each party. Options are the defaults (embedding 32,
+mini-batches of 32), but bottom models are `mlp`, windows have one step, and all rows are for
+training. `--options` changes them, as `vfl run -c` does. Times run from the end of the first epoch
+to the end of the second, with its evaluation. Memory is the peak of the process that holds all
+parties. "one by one" computes the same parties one after the other instead of together. A number as
+a way is a number of Ray actors that parties share, over streams. The slope is in logarithms, from
+one number of parties to the next: 1 is linear. Every run has a new process. Draws steps a second
+against parties, and prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from flwr.app import Context, Message
 
 from benchmarks.common import ALL_ROWS, report
 from vfl_flower import client_app
+from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.launch.engines import run_local, run_ray
 
@@ -50,14 +52,15 @@ class Clock(Callback):
         self.seconds.append(time.process_time())
 
 
-def run(parties: int, steps: int, way: str, folder: str) -> dict[str, Any]:
+def run(parties: int, steps: int, way: str, folder: str, options: str = "") -> dict[str, Any]:
     """Return the time and memory of one run, in this process."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((math.ceil(steps * BATCH / 0.8), COLUMNS * parties), np.float32)
     y = (x @ generator.standard_normal(COLUMNS * parties, np.float32) > 0).astype(np.int64)
     np.savez(f"{folder}/rows.npz", X=x, y=y)
     keys: dict[str, Any] = {**ALL_ROWS, "dataset": f"npz:{folder}/rows.npz", "epochs": 2}
-    keys |= {"out": f"{folder}/run", "window": 1}
+    keys |= {"out": f"{folder}/run", "window": 1, "bottom-model": "mlp"}
+    keys |= pairs([options], "--options")
     clock = Clock()
     if way.isdecimal():
         finished = run_ray(parties, keys, actors=int(way))
@@ -77,11 +80,11 @@ def run(parties: int, steps: int, way: str, folder: str) -> dict[str, Any]:
     }
 
 
-def measure(parties: int, steps: int, way: str) -> dict[str, Any]:
+def measure(parties: int, steps: int, way: str, options: str) -> dict[str, Any]:
     """Return the same, from a new process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.parties", "--one", way, "--in", folder]
-        command += ["--parties", str(parties), "--steps", str(steps)]
+        command += ["--parties", str(parties), "--steps", str(steps), "--options", options]
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         measured: dict[str, Any] = json.loads(said.splitlines()[-1])
         return measured
@@ -115,18 +118,20 @@ def main() -> None:
     made.add_argument("--parties", type=int, nargs="+", default=[2, 16, 64, 256, 1000])
     made.add_argument("--steps", type=int, default=50, help="of an epoch")
     made.add_argument("--ways", nargs="+", default=["together", "one by one"])
+    made.add_argument("--options", default="", help="options of the runs, as of `vfl run -c`")
     made.add_argument("--picture", type=Path, help="where to draw steps a second")
     made.add_argument("--one", default="", help=argparse.SUPPRESS)
     made.add_argument("--in", dest="folder", default="", help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.one:
-        print(json.dumps(run(options.parties[0], options.steps, options.one, options.folder)))
+        of_one = options.parties[0], options.steps, options.one, options.folder, options.options
+        print(json.dumps(run(*of_one)))
         return
     figures: dict[str, Any] = {}
     for way in options.ways:
         before: tuple[int, dict[str, Any]] | None = None
         for parties in options.parties:
-            found = measure(parties, options.steps, way)
+            found = measure(parties, options.steps, way, options.options)
             if before:
                 grown = math.log(parties / before[0])
                 for name, value in (("ms_a_partys_step", 1), ("peak_memory_mb", 0)):

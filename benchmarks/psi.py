@@ -19,7 +19,7 @@ import numpy as np
 
 from vfl_flower.alignment.psi import Blinding, answer, is_answer, match, outputs, question, shuffled
 from vfl_flower.config.provenance import peak_memory_mb
-from vfl_flower.data.ids import encode_ids
+from vfl_flower.data.ids import chosen, encode_ids
 
 SAMPLE = 10_000  # ids that a party asks about, as `vfl_flower.alignment.at_party` has it
 
@@ -57,11 +57,12 @@ def main() -> None:
     with watch.step("party: ids, blinded"):
         their_order, their_ids = shuffled(n, b.secret), encode_ids(theirs, "The party's file")
         of_party = b.of_ids(their_ids, their_order)
-        own = outputs([their_ids[row] for row in their_order.tolist()], of_party)
+        own = outputs(chosen(their_ids, their_order), of_party)
+        del of_party
     with watch.step("party: label holder's, blinded again"):
         returned = b.again(sent)
     with watch.step("label holder: its own blinding away"):
-        by_party = outputs([my_ids[row] for row in my_order.tolist()], a.undone(returned))
+        by_party = outputs(chosen(my_ids, my_order), a.undone(returned))
     with watch.step("label holder: match"):
         in_mine, in_theirs = match(by_party, own)
     with watch.step("party: a question, answered"):

@@ -35,7 +35,7 @@ from vfl_flower.launch import processes
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.flower_internals import app_of_this_package
+from vfl_flower.transport.flower_processes import app_of_this_package
 
 TIMES = "REALIGN_TIMES"  # the variable that names the file for what is timed
 KEYS: dict[str, Any] = {**ALL_ROWS, "epochs": 1, "batch-size": 4096, "window": 8}

@@ -5,14 +5,16 @@ embedding 8. Each run is one epoch of `split-nn` in a new process, beside a PyTo
 model that has all columns. Rows come from parquet files with ids, as organisations have them. With
 more than four parties, each has 4 columns and 10,000 rows, in batches of 1,000. Seconds are of
 training and the evaluation at its end, not of reading. Memory is the peak of the process (VmHWM).
-Both include Python, torch and Flower. A slope is in logarithms, between the two largest sizes: 1
-means that twice as much takes twice as long. Draws the growth, and prints one JSON object as its
-last line.
+Both include Python, torch, Flower and scikit-learn. ``parts`` has megabytes of the arrays that last
+through training. The rest of the peak is reading, aligning, and freed memory. A slope is in
+logarithms, between the two largest sizes: 1 means that twice as much takes twice as long. Draws the
+growth, and prints one JSON object as its last line.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import subprocess
@@ -24,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import sklearn.metrics  # noqa: F401  # an evaluation needs it, and its import is no part of one
 import torch
 from flwr.app import Context, Message
 from torch import nn
@@ -31,7 +34,11 @@ from torch import nn
 from benchmarks.common import ALL_ROWS, report
 from vfl_flower.client_app import app
 from vfl_flower.config.provenance import peak_memory_mb
+from vfl_flower.data.ids import WholeIds
+from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.launch.engines import run_local
+from vfl_flower.party.party import Party
 
 BASE = {"rows": 100_000, "parties": 4, "columns": 8, "window": 8, "embedding": 8, "batch": 256}
 MANY = {"rows": 10_000, "columns": 4, "batch": 1000}  # where parties grow
@@ -74,12 +81,37 @@ def write(folder: Path, point: dict[str, int]) -> list[Path]:
     return paths
 
 
+def parts(found: list[Any], nodes: int) -> dict[str, float]:
+    """Return megabytes of the arrays that last through training, by part, from the objects."""
+    holder = next(each for each in found if isinstance(each, LabelHolder))
+    labels = next(each for each in found if isinstance(each, Labels))
+    blocks = [each.inputs.block for each in found if isinstance(each, Party)]
+    orders = [order for kept in holder.sampling._orders.values() for order in kept.values()]
+    assert labels.places is not None and labels.test_places is not None and labels.people
+    places = [labels.places, labels.test_places, *labels.people]
+    ids = [each._numbers for each in found if isinstance(each, WholeIds)]
+    rows = len(labels.train) + len(labels.test)
+    sizes: dict[str, int] = {
+        "features": sum(
+            getattr(part, "nbytes", 0) for each in blocks for part in (each.train, each.test)
+        ),
+        "embeddings": holder.table.rows.nbytes,
+        "embeddings of test rows": holder.held_out.table.rows.nbytes,
+        "labels": labels.train.nbytes + labels.test.nbytes,
+        "ids and rows of the label holder": sum(each.nbytes for each in (*places, *ids)),
+        "aligned rows of the parties": 8 * rows * nodes,
+        "orders of rows": sum(each.nbytes for each in orders),
+    }
+    return {name: round(size / 2**20, 1) for name, size in sizes.items()}
+
+
 def ours(folder: Path, point: dict[str, int]) -> dict[str, Any]:
     """One epoch by the library."""
     keys: dict[str, Any] = {
         **ALL_ROWS,
         **{"strategy": "split-nn", "epochs": 1, "test-fraction": 0.1, "checkpoint-every": 0},
         **{
+            "bottom-model": "mlp",
             "bottom-hidden": 16,
             "embedding-size": point["embedding"],
             "align": "ids",
@@ -90,19 +122,25 @@ def ours(folder: Path, point: dict[str, int]) -> dict[str, Any]:
     }
     nodes = [{"file": f"{folder}/party-{party}.parquet"} for party in range(point["parties"])]
     began: list[float] = []
+    found: list[Any] = []
+    start_mb = peak_memory_mb()
 
     def client(message: Message, context: Context) -> Message:
         """The application, which notes when training begins."""
         if message.metadata.message_type == "train" and not began:
+            kinds = LabelHolder, Labels, Party, WholeIds
+            found.extend(each for each in gc.get_objects() if type(each) in kinds)
             began.append(time.perf_counter())
         reply: Message = app(message, context)
         return reply
 
     summary = run_local(point["parties"], keys, client, nodes).summary  # type: ignore[arg-type]
     seconds = time.perf_counter() - began[0]
-    found = {"seconds": seconds, **{name: summary[name] for name in ("steps", "test_accuracy")}}
-    bytes_sent = summary["bytes_up"] + summary["bytes_down"]
-    return {**found, "megabytes": bytes_sent / 1e6, "peak_memory_mb": peak_memory_mb()}
+    figures = {"seconds": seconds, **{name: summary[name] for name in ("steps", "test_accuracy")}}
+    figures["megabytes"] = (summary["bytes_up"] + summary["bytes_down"]) / 1e6
+    by_part = {"imports": round(start_mb, 1), **parts(found, len(nodes))}
+    by_part["rest"] = round((peak := peak_memory_mb()) - sum(by_part.values()), 1)
+    return {**figures, "peak_memory_mb": peak, "parts": by_part}
 
 
 def plain(folder: Path, point: dict[str, int]) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """Seconds from `flwr run` to the first step: of the first run on new SuperNodes, and of later runs.
 
 Two parties and a label holder on this machine, over TLS. To compare another checkout, alternate
-with PYTHONPATH=CHECKOUT python benchmarks/start.py. Prints one JSON object as its last line.
+with PYTHONPATH=CHECKOUT python benchmarks/start.py. It first measures the processor time to import
+a party's app, with `import torch, flwr` as 1, and with Flower's process for an app as 1. Python has
+compiled all modules. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -17,7 +21,32 @@ from statistics import median
 from benchmarks.common import report
 from vfl_flower.launch.processes import SuperLink
 
+APP = "vfl_flower.client_app"
 RUN = {"strategy": "split-nn", "dataset": "digits", "epochs": 1, "eval-every": 0.02}
+
+
+BASES = {
+    "torch, flwr": "import torch, flwr",
+    "Flower's process": "import torch, flwr.supernode.runtime.run_clientapp",
+}
+
+
+def imports(turns: int) -> dict[str, float]:
+    """Return ratios of median processor times. Each turn runs every program once."""
+    programs = [each for base in BASES.values() for each in (base, f"{base}, {APP}")]
+    spent: dict[str, list[float]] = {each: [] for each in programs}
+    writes = {name: of for name, of in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    for turn in range(turns + 1):
+        for program, found in spent.items():
+            text = f"{program}\nimport time; print(time.process_time())"
+            command = [sys.executable, "-c", text]
+            said = subprocess.run(command, env=writes, check=True, stdout=subprocess.PIPE)
+            if turn:  # in the first, Python compiles
+                found.append(float(said.stdout))
+    return {
+        name: round(median(spent[f"{base}, {APP}"]) / median(spent[base]), 3)
+        for name, base in BASES.items()
+    }
 
 
 def seconds(runs: int, settle: float) -> list[float]:
@@ -55,14 +84,17 @@ def main() -> None:
     made.add_argument("--runs", type=int, default=3, help="on the same SuperNodes")
     made.add_argument("--turns", type=int, default=3, help="with new SuperNodes")
     made.add_argument("--settle", type=float, default=10.0, metavar="SECONDS")
+    made.add_argument("--imports", type=int, default=5, metavar="TURNS")
     options = made.parse_args()
+    ratios = imports(options.imports)
+    print("import of a party's app over", ratios, flush=True)
     found = []
     for _ in range(options.turns):
         found.append(seconds(options.runs, options.settle))
         print(found[-1], flush=True)
     later = [each for turn in found for each in turn[1:]]
     first = median(turn[0] for turn in found)
-    report("start", {"first": first, "later": median(later or [first])})
+    report("start", {"first": first, "later": median(later or [first]), "import": ratios})
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""Choose the window, the steps of a message, by measurement if none is configured.
+"""Choose the window, the steps of a message, by time and by loss if none is configured.
 
-An exchange of w steps lasts a + b w seconds: a is the round trip of a message, b a step at both
-ends. Longer windows waste less on round trips. They are also staler: all their steps use the
-parameters at the window's beginning. So use the smallest window whose round trip takes at most a
-twentieth of its steps' time, or the longest window allowed.
+**Time.** An exchange of w steps lasts a + b w seconds: a is the round trip of a message, b a step
+at both ends. Longer windows waste less on round trips. So no window is longer than the smallest
+whose round trip takes at most a twentieth of its steps' time.
 
-The choice depends on measured times, and so differs from run to run. To repeat a run, set the
-window that its summary shows.
+**Loss.** All steps of a window use the party's parameters at its beginning, as one large mini-batch
+would. With a long window, the sum of these steps can overshoot, and the loss jumps where the next
+window begins. So windows start short. They grow by a twentieth with each answer. A jump of the loss
+makes them a quarter as long.
+
+Measured times differ from run to run, and so do windows that depend on them. To repeat a run, set
+the window.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,6 +27,55 @@ from vfl_flower.protocol.schedule import Schedule
 _PROBES = 1, 8  # steps of the measured windows
 _SAMPLES = 4  # exchanges of each; the quickest counts, since the others waited for something
 _SHARE = 0.05  # largest share of the round trip in the steps' time
+_GROWTH, _SHRINKAGE = 1.05, 0.25  # of the longest window that the loss allows, with each answer
+_KEPT = 2048  # lengths of coordinated windows to keep
+
+
+class LossJumps:
+    """Detects that the loss jumps where a window begins, by more than its noise.
+
+    Noise is the difference between successive losses of one window, which hardly depends on the
+    parameters. So a jump does not count as noise.
+    """
+
+    def __init__(self) -> None:
+        self._mean = math.nan  # of about the last four losses
+        self._variance, self._differences = 0.0, 0
+        self._last = math.nan
+
+    def jumps(self, losses: Sequence[float]) -> bool:
+        """Return whether the first of a window's losses is two deviations above the losses before.
+
+        Parameters
+        ----------
+        losses : training losses of the window's steps, in order.
+        """
+        jumped = losses[0] > self._mean + 2 * math.sqrt(self._variance)
+        before = [*losses[:-1]] if len(losses) > 1 else [self._last]
+        for earlier, later in zip(before, losses[-len(before) :], strict=True):
+            square = (later - earlier) ** 2 / 2
+            if math.isfinite(square):
+                self._differences += 1
+                share = max(1 / self._differences, 1 / 32)
+                self._variance += share * (square - self._variance)
+        for loss in losses:
+            if math.isfinite(loss):
+                self._mean = (
+                    loss if math.isnan(self._mean) else self._mean + (loss - self._mean) / 4
+                )
+                self._last = loss
+        return jumped
+
+    def state_dict(self) -> list[float | None]:
+        """Return what is needed to resume, in JSON."""
+        state = self._mean, self._variance, self._differences, self._last
+        return [None if math.isnan(each) else each for each in state]
+
+    def load_state_dict(self, state: Sequence[float | None]) -> None:
+        """Restore what `state_dict` returned."""
+        mean, variance, differences, last = (math.nan if each is None else each for each in state)
+        self._mean, self._variance, self._last = mean, variance, last
+        self._differences = int(differences)
 
 
 class AdaptiveWindow:
@@ -31,6 +85,7 @@ class AdaptiveWindow:
     ----------
     per_epoch : K, steps of an epoch. No window crosses its end.
     records : records of all parties; failed ones are not measured.
+    by_loss : whether windows may depend on the loss. Noise that hides labels forbids it.
     clock : returns seconds.
     """
 
@@ -39,14 +94,17 @@ class AdaptiveWindow:
         schedule: Schedule,
         per_epoch: int,
         records: Sequence[PartyRecord],
+        by_loss: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.window = schedule.window  # the chosen window, or until then the initial one
-        self.longest = schedule.longest
+        self.active = schedule.window < schedule.longest  # whether to choose windows
         self.measured: tuple[float, float] | None = None  # a and b, in seconds
-        self.active = self.window < self.longest  # whether to choose windows
+        self._shortest, self._longest = schedule.window, schedule.longest
+        self._by_time = schedule.longest  # the longest window that is worth its time
+        self._by_loss = float(schedule.window if by_loss else schedule.longest)
+        self._jumps = LossJumps() if self.active and by_loss else None
         # Only an epoch with room for both has two windows in a row of the longer probe.
-        self._measures = self.active and per_epoch > 2 * _PROBES[1]
+        self._measures = schedule.measures and self.active and per_epoch > 2 * _PROBES[1]
         self._coordinated = schedule.coordinated
         self._records = records
         self._clock = clock
@@ -54,18 +112,19 @@ class AdaptiveWindow:
         self._last: dict[int, tuple[int, float, int, bool]] = {}  # party -> its last turn
         self._samples: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
 
+    @property
+    def window(self) -> int:
+        """The most steps of the next window."""
+        return min(self._by_time, int(self._by_loss))
+
     def next(self, record: PartyRecord) -> int:
         """Return the most steps of a party's next window, equal for parties in step."""
-        if not self._measures:
-            return self._at.get(record.steps, self.window)
-        mine = self._samples[record.party]
-        if record.party in self._last:
-            exchange, began, steps, steady = self._last[record.party]
-            if steady and record.exchange == exchange:  # no other message came between
-                mine[steps].append(self._clock() - began)
-        due = [probe for probe in _PROBES if len(mine[probe]) < _SAMPLES]
-        found = due[0] if due else self._choose()
-        return self._at.setdefault(record.steps, found) if self._coordinated else found
+        found = self._probe(record) if self._measures else self.window
+        if not self._coordinated:
+            return found
+        if len(self._at) > _KEPT:
+            self._at = {first: self._at[first] for first in list(self._at)[-_KEPT // 2 :]}
+        return self._at.setdefault(record.steps, found)
 
     def ordered(self, record: PartyRecord, steps: int) -> None:
         """Note a turn of so many steps."""
@@ -75,35 +134,64 @@ class AdaptiveWindow:
             steady = before is not None and before[2] == steps
             self._last[record.party] = record.exchange + 1, self._clock(), steps, steady
 
-    def _choose(self) -> int:
-        """Choose the window of all parties, once all available ones are measured."""
+    def answered(self, losses: Sequence[float]) -> None:
+        """Let windows grow, or shrink if the loss jumped.
+
+        Parameters
+        ----------
+        losses : training losses of the answered steps, in order.
+        """
+        if self._jumps and losses:
+            factor = _SHRINKAGE if self._jumps.jumps(losses) else _GROWTH
+            self._by_loss = min(max(self._shortest, self._by_loss * factor), self._longest)
+
+    def _probe(self, record: PartyRecord) -> int:
+        """Note the time of a party's last turn; return the next window to measure."""
+        mine = self._samples[record.party]
+        if record.party in self._last:
+            exchange, began, steps, steady = self._last[record.party]
+            if steady and record.exchange == exchange:  # no other message came between
+                mine[steps].append(self._clock() - began)
+        due = [probe for probe in _PROBES if len(mine[probe]) < _SAMPLES]
+        if not due:
+            self._choose()
+        return due[0] if due else self.window
+
+    def _choose(self) -> None:
+        """Choose the longest window by time, once all available parties are measured."""
         samples = [self._samples[record.party] for record in self._records if record.alive]
         if any(len(of[probe]) < _SAMPLES for of in samples for probe in _PROBES):
-            return self.window
+            return
         measured = [tuple(min(of[probe]) for probe in _PROBES) for of in samples]
         short, long = (max(each) for each in zip(*measured, strict=True))  # the slowest party
         step = max(0.0, (long - short) / (_PROBES[1] - _PROBES[0]))
         way = max(0.0, short - step)
-        self.window = 1
-        while self.window < self.longest and way > _SHARE * step * self.window:
-            self.window *= 2
-        self.window = min(self.window, self.longest)
+        window = 1
+        while window < self._longest and way > _SHARE * step * window:
+            window *= 2
+        self._by_time = min(max(window, self._shortest), self._longest)
         self.measured, self._measures = (way, step), False
-        return self.window
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, in JSON."""
-        return {"window": self.window, "measured": self.measured}
+        return {
+            "measured": self.measured,
+            "by_time": self._by_time,
+            "by_loss": self._by_loss,
+            "jumps": self._jumps and self._jumps.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, without measuring again."""
         if state.get("measured"):
-            self.window = min(state["window"], self.longest)
-            self.measured = tuple(state["measured"])
-            self._measures = False
+            self._by_time = min(state.get("by_time", self._longest), self._longest)
+            self.measured, self._measures = tuple(state["measured"]), False
+        if self._jumps and state.get("jumps"):
+            self._by_loss = min(state["by_loss"], float(self._longest))
+            self._jumps.load_state_dict(state["jumps"])
 
     def figures(self) -> dict[str, Any]:
-        """Return the window and the measured times, for a summary."""
+        """Return the last window and the measured times, for a summary."""
         names = "exchange_seconds", "step_seconds"
         found = dict(zip(names, self.measured, strict=True)) if self.measured else None
         return {"window": self.window, "window_measured": found}

@@ -63,6 +63,7 @@ class Replies(NamedTuple):
     others: list[Message]
 
 
+_APART = (EvaluateOrder, CheckpointOrder, RestoreOrder)  # their traffic does not train
 _TRIES = 3  # times to bring a party into step for one turn
 
 
@@ -169,7 +170,7 @@ class Messenger(Outbox):
                 self.failed(node, error)
                 continue
             self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
-            if isinstance(record.order, EvaluateOrder | CheckpointOrder | RestoreOrder):
+            if isinstance(record.order, _APART):
                 record.traffic.evaluation_bytes += upload.nbytes
             else:
                 record.traffic.exchanges += 1

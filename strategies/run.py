@@ -96,7 +96,6 @@ class Run:
         each = steps_per_epoch(config, rows)
         every, first = config.running.eval_every, bool(config.running.grow)
         self.budget = StepBudget(config.training.epochs, each, parties, self.abreast, every, first)
-        self.adaptive_window = AdaptiveWindow(self.schedule, self.budget.per_epoch, self.records)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.budget.allowed = self.accountant.steps_allowed(
             self.budget.planned, parties, self.schedule.quorum, top_learns
@@ -108,9 +107,15 @@ class Run:
         if not system.baseline:
             per_epoch = self.budget.of_epoch / self.schedule.quorum
         noise = mechanism.scalar_noise(self.accountant)
+        # With this noise, no label may decide what a message holds.
+        self.adaptive_window = AdaptiveWindow(
+            self.schedule, self.budget.per_epoch, self.records, by_loss=noise is None
+        )
         config.assessment.check_rows(len(labels.classes), labels.validation)
         check_segments(labels.segments)
-        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch)
+        in_step = self.schedule.coordinated and not system.baseline
+        window_rows = sampling_of(config, rows).most_rows(self.schedule.longest) if in_step else 0
+        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, window_rows)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
@@ -147,14 +152,14 @@ class Run:
     def log_summary(self) -> None:
         """Log what is about to run."""
         log.info(
-            "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d%s",
+            "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %s%s",
             self.config.strategy,
             self.config.data.called,
             len(self.records),
             len(self.labels.train),
             self.schedule.word,
             self.schedule.quorum,
-            self.schedule.window,
+            self.schedule.windows,
             TRANSPORTS[self.transport.medium],
         )
 

@@ -251,6 +251,7 @@ class Vertical(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Write the uploads into the table; answer as many quorums as there are."""
         run, holder, before = self.run, self.run.holder, self.run.holder.steps
+        window = run.adaptive_window
         uploads = run.messenger.take(
             TrainOrder, replies, lambda party, *sent: holder.receive(party.party, *sent)
         )
@@ -263,7 +264,10 @@ class Vertical(Strategy):
             if holder.table.max_delay:
                 refresh(run, self.wait_for, group)
             if group:
+                done = holder.steps
                 run.messenger.answer(group)
+                if window.active and holder.steps > done:
+                    window.answered(holder.losses[-1].tolist())
         if not self.hooked or holder.steps == before:
             return None, None
         metrics = MetricRecord({"steps": holder.steps})

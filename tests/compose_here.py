@@ -27,7 +27,7 @@ from tests.containers import CHECKOUT, SERVICES, command, health, in_order, moun
 from tests.fleet import until
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.launch.processes import stop
-from vfl_flower.transport.flower_internals import app_of_this_package
+from vfl_flower.transport.flower_processes import app_of_this_package
 
 BWRAP = shutil.which("bwrap")
 STARTING = 300.0  # seconds that a service may take, on a machine that has much else to do

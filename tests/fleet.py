@@ -1,20 +1,25 @@
-"""A SuperLink and SuperNodes on loopback, whose processes a test can find and kill."""
+"""Nodes of Flower and of Ray on loopback, whose processes a test can find and kill."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
 
 from vfl_flower.launch.engines import Finished as Run
-from vfl_flower.launch.processes import SuperLink
+from vfl_flower.launch.processes import SuperLink, reserved_port, stop
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 
@@ -150,6 +155,33 @@ def fleet(
             for stack, _ in each.nodes.values():
                 stack.close()
     assert processes_of(home) == []
+
+
+@contextmanager
+def ray_cluster(folder: Path, number: int) -> Iterator[dict[str, psutil.Process]]:
+    """A Ray cluster of nodes with a CPU each, by their addresses from 127.0.0.2 on."""
+    (folder / "token").write_text(secrets.token_hex(32))
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    ray = str(Path(sys.executable).parent / "ray")
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as short, reserved_port() as port:
+        for name, value in environment.items():
+            stack.enter_context(patch.dict(os.environ, {name: value}))
+        nodes: dict[str, psutil.Process] = {}
+        for node in range(number):
+            address, log = f"127.0.0.{2 + node}", folder / f"ray-node-{node}.log"
+            own = ["--head", "--port", str(port), "--temp-dir", short, "--include-dashboard=false"]
+            command = [ray, "start", *(own if not node else [f"--address=127.0.0.2:{port}"])]
+            command += ["--node-ip-address", address, "--num-cpus=1", "--block"]
+            output = stack.enter_context(log.open("wb"))
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True
+            )
+            stack.callback(stop, process)
+            until(lambda: b"runtime started" in log.read_bytes())  # noqa: B023
+            nodes[address] = psutil.Process(process.pid)
+        stack.enter_context(patch.dict(os.environ, {"RAY_ADDRESS": f"127.0.0.2:{port}"}))
+        yield nodes
 
 
 def until(holds: Callable[[], Any], seconds: float = 300) -> None:

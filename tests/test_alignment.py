@@ -502,8 +502,8 @@ def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, metho
         organisations.run(out, {**SHORT, "align": method}, recorder)  # type: ignore[arg-type]
     organisations.predict("run")
     sent = b"".join(recorder.sent)
-    known = [encode_ids(read(file)[ID], "It") for file in organisations.files]
-    known.append(encode_ids(np.array(common(organisations)), "It"))
+    known = [list(encode_ids(read(file)[ID], "It")) for file in organisations.files]
+    known.append(list(encode_ids(np.array(common(organisations)), "It")))
     assert not [
         one for ids in known for some in sets_of(ids) for one in digests(some) if one in sent
     ]

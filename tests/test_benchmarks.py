@@ -25,6 +25,7 @@ from benchmarks.papers.__main__ import ROWS
 from benchmarks.papers.page import PAGES
 from benchmarks.papers.rows import Data
 from benchmarks.papers.training import Training
+from benchmarks.peers import __main__ as peers
 from tests.conftest import Start
 from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError
@@ -47,11 +48,13 @@ BENCHMARKS = sorted(
 )
 SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
+    "cluster": "--nodes 0 2 --parties 16 --steps 4 --supernodes 3 --kill 1 --party-timeout 15",
     "calibration": "--data credit --credit {credit} --seeds 1 --epochs 1",
     "codecs": "--mnist {mnist} --repeats 1",
     "contributions": "--requests 5 --parties 2",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
     "explain": "--rows 500 --columns 6",
+    "gpu": "--quick",
     "images": "--cifar {cifar} --epochs 1",
     "information": "--npz {credit} --draws 2 --epsilons 8",
     "large_table": "--rows 3000 --columns 12 --both 3000",
@@ -65,7 +68,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "partial_rows": "--mnist {mnist} --epochs 1 --times 1",
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
     "--picture {picture}",
-    "afternoon": "--rows 10000 --parties 2",
+    "afternoon": "--rows 10000 --parties 2 --ids 8000",
     "parties": "--parties 2 16 --steps 12 --ways together 1",
     "psi": "--ids 2000",
     "realign": "--ids 2000 --engines local",
@@ -73,8 +76,9 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "scale": "--only window --most 400",
     "secure_sum": "--mnist {mnist} --repeats 1 --epochs 1 --seeds 1",
     "serve": "--people 1000 --requests 50 --seconds 0.5",
-    "start": "--runs 1 --turns 1 --settle 0",
+    "start": "--runs 1 --turns 1 --settle 0 --imports 1",
     "step": "",
+    "streams": "--rounds 2 --arithmetic",
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
     "texts": "--sst2 {sst2} --seeds 1 --epochs 1",
     "windows": "--mnist {mnist} --seeds 1 --epochs 1",
@@ -161,6 +165,54 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
     assert found and all(map(math.isfinite, found)), figures
     assert files() == before
     assert picture.exists() == ("--picture" in words)
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+def test_lines_of_user_code_are_those_that_hold_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "HERE", tmp_path)
+    code = "import os\n\n# a comment\ndef f():\n    x = (\n        1,\n    )\n    return x\n"
+    documented = code.replace("f():\n", 'f():\n    """It has\n\n    a text."""\n')
+    (tmp_path / "one.py").write_text(code)
+    (tmp_path / "two.py").write_text(f'"""A text."""\n\n{documented}')
+    assert peers.lines_of_code("one") == peers.lines_of_code("two") == 6
+    assert peers.lines_of_code("one", "two") == 12
+
+
+def test_a_peer_that_cannot_be_installed_is_not_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> Path:
+        raise subprocess.CalledProcessError(1, "pip", stderr="ERROR: there is\nno such package\n")
+
+    monkeypatch.setattr(peers, "environment", refused)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    words = ["--mnist", str(data / "mnist.npz"), "--environments", str(tmp_path)]
+    words += ["--only", "NVFlare, two sites"]
+    monkeypatch.setattr(sys, "argv", ["peers", *words])
+    peers.main()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == ("NVFlare, two sites cannot be installed here; pip said: no such package")
+    assert json.loads(said[-1])["NVFlare, two sites"] == "not run"
+
+
+@pytest.mark.nightly
+def test_one_program_sends_the_bytes_of_its_tensors_alone(data: Path, tmp_path: Path) -> None:
+    """Remote calls send each tensor once, with headers; a run in process sends nothing."""
+    try:
+        subprocess.run(["unshare", "--net", "--map-root-user", "ip", "link"], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine permits no network of one's own")
+    mnist, rows = str(data / "mnist.npz"), tmp_path / "rows.npz"
+    tensors = peers.write_rows(mnist, rows)
+    here = peers.ours("local", 8, mnist, 3, tmp_path / "here")
+    calls = peers.theirs(Path(sys.executable), "with_rpc", rows, 3, tmp_path / "calls")
+    assert here["wire_mb_an_epoch"] == 0
+    assert tensors <= calls["wire_mb_an_epoch"] <= 1.3 * tensors
+    assert calls["lines"] > here["lines"]
 
 
 # --- the papers' rows -----------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from vfl_flower.transport.messages import (
     TrainOrder,
     Upload,
     bounded,
+    checked,
 )
 from vfl_flower.transport.wire import (
     pack,
@@ -178,6 +179,20 @@ def test_what_is_not_bounded_is_refused(value: float) -> None:
     for each in (rows, torch.from_numpy(rows)):
         with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*Lower the learning"):
             bounded("h", each)
+
+
+@pytest.mark.parametrize("value", [1.0001e6, -2e6, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_one_pass_finds_what_two_checks_would_refuse(value: float, dtype: str) -> None:
+    rows = np.zeros((4, 6), dtype)[:, 1:4]  # a block of columns, as in an answer
+    with np.errstate(over="ignore"):
+        rows[1, 2] = value
+    finite = bool(np.isfinite(rows).all())
+    said = "beyond 1,000,000" if finite else "not finite"
+    with pytest.raises(VflError, match=f"'h' has values .*{said}"):
+        checked({"h": rows}, "h", dtype, (4, 3), LARGEST)
+    rows[1, 2] = -1e3  # the control: this value passes
+    assert checked({"h": rows}, "h", dtype, (4, 3), LARGEST) is rows
 
 
 # --- the answers --------------------------------------------------------------------------------

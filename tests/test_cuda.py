@@ -1,7 +1,12 @@
-"""Runs on a GPU: what they are on the CPU, with models and tables there. Skipped where none is."""
+"""Runs on a GPU: what they are on the CPU, with models and tables there.
+
+Where there is no GPU, `tests.fake_gpu` pretends to be one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import Start, trained
+from tests.fake_gpu import fake_gpu
 from tests.stepping import by_gradient
 from vfl_flower import client_app
 from vfl_flower.launch.engines import run_local
@@ -20,7 +26,12 @@ from vfl_flower.party import context as between
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.systems import resolve
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")
+
+@pytest.fixture(autouse=True)
+def gpu() -> Iterator[None]:
+    with nullcontext() if torch.cuda.is_available() else fake_gpu():
+        yield
+
 
 CANCER: dict[str, Any] = {
     **{"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
@@ -47,6 +58,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", RUNS.values(), ids=RUNS)
 def test_a_run_on_a_gpu_is_the_run_on_the_cpu(run: Start, keys: dict[str, Any]) -> None:
     there, here = (run(3, {**CANCER, **keys, "device": each}) for each in ("cuda", "cpu"))
@@ -59,6 +71,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(run: Start, keys: dict[str, Any]) 
             assert there.parameters(name)[key] == pytest.approx(values, abs=5e-3), f"{name}.{key}"
 
 
+@pytest.mark.nightly
 def test_stacked_parties_on_a_gpu_learn_what_they_do_on_the_cpu(run: Start) -> None:
     keys = {**CANCER, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01}
     there, here = (run(30, {**keys, "device": each}) for each in ("cuda", "cpu"))
@@ -81,7 +94,9 @@ def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
                 if each.ndim  # torch keeps counts of steps on the CPU
             ]
             seen.extend(each.device for each in (*party.learner.model.parameters(), *of_optimizer))
-            seen.extend(each.device for each in party.learner.trace or ())
+            if party.learner.trace:
+                x, embedded = party.learner.trace
+                seen.extend(each.device for each in (x, *embedded))
         return reply
 
     client: Any = watched
@@ -139,6 +154,7 @@ def test_bfloat16_is_computed_there_and_repeats_exactly(kind: str) -> None:
     assert torch.equal(one, one.bfloat16().float())
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_cut_short_there_goes_on_there(tmp_path: Any) -> None:
     keys = {**CANCER, **ADAMW, "epochs": 4, "device": "cuda", "checkpoint-every": 5}
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})

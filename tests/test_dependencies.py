@@ -67,7 +67,9 @@ def test_the_package_declares_what_it_imports() -> None:
 def test_the_extra_for_tests_declares_what_they_import_besides() -> None:
     extras = PROJECT["optional-dependencies"]
     every = PROJECT["dependencies"] + extras["test"] + asked_for()
-    assert missing(["tests", "benchmarks", "notebooks", "deploy"], declared(every)) == set()
+    # `benchmarks.peers` installs each peer into a separate environment.
+    found = missing(["tests", "benchmarks", "notebooks", "deploy"], declared(every))
+    assert found == {"nvflare"}
 
 
 def asked_for() -> list[str]:

@@ -35,21 +35,25 @@ from vfl_flower.transport.base import FlowerTransport
 from vfl_flower.transport.flower_internals import (
     CLOCK_AHEAD,
     CLOCK_BEHIND,
-    ask_each_second,
     begin_task,
     config_record,
-    demand_token,
     flower_home,
     from_bytes,
     in_ray,
-    run_installed_code_only,
+    new_message,
+    new_reply,
     set_message_id,
     set_replied_to,
     signature,
-    start_tasks_by,
     state_from_bytes,
     state_to_bytes,
     to_bytes,
+)
+from vfl_flower.transport.flower_processes import (
+    ask_each_second,
+    demand_token,
+    run_installed_code_only,
+    start_tasks_by,
 )
 from vfl_flower.transport.nodes.certificates import supernode_keys
 
@@ -66,6 +70,26 @@ def test_a_record_made_at_once_is_one_whose_values_were_set_one_by_one() -> None
     assert config_record(scalars) == ConfigRecord(scalars)
     state = RecordDict({"scalars": config_record(scalars)})
     assert state_from_bytes(state_to_bytes(state)) == state
+
+
+def test_a_message_made_without_checks_is_one_that_flower_makes() -> None:
+    def said(message: Message) -> dict[str, Any]:
+        return {name: each for name, each in vars(message.metadata).items() if "ttl" not in name}
+
+    begin_task()
+    pairs = [(Message(RecordDict(), 7, "train", ttl=5.0), new_message(Message, 7, "train", 5.0))]
+    set_message_id(pairs[0][0], "m-1")
+    pairs.append((Message(RecordDict(), reply_to=pairs[0][0]), new_reply(Message, pairs[0][0])))
+    set_message_id(pairs[0][1], "m-1")
+    for of_flower, ours in pairs:
+        assert vars(ours).keys() == vars(of_flower).keys()
+        assert ours.content == of_flower.content == RecordDict()
+        assert not ours.has_error() and not of_flower.has_error()
+        now, then = said(ours).pop("_created_at"), said(of_flower).pop("_created_at")
+        assert {**said(ours), "_created_at": 0} == {**said(of_flower), "_created_at": 0}
+        assert abs(now - then) < 5
+        assert abs(ours.metadata.ttl - of_flower.metadata.ttl) < 5
+    assert from_bytes(to_bytes(pairs[1][1])).metadata.reply_to_message_id == "m-1"
 
 
 def test_the_flower_that_is_installed_is_within_the_bound_that_is_declared() -> None:
@@ -116,7 +140,7 @@ def test_nothing_else_touches_what_flower_keeps_to_itself() -> None:
     private = re.compile(r"flwr\.(supercore|proto|server|client|simulation|supernode|superlink)\b")
     for folder in ("vfl_flower", "strategies"):
         for path in (CHECKOUT / folder).rglob("*.py"):
-            if path.name == "flower_internals.py":
+            if path.name in ("flower_internals.py", "flower_processes.py"):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -27,7 +27,8 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 
 from tests.stranger import FLEET, signed_by
-from vfl_flower.transport.flower_internals import begin_task, guard_fleet
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.flower_processes import guard_fleet
 from vfl_flower.transport.nodes import gate
 from vfl_flower.transport.nodes.certificates import supernode_keys
 from vfl_flower.transport.nodes.gate import AT_ONCE, LIMITS, Gate, Limit, LogBudget

@@ -106,6 +106,27 @@ def test_a_run_needs_no_extra() -> None:
     assert "prometheus_client" in done.stderr  # the control
 
 
+HEAVY = (
+    *("pandas", "pyarrow", "datasets", "scipy", "sklearn", "dp_accounting", "ray", "PIL"),
+    *("transformers", "optuna", "matplotlib", "sympy", "requests", "fastapi"),
+)
+"""Packages that a party needs for some runs alone."""
+
+
+@pytest.mark.parametrize("more", ["", "; import pandas"], ids=["", "control"])
+def test_a_partys_app_imports_no_package_that_few_runs_need(more: str) -> None:
+    text = (
+        "import sys, torch, flwr; before = set(sys.modules); import vfl_flower.client_app"
+        f"{more}; print(*{{each.split('.')[0] for each in sys.modules.keys() - before}})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    found = set(done.stdout.split())
+    assert "vfl_flower" in found
+    assert bool(found & set(HEAVY)) == bool(more), found & set(HEAVY)
+
+
 def test_every_part_of_the_package_has_a_floor() -> None:
     """Else a new folder could import what it likes."""
     floors = {each for line in CONTRACTS["contracts"][0]["layers"] for each in line.split(" | ")}

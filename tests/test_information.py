@@ -17,11 +17,11 @@ from tests.organisations import ID, Organisations, cut, read
 from tests.releases import learned_from
 from vfl_flower import client_app
 from vfl_flower.alignment.party_rows import is_aligned
-from vfl_flower.alignment.psi import by_id
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels, own_table
 from vfl_flower.data.bins import Bins
+from vfl_flower.data.ids import by_id
 from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder.exact_sums import Shown

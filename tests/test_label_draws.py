@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from tests.releases import learned_from
-from vfl_flower.alignment.psi import by_id
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_sealed
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
+from vfl_flower.data.ids import by_id
 from vfl_flower.data.labels import Labels, digest_of_labels
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.row_mask import Alignment

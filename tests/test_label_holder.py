@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from strategies import run as run_module
 from strategies.baselines.local_only import Alone
 from tests import conftest
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
@@ -30,8 +32,10 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.labels import Labels, class_weights
+from vfl_flower.label_holder import label_holder
 from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.label_holder.table import Table, WindowTable
 from vfl_flower.launch import engines as engines
 from vfl_flower.models.bottoms import build_bottom, embedding_size, learn_bins
 from vfl_flower.models.losses import Loss, loss_per_row
@@ -91,7 +95,7 @@ def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[s
     config = sized(resolve(keys), len(labels.train))
     x = [load_features(config, m, parties).train for m in range(parties)]
     if labels.features:
-        x.append(labels.features[0])
+        x.append(np.asarray(labels.features[0]))
     y, size = torch.from_numpy(labels.train), embedding_size(config, labels.outputs)
     bottoms = [
         build_bottom(config, m, torch.from_numpy(block[0]), size) for m, block in enumerate(x)
@@ -601,3 +605,43 @@ def test_what_own_columns_cannot_stand_beside(
     labels = give_columns(monkeypatch, keys)
     with pytest.raises(ConfigError, match=cause):
         LabelHolder(resolve(keys), labels, {0: 32, 1: 32})
+
+
+# --- which embeddings the label holder keeps ----------------------------------------------------
+
+TOGETHER = [
+    {"strategy": "split-nn", "window": 1},
+    {"strategy": "split-nn", "window": 8},
+    {"strategy": "split-nn", "window": 3, "sampling": "poisson"},
+    {"strategy": "cascaded", "quorum": 2, "window": 3},
+]
+
+
+def learnt(keys: Mapping[str, Any]) -> tuple[LabelHolder, NDArray[Any]]:
+    """Return a trained label holder, and the parties' final embeddings of the test rows."""
+    given = {**FASTER, "dataset": "breast-cancer", "noise-seed": 0, "epochs": 3, **keys}
+    holder = trained(2, given)[0].run.holder
+    return holder, holder.held_out.table.rows.numpy()
+
+
+@pytest.mark.parametrize("keys", TOGETHER, ids=str)
+def test_embeddings_of_one_window_are_enough_where_all_parties_step_together(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, by_window = learnt(keys)
+    assert isinstance(holder.table, WindowTable)
+    assert len(holder.table.rows) < len(holder.labels) == len(holder.table.state_dict()["rows"])
+    monkeypatch.setattr(label_holder, "WindowTable", lambda *given: Table(*given[:3]))
+    holder, by_all = learnt(keys)
+    assert type(holder.table) is Table and len(holder.table.rows) == len(holder.labels)
+    np.testing.assert_array_equal(by_window, by_all)
+
+
+def test_embeddings_of_one_window_are_too_few_where_parties_step_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holder, by_all = learnt({"strategy": "vafl"})
+    assert type(holder.table) is Table
+    forced = partial(LabelHolder, window_rows=len(holder.labels))
+    monkeypatch.setattr(run_module, "LabelHolder", lambda *given: forced(*given[:5]))
+    assert not np.array_equal(learnt({"strategy": "vafl"})[1], by_all)

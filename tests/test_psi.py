@@ -18,22 +18,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl_flower.alignment import psi
-from vfl_flower.alignment.psi import Blinding, Points, challenge, match, shuffled
+from vfl_flower.alignment.psi import (
+    Blinding,
+    Points,
+    challenge,
+    digest_of_all,
+    match,
+    shuffled,
+)
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.data.ids import encode_ids, id_kind
+from vfl_flower.data.ids import WholeIds, by_id, chosen, encode_ids, id_kind
 
 # --- ids ----------------------------------------------------------------------------------------
 
 
 def test_a_number_and_its_text_are_different_ids() -> None:
-    assert encode_ids(np.array([1, -20]), "It") == [b"i:1", b"i:-20"]
-    assert encode_ids(np.array(["1", "é"]), "It") == [b"t:1", b"t:\xc3\xa9"]
+    assert list(encode_ids(np.array([1, -20]), "It")) == [b"i:1", b"i:-20"]
+    assert list(encode_ids(np.array(["1", "é"]), "It")) == [b"t:1", b"t:\xc3\xa9"]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "Int32", object, "category"])
 def test_whole_numbers_of_any_type_agree(dtype: Any) -> None:
     column = pd.Series([7, 0, 100], dtype=dtype)
-    assert encode_ids(column, "It") == [b"i:7", b"i:0", b"i:100"]
+    assert list(encode_ids(column, "It")) == [b"i:7", b"i:0", b"i:100"]
     assert id_kind(column) == "whole numbers"
 
 
@@ -48,8 +55,27 @@ def test_whole_numbers_of_any_type_agree(dtype: Any) -> None:
     ],
 )
 def test_texts_of_any_type_agree(column: Any) -> None:
-    assert encode_ids(column, "It") == [b"t:a", b"t:bc"]
+    assert list(encode_ids(column, "It")) == [b"t:a", b"t:bc"]
     assert id_kind(column) == "texts"
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 70_000),
+        np.array([10, 9, -1, -10, 100, 0, 2**63 - 1, -(2**63)]),
+        np.array([2**64 - 1, 0, 2**63], np.uint64),
+    ],
+    ids=["pieces", "signs", "unsigned"],
+)
+def test_whole_numbers_are_kept_in_eight_bytes_and_read_as_encoded_ids(numbers: Any) -> None:
+    ids, expected = encode_ids(numbers, "It"), [b"i:%d" % each for each in numbers.tolist()]
+    assert isinstance(ids, WholeIds) and numbers.itemsize == 8
+    assert list(ids) == expected and len(ids) == len(expected) and ids[-1] == expected[-1]
+    rows = np.random.default_rng(1).permutation(len(ids))
+    assert list(chosen(ids, rows)) == chosen(expected, rows) == [expected[row] for row in rows]
+    assert np.array_equal(by_id(ids), by_id(expected))
+    assert digest_of_all(ids) == digest_of_all(expected[::-1])
 
 
 def test_numbers_beyond_64_bits_are_whole_numbers() -> None:

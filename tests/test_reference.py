@@ -132,7 +132,7 @@ def _watch(monkeypatch: pytest.MonkeyPatch, kind: type[Estimator], of: Recorded)
     @functools.wraps(embed)
     def embedded(self: Any, end: Any, order: Any, window: Any) -> Any:
         if kind is ZerothOrder:
-            of.directions[end.index].append(self._directions(end, order).stack(1)[0].clone())
+            of.directions[end.index].append(end.directions(order).stack(1)[0].clone())
         return embed(self, end, order, window)
 
     monkeypatch.setattr(kind, "update", updated)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -22,12 +17,12 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
-from tests.fleet import until
+from tests.fleet import ray_cluster
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.engines import Finished, predict_local, run_local, run_ray
-from vfl_flower.launch.processes import ray_cpus, reserved_port, stop
+from vfl_flower.launch.processes import ray_cpus
 from vfl_flower.party import context as between
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
@@ -334,29 +329,6 @@ def test_what_does_not_unpack_is_refused_with_a_sentence(cut: slice) -> None:
 # --- Ray ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def cluster(folder: Path) -> Iterator[dict[str, psutil.Process]]:
-    """A Ray cluster of two nodes with a CPU each, by their addresses; neither is 127.0.0.1."""
-    (folder / "token").write_text(secrets.token_hex(32))
-    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
-    ray = str(Path(sys.executable).parent / "ray")
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as short, reserved_port() as port:
-        for name, value in environment.items():
-            stack.enter_context(patch.dict(os.environ, {name: value}))
-        nodes = {}
-        head = ["--head", "--port", str(port), "--temp-dir", short, "--include-dashboard", "false"]
-        for address, own in (("127.0.0.2", head), ("127.0.0.3", [f"--address=127.0.0.2:{port}"])):
-            command = [ray, "start", *own, "--node-ip-address", address, "--num-cpus=1", "--block"]
-            log = stack.enter_context((folder / f"{address}.log").open("wb"))
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            stack.callback(stop, process)
-            until(lambda: b"runtime started" in (folder / f"{address}.log").read_bytes())  # noqa: B023
-            nodes[address] = psutil.Process(process.pid)
-        stack.enter_context(patch.dict(os.environ, {"RAY_ADDRESS": f"127.0.0.2:{port}"}))
-        yield nodes
-
-
 @pytest.mark.nightly
 def test_virtual_parties_on_a_cluster_of_two_ray_nodes_learn_what_they_do_in_process(
     tmp_path: Path,
@@ -377,7 +349,7 @@ def test_virtual_parties_on_a_cluster_of_two_ray_nodes_learn_what_they_do_in_pro
                     actors[address] = max(actors.get(address, 0), found)
 
     done = threading.Event()
-    with cluster(tmp_path) as nodes:
+    with ray_cluster(tmp_path, 2) as nodes:
         assert ray_cpus() == 2
         watch = threading.Thread(target=look, args=(nodes,))
         watch.start()

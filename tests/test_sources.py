@@ -128,6 +128,34 @@ def test_a_run_on_large_tables_is_that_on_small_ones(
     pd.testing.assert_frame_equal(organisations.predict("whole"), predicted)
 
 
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl"])  # rows of a window, and all rows
+def test_a_label_holder_reads_its_own_large_table_from_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None, strategy: str
+) -> None:
+    organisations = cut(tmp_path, cancer(8, 100), own=3)
+    keys = {**SHORT, "strategy": strategy, "noise-seed": 0, "party-lr": 0.05, "batch-size": 8}
+    read: list[int] = []
+    rows = LargeTable.rows
+
+    def counted(self: LargeTable, places: Any, preparation: Preparation) -> Any:
+        read.append(len(places) if self.party is None else 0)
+        return rows(self, places, preparation)
+
+    monkeypatch.setattr(LargeTable, "rows", counted)
+    large = organisations.run("large", keys)
+    predicted = organisations.predict("large")
+    assert (sum(map(bool, read)) > 10) == (strategy == "split-nn")  # a window at a time
+    assert any(read)
+    monkeypatch.setattr(on_disk, "_LARGE", 2**29)
+    read.clear()
+    whole = organisations.run("whole", keys)
+    for party in ("party-0", "top"):
+        for name, parameters in whole.parameters(party).items():
+            np.testing.assert_allclose(parameters, large.parameters(party)[name], atol=1e-5)
+    pd.testing.assert_frame_equal(organisations.predict("whole"), predicted)
+    assert not read  # so the first run alone read from disk
+
+
 @pytest.mark.usefixtures("all_is_large")
 @pytest.mark.parametrize(
     ("value", "words", "sentence"),

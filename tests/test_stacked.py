@@ -11,22 +11,33 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message
 from sklearn.datasets import make_classification
 
 from tests.conftest import ALL_ROWS, Start, nightly
 from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError, VflError
+from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import context as between
 from vfl_flower.party.learner import Learner
+from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST, Stack
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.directions.window import Directions, StackedDirections
 from vfl_flower.protocol.systems import load_system, resolve
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import Arrays, DescribeOrder, Description, TrainOrder, Upload
+from vfl_flower.transport.messages import (
+    Arrays,
+    DescribeOrder,
+    Description,
+    EvaluateOrder,
+    TrainOrder,
+    Upload,
+)
 from vfl_flower.transport.wire import read_reply, to_message
 
 PARTIES = FEWEST + 2
@@ -84,22 +95,22 @@ def assert_same(run: Start, keys: dict[str, Any], parties: int = PARTIES) -> Non
     for ours, theirs in zip(together.history, apart.history, strict=True):
         assert all(ours[name] == theirs[name] for name in counts)
         assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+    assert together.summary.get("epsilon") == apart.summary.get("epsilon")
 
 
-STACKED = ("split-nn", "vafl", "vafl-t", "ef-vfl", "cvfl")
-"""Systems whose parties are, where several have their turn at once; of the others none is."""
+DAILY = ("split-nn", "vafl", "ef-vfl", "syn-zoo", "dpzv")
 SYSTEM_NAMES = [name for name in SYSTEMS.known if not load_system(name).baseline]
 
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
-    "system", [name if name in STACKED[:4] else nightly(name) for name in SYSTEM_NAMES]
+    "system", [name if name in DAILY else nightly(name) for name in SYSTEM_NAMES]
 )
 def test_parties_of_every_system_learn_the_same_together_and_one_by_one(
     run: Start, keys: dict[str, Any], stacks: list[int], system: str
 ) -> None:
     assert_same(run, {**keys, "strategy": system, "window": 2})
-    assert (max(stacks, default=0) == PARTIES) == (system in STACKED)
+    assert max(stacks, default=0) == PARTIES
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -111,6 +122,24 @@ KINDS: dict[str, dict[str, Any]] = {
     "schedule, l2, windows": {
         **{"lr-schedule": "one-cycle", "regulariser-weight": 0.01, "window": 2},
     },
+    # Rounding errors of losses are divided by mu, so one step needs a large mu.
+    "one difference a window": {"strategy": "syn-zoo", "window": 1, "mu": 0.1},
+    "two-sided, sphere, sgd": {
+        **{"strategy": "syn-zoo", "differences": "two-sided", "directions": "sphere"},
+        **{"optimizer": "sgd", "lr-schedule": "one-cycle", "window": 1, "mu": 0.1},
+    },
+    "differences, regulariser, windows": {
+        **{"strategy": "synrevel", "regulariser": "nonconvex", "regulariser-weight": 0.01},
+        **{"optimizer": "momentum", "window": 3},
+    },
+    "difference of a regulariser": {
+        **{"strategy": "synrevel", "regulariser-weight": 0.01, "window": 1, "mu": 0.1},
+    },
+    "differences of all at once, masked": {
+        **{"strategy": "syn-zoo", "perturbs": "all", "aggregation": "secure", "combine": "mean"},
+    },
+    "differences, qsgd": {"strategy": "cascaded", "codec": "qsgd", "bits": 8, "window": 2},
+    "clipped and noisy, windows": {"strategy": "dpzv", "batch-size": 32, "window": 2},
     "Poisson": {"sampling": "poisson", "window": 2},
     "error feedback, qsgd": {"strategy": "ef-vfl", "codec": "qsgd", "bits": 8},
     "validation": {"validation-fraction": 0.2, "patience": 1, "epochs": 4, "party-lr": 2.0},
@@ -119,7 +148,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [*list(KINDS)[:2], *map(nightly, list(KINDS)[2:])])
+BY_DAY = [name if place in (0, 1, 3, 4) else nightly(name) for place, name in enumerate(KINDS)]
+
+
+@pytest.mark.parametrize("kind", BY_DAY)
 def test_so_they_do_by_every_optimizer_and_schedule(
     run: Start, keys: dict[str, Any], stacks: list[int], kind: str
 ) -> None:
@@ -159,8 +191,16 @@ def test_few_parties_are_computed_one_by_one_and_so_bit_for_bit_as_elsewhere(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"optimizer": "adam", "party-lr": 0.01},
+        {"strategy": "syn-zoo", "window": 2},
+        {"strategy": "dpzv", "batch-size": 32, "window": 2, "epochs": 4},
+    ],
+)
 def test_a_run_of_many_parties_goes_on_from_a_checkpoint_and_predicts_as_one_by_one(
-    run: Start, keys: dict[str, Any], stacks: list[int], tmp_path: Path
+    run: Start, keys: dict[str, Any], stacks: list[int], tmp_path: Path, kind: dict[str, Any]
 ) -> None:
     served, begun = count(), tmp_path / "begun"
     predicted: list[Any] = []
@@ -171,8 +211,8 @@ def test_a_run_of_many_parties_goes_on_from_a_checkpoint_and_predicts_as_one_by_
         return one_by_one(message, context)
 
     with pytest.raises(KeyboardInterrupt):
-        adam = {"checkpoint-every": 2, "optimizer": "adam", "party-lr": 0.01}
-        run_local(PARTIES, {**keys, **adam, "out": str(begun)}, cut)  # type: ignore[arg-type]
+        keys = {**keys, **kind, "checkpoint-every": 2, "out": str(begun)}
+        run_local(PARTIES, keys, cut)  # type: ignore[arg-type]
     for client in (client_app.app, one_by_one):
         folder = shutil.copytree(begun, tmp_path / f"run-{len(predicted)}")
         run_local(PARTIES, {"resume": str(folder)}, client)  # type: ignore[arg-type]
@@ -180,6 +220,25 @@ def test_a_run_of_many_parties_goes_on_from_a_checkpoint_and_predicts_as_one_by_
         predicted.append(np.array([line.split(",")[-1] for line in rows[1:]], float))
     np.testing.assert_allclose(predicted[0], predicted[1], rtol=1e-3, atol=1e-4)
     assert max(stacks) == PARTIES
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "sphere", "scaled-sphere"])
+def test_each_party_of_a_stack_has_the_directions_that_it_has_alone(kind: str) -> None:
+    config = EstimatorConfig(directions=kind)
+    models = [torch.nn.Linear(3, 2) for _ in range(3)]
+    keys = [b"a|1", b"b|1", b"c|2"]
+    named = [list(model.parameters()) for model in models]
+    stacked = [torch.stack([each.detach() for each in of]) for of in zip(*named, strict=True)]
+    u = StackedDirections(config, keys, models[0], stacked).stack(4)
+    together = StackedDirections(config, keys, models[0], stacked)
+    together.add(0, together.parameters, [0.5, -0.25, 2.0])
+    for party, (key, model) in enumerate(zip(keys, models, strict=True)):
+        alone = Directions(config, key, model)
+        torch.testing.assert_close(u[:, party], alone.stack(4), rtol=1e-6, atol=0)
+        assert not torch.allclose(u[:, party], Directions(config, b"d|1", model).stack(4))
+        alone.add(0, alone.parameters, [0.5, -0.25, 2.0][party])
+        for of_stack, mine in zip(stacked, alone.parameters, strict=True):
+            torch.testing.assert_close(of_stack[party], mine, rtol=1e-6, atol=1e-7)
 
 
 def contexts_of(keys: dict[str, Any]) -> list[Context]:
@@ -247,6 +306,46 @@ def test_who_is_sent_an_answer_of_no_use_fails_alone(
                 failures.append((party, str(error)))
         assert [party for party, _ in failures] == [3, 5]
     assert stacks == [PARTIES, PARTIES - 2]  # one by one, where an answer was of no use
+
+
+@pytest.mark.parametrize("odd", [None, np.nan, 1e7])
+def test_an_evaluation_learns_in_a_stack_and_feedback_of_no_use_fails_alone(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, odd: float | None
+) -> None:
+    answers: list[Arrays] = [
+        {"gradient": np.full((32, 4), 0.1 * party, np.float32)} for party in range(PARTIES)
+    ]
+    if odd is not None:
+        answers[3]["gradient"][5, 2] = odd
+    alone, replies = [], []
+    learn = Party.learn
+
+    def counted(party: Party, arrays: Arrays) -> None:
+        alone.append(party.learner.index)
+        learn(party, arrays)
+
+    for together in (True, False):
+        contexts = contexts_of(keys)
+        client_app.app.serve_turns(turns(contexts, 1, [{}] * PARTIES), contexts)
+        messages = [
+            to_message(EvaluateOrder(exchange=2, arrays=answer), context.node_id, 60.0)
+            for context, answer in zip(contexts, answers, strict=True)
+        ]
+        with monkeypatch.context() as watched:
+            watched.setattr(Party, "learn", counted)
+            serve = client_app.app.serve_turns
+            served = serve(messages, contexts) if together else None
+        assert len(alone) == (0 if odd is None else PARTIES)
+        replies.append(served or list(map(client_app.app, messages, contexts)))
+        assert not any(load_scalars(context.state)["pending"] for context in contexts)
+        between.forget(contexts[0].run_id)
+    for party, (one, other) in enumerate(zip(*replies, strict=True)):
+        if party == 3 and odd is not None:
+            for reply in (one, other):
+                with pytest.raises(VflError, match="feedback that it cannot use"):
+                    sent(reply)
+        else:
+            np.testing.assert_allclose(sent(one), sent(other), **ROUNDING)
 
 
 def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, Message
 
 from tests.conftest import Start
@@ -298,3 +299,21 @@ def test_a_superlink_that_ends_at_once_says_so(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(VflError, match=r"did not start\. It said: no port"):
         link.__enter__()
     assert not link.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "actors", "asked"), [(0, 4, None), (1, 3, "0.3333"), (2, 4, "0.5"), (4, 2, "2")]
+)
+def test_ray_actors_share_the_gpus_of_this_machine(
+    gpus: int, actors: int, asked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[str]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(SuperLink, "start", lambda self, command, log: sent.append(command))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    superlink = SuperLink(simulation=True)
+    superlink.home = tmp_path
+    superlink.submit({}, actors, tmp_path / "log")
+    words = dict(word.split("=") for word in sent[0][-1].split())
+    assert words.get("client-resources-num-gpus") == asked
+    assert words["num-supernodes"] == str(actors)

@@ -104,12 +104,14 @@ class PartyApp(ClientApp):
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> list[Message]:
-        """Answer train messages of as many parties, as `train` answers each."""
+        """Answer orders of as many parties to train, or to evaluate, as the app answers each."""
         turns: list[StackedTurn | Exception] = []
+        trains = messages[0].metadata.message_type == TrainOrder.kind
+        kind: type[TrainOrder | EvaluateOrder] = TrainOrder if trains else EvaluateOrder
         for message, context in zip(messages, contexts, strict=True):
             try:
                 with describe_records(context):
-                    order = read_order(message, TrainOrder, between.largest_order(context))
+                    order = read_order(message, kind, between.largest_order(context))
                     check_order(context, order)
                     turns.append(StackedTurn(between.resume(context), order))
             except Exception as error:
@@ -193,7 +195,10 @@ def _answer_turn(message: Message, context: Context, turn: StackedTurn | Excepti
         try:
             if isinstance(turn, Exception):
                 raise turn
-            upload = _by_party(lambda party, order: turn.upload(), context, turn.order, turn.party)
+            order = turn.order
+            upload = _by_party(lambda party, order: turn.upload(), context, order, turn.party)
+            if isinstance(order, EvaluateOrder):
+                state.keep_copy(context.state, order)
             return to_reply(upload, message)
         except Exception as error:
             return _failure(error, message, context)

@@ -84,7 +84,7 @@ class Joined(Vertical):
         batches = self._batches(self._rows())
         for epoch in range(training.epochs):
             for ids, divisor in islice(batches, run.budget.per_epoch):
-                rows = ids.to(holder.device)
+                rows = ids.to(holder.device, non_blocking=True)
                 embeddings = []
                 for party, bottom, block, x in zip(
                     holder.columns, bottoms, blocks, inputs, strict=True

@@ -1,19 +1,23 @@
-"""Windows that are chosen by what exchanges and steps are measured to take."""
+"""Windows that follow the time of exchanges and the training loss."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from strategies.adaptive_window import AdaptiveWindow
+from strategies.adaptive_window import AdaptiveWindow, LossJumps
 from strategies.party_record import PartyRecord, State
 from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.schedule import ALL, ONE, Schedule
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
 
 PER_EPOCH, LONGEST = 1000, 32
 
@@ -23,9 +27,11 @@ class World:
 
     def __init__(self, way: float, step: float, parties: int = 2, coordinated: bool = True) -> None:
         self.now, self.way, self.step = 0.0, way, step
-        schedule = Schedule(parties if coordinated else 1, coordinated, 8, LONGEST)
+        schedule = Schedule(parties if coordinated else 1, coordinated, 1, LONGEST, measures=True)
         self.records = [PartyRecord(party, party) for party in range(parties)]
-        self.adaptive_window = AdaptiveWindow(schedule, PER_EPOCH, self.records, lambda: self.now)
+        self.adaptive_window = AdaptiveWindow(
+            schedule, PER_EPOCH, self.records, by_loss=False, clock=lambda: self.now
+        )
         self.budget = StepBudget(50, PER_EPOCH, parties)
 
     def turn(self, waits: float = 0.0) -> list[int]:
@@ -42,7 +48,8 @@ class World:
 
 
 def last(world: World, turns: int = 40) -> int:
-    return [world.turn() for _ in range(turns)][-1][0]
+    """Return the window at the end; the end of an epoch may cut the very last one."""
+    return max([world.turn() for _ in range(turns)][-2:])[0]
 
 
 @pytest.mark.parametrize("way", [0.0, 1e-4, 1e-3, 0.01, 0.1])
@@ -63,17 +70,16 @@ def test_parties_that_go_in_step_have_the_same_windows_throughout() -> None:
 
 
 def test_a_party_that_comes_late_to_a_window_has_that_of_the_others() -> None:
-    world = World(0.01, 0.001)
-    for _ in range(9):
-        world.turn()
-    first, second = world.records
-    before = world.adaptive_window.next(first)
-    world.adaptive_window._choose = lambda: LONGEST  # type: ignore[method-assign]
-    world.adaptive_window._measures = False
-    world.adaptive_window.window = LONGEST
-    assert world.adaptive_window.next(second) == before != LONGEST
-    world.turn()
-    assert world.turn() == [LONGEST, LONGEST]
+    records = [PartyRecord(party, party) for party in range(2)]
+    window = AdaptiveWindow(Schedule(2, True, 1, LONGEST), PER_EPOCH, records)
+    first, second = records
+    assert window.next(first) == 1
+    for _ in range(100):
+        window.answered([1.0])
+    assert window.next(second) == 1
+    for record in records:
+        record.steps += 1
+    assert [window.next(record) for record in records] == [LONGEST, LONGEST]
 
 
 def test_a_turn_after_another_message_is_not_measured() -> None:
@@ -96,13 +102,14 @@ def test_asynchronous_parties_are_given_one_once_all_are_measured() -> None:
         world.adaptive_window.ordered(quick, steps)
         quick.exchange += 1
         world.now += 0.01 + 0.001 * steps
-    assert world.adaptive_window.measured is None and world.adaptive_window.next(quick) == 8
+    assert world.adaptive_window.measured is None and world.adaptive_window.next(quick) == LONGEST
     for _ in range(30):
         steps = world.adaptive_window.next(slow)
         world.adaptive_window.ordered(slow, steps)
         slow.exchange += 1
         world.now += 0.01 + 0.004 * steps
-    assert world.adaptive_window.next(quick) == world.adaptive_window.next(slow) != 8
+    both = [world.adaptive_window.next(record) for record in (quick, slow)]
+    assert world.adaptive_window.measured and both == [LONGEST, LONGEST]
 
 
 def test_a_party_that_fails_before_it_was_measured_is_not_waited_for() -> None:
@@ -139,13 +146,97 @@ def schedule(measures: bool, **keys: Any) -> Schedule:
 
 
 def test_windows_that_are_given_or_of_a_simulation_are_as_they_were() -> None:
-    assert (schedule(False).window, schedule(False).longest) == (8, 8)
+    assert (schedule(False).window, schedule(False).longest) == (1, 8)
     assert (schedule(True, window=4).window, schedule(True, window=4).longest) == (4, 4)
-    assert (schedule(True).window, schedule(True).longest) == (8, LONGEST)
-    assert schedule(True, strategy="syn-zoo").longest == 64
+    assert (schedule(True).window, schedule(True).longest) == (1, LONGEST)
+    zeroth = schedule(True, strategy="syn-zoo")
+    assert (zeroth.window, zeroth.longest) == (16, 64)
     assert schedule(True, strategy="vafl", max_delay=6).longest == 6
-    fixed = AdaptiveWindow(schedule(False), PER_EPOCH, [PartyRecord(0, 0)], lambda: math.nan)
-    assert {fixed.next(PartyRecord(0, 0)) for _ in range(3)} == {8}
+    given = schedule(False, window=8)
+    fixed = AdaptiveWindow(given, PER_EPOCH, [PartyRecord(0, 0)], clock=lambda: math.nan)
+    assert not fixed.active and given.windows == "8" and schedule(True).windows == "1 to 32"
     assert fixed.figures() == {"window": 8, "window_measured": None}
     with pytest.raises(ConfigError, match="max-delay = 6"):
         schedule(True, strategy="vafl", max_delay=6, window=7)
+
+
+# --- the loss -------------------------------------------------------------------------------------
+
+
+def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
+    """Losses that fall from 1 to 0.4, with noise."""
+    drawn = np.random.default_rng(seed).normal(0, noise, steps)
+    return list(np.linspace(1, 0.4, steps) + drawn)
+
+
+def by_loss(coordinated: bool = True) -> AdaptiveWindow:
+    return AdaptiveWindow(Schedule(1, coordinated, 1, LONGEST), PER_EPOCH, [PartyRecord(0, 0)])
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_windows_grow_to_the_longest_while_the_loss_falls_with_noise(noise: float) -> None:
+    window, losses = by_loss(), falling(4000, noise)
+    while losses and window.window < LONGEST:
+        window.answered([losses.pop(0) for _ in range(min(window.window, len(losses)))])
+    assert window.window == LONGEST
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_a_jump_of_the_loss_beyond_its_noise_makes_windows_a_quarter(noise: float) -> None:
+    window, losses = by_loss(), falling(4000, noise)
+    while window.window < LONGEST:
+        window.answered([losses.pop(0) for _ in range(window.window)])
+    window.answered([each + 5 * noise + 0.1 for each in losses[:LONGEST]])
+    assert window.window == LONGEST // 4
+    window.answered([math.nan] * 8)  # a party whose upload poisoned the loss
+    assert window.window == LONGEST // 4
+    for _ in range(10):  # each time higher: it never falls below the shortest
+        window.answered([losses[0] * 10])
+        losses[0] *= 10
+    assert window.window == 1
+
+
+def test_a_resumed_run_has_the_windows_that_it_would_have_had() -> None:
+    whole, losses = by_loss(), falling(400, 0.1)
+    for _ in range(20):
+        whole.answered([losses.pop(0) for _ in range(whole.window)])
+    again = by_loss()
+    again.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    for _ in range(20):
+        some = [losses.pop(0) for _ in range(whole.window)]
+        whole.answered(some)
+        again.answered(some)
+        assert whole.window == again.window
+
+
+def dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run in process have the windows of messages between nodes."""
+    monkeypatch.setattr(LocalGrid, "cost", "dear")
+
+
+def test_windows_that_follow_the_loss_learn_what_long_windows_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys: dict[str, Any] = {"strategy": "split-nn", "dataset": "digits", "bottom-model": "mlp"}
+    keys |= {"epochs": 3, "batch-size": 32, "party-lr": 0.01, "server-lr": 0.01, "noise-seed": 0}
+    keys |= {"optimizer": "adam", "validation-fraction": 0.0, "eval-every": 3}
+    one, sixteen = (run_local(2, {**keys, "window": window}).summary for window in (1, 16))
+    dear(monkeypatch)
+    adaptive = run_local(2, keys).summary
+    assert sixteen["test_loss"] > 3 * one["test_loss"]
+    assert adaptive["test_loss"] < 2 * one["test_loss"]
+    exchanges = [each["by_party"][0]["exchanges"] for each in (sixteen, adaptive, one)]
+    assert exchanges[0] < exchanges[1] < 0.7 * exchanges[2]
+
+
+def test_noise_on_scalars_leaves_windows_independent_of_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(LossJumps, "jumps", lambda self, losses: heard.append(losses))
+    dear(monkeypatch)
+    keys = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 4}
+    run_local(2, {**keys, "strategy": "dpzv", "epsilon": 1.0})
+    assert not heard
+    run_local(2, {**keys, "strategy": "asyrevel"})
+    assert heard

@@ -110,7 +110,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "seats": [record.state_dict() for record in parts.records],
         "history": {**parts.history.state_dict(), "seconds": found.strategy["history"]["seconds"]},
         "plan": {"planned": 120, "ordered": 42, "answered": 37, "stopped": False},
-        "pace": {"window": 8, "measured": None},
+        "pace": parts.run.adaptive_window.state_dict(),
         "party_memory_mb": 9.0,
         "uploads": 7,
         "journal": [3, "abc"],
@@ -157,9 +157,10 @@ def kept_run(folder: Path) -> Checkpoint:
 
 def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     found = kept_run(tmp_path)
-    found.strategy["pace"] = {"window": 16, "measured": [0.1, 0.2]}
+    pace = {"by_time": 16, "measured": [0.1, 0.2], "by_loss": 9.5, "jumps": [0.5, 0.1, 40, None]}
+    found.strategy["pace"] = pace
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5}, found)
-    assert parts.run.adaptive_window.state_dict() == {"window": 16, "measured": (0.1, 0.2)}
+    assert parts.run.adaptive_window.state_dict() == {**pace, "measured": (0.1, 0.2)}
     assert [record.state for record in parts.records] == [State.IDLE, State.FAILED, State.IDLE]
     # Each party has kept this checkpoint anew when it resumed, also one that was away before.
     assert [record.state_dict() for record in parts.records] == [

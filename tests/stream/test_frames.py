@@ -9,12 +9,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from flwr.common.serde import message_from_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stream.nodes import FIRST, RUN
 from vfl_flower.config.errors import VflError
-from vfl_flower.transport.flower_internals import from_bytes, to_bytes
+from vfl_flower.transport import flower_internals
+from vfl_flower.transport.flower_internals import Framed, from_bytes, to_bytes, with_records
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder, Upload
 from vfl_flower.transport.stream import frames as framing
 from vfl_flower.transport.stream.frames import chunks, frames
@@ -145,3 +148,87 @@ def test_a_message_with_an_altered_byte_is_refused_or_another(data: st.DataObjec
         read_order(from_bytes(bytes(body)), EvaluateOrder)
     except VflError as error:
         assert "\n" not in str(error)
+
+
+# --- without Flower's records --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_a_frame_has_the_bytes_that_flower_makes_of_its_records(order: Any) -> None:
+    call = to_message(order, FIRST, ttl=60, call=True)
+    call.metadata.__dict__["_message_id"] = "stream-1"
+    frame = to_bytes(call)
+    assert isinstance(call, Framed) and call.parts is not None
+    assert frame == to_bytes(with_records(call))
+    received = from_bytes(frame)
+    assert isinstance(received, Framed) and received.parts is not None
+    assert received.content == call.content and received.parts is None
+    reply = to_reply(Upload(party=1, exchange=3, arrays=order.arrays), received)
+    body = to_bytes(reply)
+    assert isinstance(reply, Framed) and body == to_bytes(with_records(reply))
+
+
+def test_records_that_a_mod_has_changed_are_sent() -> None:
+    call = to_message(EvaluateOrder(exchange=1), FIRST, ttl=60, call=True)
+    received = from_bytes(to_bytes(call))
+    for message in (call, received):
+        message.content.config_records["scalars"]["exchange"] = 2
+        assert read_order(message, EvaluateOrder).exchange == 2
+        assert read_order(from_bytes(to_bytes(message)), EvaluateOrder).exchange == 2
+
+
+SMALL_ORDER = TrainOrder(
+    exchange=3,
+    epoch=2,
+    first=5,
+    steps=4,
+    coordinated=False,
+    arrays={"gradient": np.ones((2, 3), np.float32), "bits": np.arange(5, dtype=np.uint8)},
+)
+
+
+def outcome(read: Any, body: bytes) -> Any:
+    """Return the content of an order that is read, or the sentence of its refusal."""
+    try:
+        order = read_order(read(body), TrainOrder)
+    except (VflError, ValueError) as error:  # an error has no content
+        return str(error)
+    arrays = {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in order.arrays.items()}
+    return {**vars(order), "arrays": arrays}
+
+
+def by_flower(body: bytes) -> Message:
+    """The message, read by Flower's own functions."""
+    try:
+        return message_from_proto(ProtoMessage.FromString(body))
+    except Exception:
+        raise VflError("a frame that is no Flower message") from None
+
+
+def altered(frame: bytes, at: int, by: int) -> bytes:
+    return frame[:at] + bytes([frame[at] ^ by]) + frame[at + 1 :]
+
+
+def differences() -> int:
+    """How many altered frames of a small order are read otherwise than by Flower's records."""
+    frame = to_bytes(to_message(SMALL_ORDER, FIRST, ttl=60, call=True))
+    bodies = [altered(frame, at, by) for at in range(len(frame)) for by in (1, 2, 8, 64, 128)]
+    bodies += [frame[:length] for length in range(len(frame))]
+    return sum(outcome(from_bytes, each) != outcome(by_flower, each) for each in [frame, *bodies])
+
+
+def test_an_altered_frame_is_read_or_refused_as_flowers_records_would_be() -> None:
+    assert differences() == 0
+
+
+def test_the_comparison_finds_a_reader_that_leaves_a_check_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = flower_internals._parts_from_proto
+
+    def careless(proto: Any) -> Any:
+        parts = read(proto)
+        return parts and parts._replace(scalars={**parts.scalars, "coordinated": True})
+
+    monkeypatch.setattr(flower_internals, "_parts_from_proto", careless)
+    assert differences() > 100

@@ -138,7 +138,7 @@ def test_messages_travel_over_flower_where_parties_cannot_connect(
     nodes = streamed.nodes(2, unreachable(streamed, monkeypatch, window=window))
     strategy = streamed.train(nodes)
     assert strategy.run.transport.medium == "messages"
-    assert strategy.run.schedule.window == (16 if window == "auto" else window)
+    assert strategy.run.schedule.longest == (16 if window == "auto" else window)
     assert_equals_in_process(strategy, nodes)
     (line,) = (line for line in logged if "travel over Flower" in line)
     assert line.startswith("A party could not reach 127.0.0.1:")

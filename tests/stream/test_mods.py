@@ -27,6 +27,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport import flower_internals
 from vfl_flower.transport.shared_actor import SharedActors
 
 __all__ = ["nothing_served"]
@@ -169,3 +170,19 @@ def test_an_app_of_a_file_counts_messages_as_contributing_says() -> None:
     assert counts["train"] > 0 and counts["query.describe"] == PARTIES
     assert all(load_arrays(node.state, "model") for node in grid.contexts.values())
     assert counts.total() == sum(record.exchange for record in strategy.run.records) + PARTIES
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_flowers_records_are_made_only_for_a_mod_that_looks(
+    looks: bool, streamed: Streamed
+) -> None:
+    def look(message: Message, context: Context, serve: ClientAppCallable) -> Message:
+        assert not looks or message.content
+        return serve(message, context)
+
+    nodes = streamed.nodes(PARTIES, SHORT)
+    nodes.app = PartyApp([nodes.watch, look])
+    with patch.object(flower_internals, "to_records", wraps=flower_internals.to_records) as made:
+        streamed.train(nodes)
+    served = sum(kind not in CARRIERS for _, kind in nodes.seen)
+    assert made.call_count == (served if looks else 0) and served > PARTIES * 3

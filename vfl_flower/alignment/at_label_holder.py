@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment import party_sets, psi
 from vfl_flower.alignment.party_sets import PartySet
-from vfl_flower.alignment.psi import MANY, Blinding, Places, by_id, shuffled
+from vfl_flower.alignment.psi import MANY, Blinding, Places, shuffled
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import by_id, chosen
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
 from vfl_flower.transport.base import Transport
@@ -194,8 +195,7 @@ class _Steps:
             party_sets.check_answer(theirs, gone, len(known.arrays["points"]))
             points = self.blinding.undone(again)
             psi.check_distinct(points)
-            ids = [self.own.ids[row] for row in sent.tolist()]
-            known.learn(sent, psi.outputs(ids, points), theirs)
+            known.learn(sent, psi.outputs(chosen(self.own.ids, sent), points), theirs)
             return known.places(gone)
         except VflError as error:
             raise ConfigError(f"Party {known.party} sent {error}") from None
@@ -283,7 +283,7 @@ class _Steps:
             raise VflError("it names rows that do not exist, or a row twice.")
         if self.present is not None and not self.present[asked, party].all():
             raise VflError("it names rows that the party lacks.")
-        return psi.answer([self.own.ids[row] for row in self.rows[asked].tolist()], point)
+        return psi.answer(chosen(self.own.ids, self.rows[asked]), point)
 
 
 def lasting_blinding() -> Blinding:

@@ -52,6 +52,7 @@ from vfl_flower.alignment.psi import Blinding, Points
 from vfl_flower.alignment.store import check_name
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import by_id, chosen
 from vfl_flower.data.source import Source
 from vfl_flower.transport.early_messages import (
     Aligned,
@@ -127,7 +128,7 @@ def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
     if len(theirs) != 1:
         raise VflError(f"{len(theirs)} blinded digests instead of one. Start the run anew.")
     question, answer = psi.challenge([psi.digest_of_all(own.ids)], theirs)
-    rows = psi.by_id(own.ids)
+    rows = by_id(own.ids)
     about = {"digest": digest_of(own, rows), "method": IDS, "file": digest_of(own)}
     save_state(context, told=rows, answer=answer, **about)
     return {"question": question}
@@ -202,13 +203,12 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     first = first[np.argsort(kept["shown"][named[first]], kind="stable")]
     new = len(mine) - int(kept["shown"][named].sum())
     some = np.sort(first[: min(max(1, new), _SAMPLE)])
-    question, secret = psi.question([own.ids[row] for row in mine[some].tolist()])
+    question, secret = psi.question(chosen(own.ids, mine[some]))
     rows = np.full(len(places), -1, np.int64)
     rows[has] = mine
     of_set = {name: kept[name] for name in kept if name in _OF_SET}
     if "key" in kept:
-        ids = [own.ids[row] for row in at.tolist()]
-        of_set["marks"] = blinded_ids.keyed_hashes(ids, kept["key"])
+        of_set["marks"] = blinded_ids.keyed_hashes(own.ids, kept["key"])[at]
     about = {"digest": digest_of(own, mine), "method": PSI, "file": kept["file"]}
     proved_by = {"secret": np.frombuffer(secret, np.uint8), "places": named}
     save_state(context, told=rows, **proved_by, **about, **of_set)

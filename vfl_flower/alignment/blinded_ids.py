@@ -43,6 +43,7 @@ from vfl_flower.alignment.psi import Blinding, Places, Points, match, outputs, s
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import alone_in, make_folder, told
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import chosen
 from vfl_flower.data.source import Source
 from vfl_flower.transport.early_messages import SetOrder
 from vfl_flower.transport.messages import Arrays
@@ -159,7 +160,7 @@ def fresh(own: Source) -> Arrays:
 def _outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
     """Return F(id) of these rows, with the secret b of a set."""
     points = Blinding(key.tobytes()).of_ids(own.ids, rows)
-    return outputs([own.ids[row] for row in rows.tolist()], points)
+    return outputs(chosen(own.ids, rows), points)
 
 
 def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundSet | None:

@@ -64,6 +64,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.data.ids import by_id, chosen, in_pieces
 
 Points = NDArray[np.uint8]
 """Encoded elements of ristretto255, [n, 32]."""
@@ -80,22 +81,17 @@ def shuffled(n: int, secret: bytes) -> Places:
     return np.argsort(np.frombuffer(stream, np.uint64), kind="stable")
 
 
-def by_id(ids: Sequence[bytes]) -> Places:
-    """Return all rows in the order of their ids, [n]."""
-    return np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
-
-
 def digest_of_all(ids: Sequence[bytes]) -> bytes:
     """Return a digest of all ids, whatever their order. It is only sent blinded."""
     digest = hashlib.sha256()
-    for encoded in sorted(ids):  # one by one, since joining millions of ids takes much memory
-        digest.update(encoded + b"\n")
+    for some in in_pieces(ids, by_id(ids)):
+        digest.update(b"\n".join(some) + b"\n")
     return b"all:" + digest.digest()
 
 
 # --- blinding -----------------------------------------------------------------------------------
 
-_CHUNK = 10_000  # number of rows that a thread blinds at a time
+_CHUNK = 10_000  # number of rows to blind or hash at a time
 MANY = 20_000
 """Smallest number of ids for which to show progress."""
 _NO_ELEMENT = (
@@ -116,8 +112,8 @@ class Blinding:
 
         def blind(rows: slice, to: int) -> None:
             point = ctypes.create_string_buffer(32)
-            for row in order[rows].tolist():
-                hash_to_group(point, _digest(encoded[row]))
+            for one in chosen(encoded, order[rows]):
+                hash_to_group(point, _digest(one))
                 multiply(to, self.secret, point)
                 to += 32
 
@@ -167,13 +163,19 @@ class Blinding:
 
 def outputs(ids: Sequence[bytes], points: Points) -> Points:
     """Return F(id) of each id [n, 32], from the points H(id)^b."""
-    data, name, hashed = points.tobytes(), b"vfl-flower psi output|", hashlib.blake2b
-    each = (data[at : at + 32] for at in range(0, len(data), 32))
-    made = [
-        hashed(name + one + point, digest_size=32).digest()
-        for one, point in zip(ids, each, strict=True)
-    ]
-    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, 32)
+    made, name, hashed = np.empty_like(points), b"vfl-flower psi output|", hashlib.blake2b
+    if len(ids) != len(points):
+        raise ValueError(f"{len(points)} points of {len(ids)} ids")
+    for start in range(0, len(points), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        data = points[part].tobytes()
+        each = (data[at : at + 32] for at in range(0, len(data), 32))
+        digests = [
+            hashed(name + one + point, digest_size=32).digest()
+            for one, point in zip(ids[part], each, strict=True)
+        ]
+        made[part] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
+    return made
 
 
 def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:

@@ -19,10 +19,11 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import memory
 from vfl_flower.data.at_party import load_own_features
 from vfl_flower.data.labels import Labels, as_known, class_weights, digest_of_labels, encode_labels
+from vfl_flower.data.on_disk import of_size
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.partitioned import decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, draw_row_masks
-from vfl_flower.data.source import Preparation
+from vfl_flower.data.source import Compact, Preparation
 from vfl_flower.data.split import digest_of_rows, divide, split
 from vfl_flower.data.tables import Table
 
@@ -31,7 +32,7 @@ def own_table(data: DataConfig) -> Table:
     """Return the label holder's own table: ids, labels, and perhaps features."""
     if data.dataset.startswith("memory:"):
         return memory.of_label_holder(data)
-    return OwnFile.of_label_holder(data)
+    return of_size(OwnFile.of_label_holder(data))
 
 
 def load_labels(config: RunConfig) -> Labels:
@@ -126,6 +127,9 @@ def load_own_labels(
         return labels
     preparation = Preparation(**then) if then else None
     block = load_own_features(data, own, common, preparation=preparation, watched=True)
-    features = np.asarray(block.train[:]), np.asarray(block.test[:])
+    # Every evaluation reads the held-out rows, so memory holds them. A large table's training rows
+    # stay on disk.
+    assert not isinstance(block.train, Compact)
+    features = block.train, np.asarray(block.test[:])
     labels = replace(labels, features=features, preparation=block.preparation)
     return replace(labels, shares=block.shares)

@@ -109,7 +109,7 @@ def load_own_features(
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest = own.digest(common.rows[common.rows >= 0])
-    none = train[:0]
+    none = np.zeros(0, np.int64)  # a view would keep all places
     names = (own.names(train), own.names(test)) if counted else (none, none)
     own.forget_ids()  # before anything else takes much memory
     if preparation is None:

@@ -3,11 +3,59 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+
+_AT_ONCE = 65536  # ids to encode at a time
+
+
+class WholeIds(Sequence[bytes]):
+    """Encoded ids that are whole numbers [n]. They take 8 bytes each instead of 60."""
+
+    def __init__(self, numbers: NDArray[Any]) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice | np.ndarray):
+            return WholeIds(self._numbers[row])
+        return b"i:%d" % int(self._numbers[row])
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at in range(0, len(self), _AT_ONCE):
+            yield from [b"i:%d" % number for number in self._numbers[at : at + _AT_ONCE].tolist()]
+
+    def in_order(self) -> NDArray[np.int64]:
+        """Return all rows in the order of their encoded ids, [n]."""
+        return np.argsort(self._numbers.astype("S20"), kind="stable")
+
+
+def chosen(ids: Sequence[bytes], rows: NDArray[Any]) -> Sequence[bytes]:
+    """Return the ids of these rows."""
+    if isinstance(ids, WholeIds):
+        numbers: WholeIds = ids[rows]
+        return numbers
+    return [ids[row] for row in rows.tolist()]
+
+
+def in_pieces(ids: Sequence[bytes], rows: NDArray[Any]) -> Iterator[Sequence[bytes]]:
+    """Yield the ids of these rows in pieces, since all at once take much memory."""
+    for at in range(0, len(rows), _AT_ONCE):
+        yield chosen(ids, rows[at : at + _AT_ONCE])
+
+
+def by_id(ids: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return all rows in the order of their ids, [n]."""
+    if isinstance(ids, WholeIds):
+        return ids.in_order()
+    return np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
 
 
 def id_kind(column: Any) -> str:
@@ -18,7 +66,7 @@ def id_kind(column: Any) -> str:
     return {"integer": "whole numbers", "string": "texts"}.get(kind, kind)
 
 
-def encode_ids(column: Any, whose: str) -> list[bytes]:
+def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
     """Encode ids of a NumPy or pandas column [n] as bytes.
 
     Whole numbers become ``i:`` and decimals, texts ``t:`` and UTF-8. Whole numbers of any width
@@ -44,17 +92,21 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
         raise ConfigError(
             f"{whose} has {missing} missing ids in {len(values)} rows. Drop those rows."
         )
-    if kind == "whole numbers":
-        pieces = (values[at : at + 65536].tolist() for at in range(0, len(values), 65536))
-        encoded = [b"i:%d" % number for piece in pieces for number in piece]
+    encoded: Sequence[bytes]
+    if kind == "whole numbers" and values.dtype.kind in "iu":
+        ordered = np.sort(values)
+        encoded, repeated = WholeIds(values), int((ordered[1:] == ordered[:-1]).sum())
+    elif kind == "whole numbers":  # Python's numbers, of any size
+        encoded = [b"i:%d" % number for number in values.tolist()]
+        repeated = len(encoded) - len(set(encoded))
     elif kind == "texts":
         encoded = [b"t:" + text.encode("utf-8", "surrogatepass") for text in values.tolist()]
+        repeated = len(encoded) - len(set(encoded))
     else:
         raise ConfigError(
             f"{whose} has ids that are neither whole numbers nor texts but {kind}. "
             "Store them as one of the two, the same in every file."
         )
-    repeated = len(encoded) - len(set(encoded))
     if repeated:
         raise ConfigError(
             f"{whose} has {repeated} rows that repeat the id of an earlier row. "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.drift import Watch
-from vfl_flower.data.source import Preparation
+from vfl_flower.data.source import Preparation, Rows
 
 Array = NDArray[Any]
 _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
@@ -42,7 +42,7 @@ class Labels:
         the labels minus the training labels' ``mean``, divided by their ``deviation``.
     classes : label values of the classes; empty under regression.
     features : the label holder's own columns, if any: float32 [rows, F] of training and of test
-        rows, made by ``preparation`` from its file.
+        rows, made by ``preparation`` from its file. Training rows of a large table are on disk.
     alignment : the statement about rows that parties must make (`messages.Description`).
     places, test_places : numbers of the rows among all rows of the label holder.
     people : numbers of the ids of training and test rows (`Source.people`), if rows have ids.
@@ -61,7 +61,7 @@ class Labels:
     ids_digest: str
     mean: float = 0.0
     deviation: float = 1.0
-    features: tuple[Array, Array] | None = None
+    features: tuple[Array | Rows, Array] | None = None
     preparation: Preparation | None = None
     alignment: str = ""
     places: Array | None = None

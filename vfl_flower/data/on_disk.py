@@ -1,15 +1,15 @@
 """Sources that read their data once, in pieces, and keep the rows on disk.
 
-So a party's memory is bounded for any data. A mini-batch costs one small read for each row. Errors
-in any row are found before training begins. `LargeTable` is a table of numbers and texts; `images`,
-`text` and `sequences` have other kinds.
+So the memory of a party or of the label holder is bounded for any data. A mini-batch costs one
+small read for each row. Errors in any row are found before training begins. `LargeTable` is a table
+of numbers and texts; `images`, `text` and `sequences` have other kinds.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -184,26 +184,6 @@ def _type_of(kinds: set[str]) -> Any:
 class LargeTable(KeptFile):
     """A table too large for memory. A model reads the same rows as from `OwnFile`."""
 
-    def learn(self, train: Array) -> Preparation:
-        """Return the result of `Table.learn`, from a few columns at a time."""
-        self.check_features()
-        parts = [
-            self._learn(self._read(group)[group].iloc[train])
-            for group in self._groups(self.feature_names)
-        ]
-
-        def in_order(values: str) -> list[float]:  # numbers first, as in `Table`
-            firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
-            others = [getattr(each, values)[len(each.numbers) :] for each in parts]
-            return [value for part in (*firsts, *others) for value in part]
-
-        return Preparation(
-            {name: median for each in parts for name, median in each.numbers.items()},
-            {name: values for each in parts for name, values in each.texts.items()},
-            in_order("mean"),
-            in_order("deviation"),
-        )
-
     def raw_columns(
         self, places: Array, names: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Array]]:
@@ -212,9 +192,11 @@ class LargeTable(KeptFile):
             yield from raw_columns(self._read(group)[group], places)
 
     def _groups(self, names: list[str]) -> Iterator[list[str]]:
-        """Yield these columns in groups of bounded size."""
         few = max(1, _AT_ONCE // (8 * self.count))
         return (names[at : at + few] for at in range(0, len(names), few))
+
+    def _some(self, names: list[str]) -> Any:
+        return self._read(names)[names]
 
     def _needed(self, preparation: Preparation) -> list[str]:
         return self._check_columns(preparation)
@@ -223,8 +205,17 @@ class LargeTable(KeptFile):
         return self._prepare(piece, preparation)
 
 
-def is_large(own: OwnFile) -> bool:
-    """Return whether a table is too large to hold in double precision."""
+def of_size(own: OwnFile) -> OwnFile:
+    """Return a table that stays on disk if it is too large to hold in double precision."""
+    return as_kind(LargeTable, own) if own.feature_names and _is_large(own) else own
+
+
+def as_kind(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
+    """Return the same file as another kind of source."""
+    return kind(**{spec.name: getattr(own, spec.name) for spec in fields(OwnFile)}, **more)
+
+
+def _is_large(own: OwnFile) -> bool:
     import pyarrow.parquet as pq
 
     path = Path(own.path).expanduser()

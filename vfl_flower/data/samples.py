@@ -55,10 +55,13 @@ def shape(samples: Samples) -> Any:
 
 
 def tensors(arrays: Arrays, device: torch.device) -> Samples:
-    """Convert arrays to tensors on a device."""
+    """Convert arrays to tensors on a device. The CPU does not wait for a GPU."""
     if isinstance(arrays, Mapping):
-        return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-    return torch.from_numpy(arrays).to(device)
+        return {
+            name: torch.from_numpy(array).to(device, non_blocking=True)
+            for name, array in arrays.items()
+        }
+    return torch.from_numpy(arrays).to(device, non_blocking=True)
 
 
 def rows(samples: Samples, index: Any) -> Samples:

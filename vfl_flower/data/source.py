@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.ids import encode_ids, id_kind
+from vfl_flower.data.ids import encode_ids, id_kind, in_pieces
 from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]
@@ -122,7 +122,7 @@ class Source(ABC):
             vars(self).pop(name, None)
 
     @cached_property
-    def ids(self) -> list[bytes]:
+    def ids(self) -> Sequence[bytes]:
         """Return the encoded ids of all rows, in their order."""
         return encode_ids(self.id_column, self.whose)
 
@@ -148,7 +148,7 @@ class Source(ABC):
 
     def _id_numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
         each = bytearray()
-        for some in self._ids_of(rows):
+        for some in in_pieces(self.ids, rows):
             parts = (hashlib.blake2b(one[skipped:], digest_size=8).digest() for one in some)
             each += b"".join(list(parts))
         return np.frombuffer(bytes(each), "<u8")
@@ -156,15 +156,9 @@ class Source(ABC):
     def digest(self, rows: Array) -> str:
         """Return a digest of these rows' ids, in their order."""
         digest = hashlib.sha256()
-        for some in self._ids_of(rows):
+        for some in in_pieces(self.ids, rows):
             digest.update(b"\n".join(some) + b"\n")
         return digest.hexdigest()
-
-    def _ids_of(self, rows: Array) -> Iterator[list[bytes]]:
-        """Yield the ids of these rows in pieces, since all at once take much memory."""
-        ids = self.ids
-        for at in range(0, len(rows), 65536):
-            yield [ids[row] for row in rows[at : at + 65536].tolist()]
 
 
 class Rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -12,7 +11,7 @@ from vfl_flower.config.checks import InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SOURCES
 from vfl_flower.data.images import ImageColumn, ImageFolder
-from vfl_flower.data.on_disk import LargeTable, is_large
+from vfl_flower.data.on_disk import as_kind, of_size
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Source
@@ -52,7 +51,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
         return _one_column(own, ImageColumn, kind, size=size)
     if kind == "sequences":
         return _one_column(own, SequenceColumn, kind, length=values)
-    return _as(LargeTable, own) if is_large(own) else own
+    return of_size(own)
 
 
 def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
@@ -63,11 +62,7 @@ def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> Ow
             "column by `columns`.",
             f"its feature columns are {', '.join(own.feature_names[:8])}.",
         )
-    return _as(kind, own, **more)
-
-
-def _as(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
-    return kind(**{spec.name: getattr(own, spec.name) for spec in fields(OwnFile)}, **more)
+    return as_kind(kind, own, **more)
 
 
 def _number(node_config: Mapping[str, Any], key: str, default: int, party: int) -> int:

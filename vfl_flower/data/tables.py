@@ -33,6 +33,8 @@ from vfl_flower.data.source import Preparation, Source, scaled, scaling
 log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
+_AT_ONCE = 2**26  # bytes of columns to learn from at a time
+_ROWS = 65536  # rows to prepare at a time
 _MOST_VALUES = 100  # values of a text column; each becomes a column
 
 
@@ -180,7 +182,30 @@ class Table(Source):
     def learn(self, train: Array) -> Preparation:
         """Return medians, text values, means and deviations of the training rows."""
         self.check_features()
-        return self._learn(self._frame.iloc[train])
+        parts = [
+            self._learn(self._some(group).iloc[train]) for group in self._groups(self.feature_names)
+        ]
+
+        def in_order(values: str) -> list[float]:  # numbers first
+            firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
+            others = [getattr(each, values)[len(each.numbers) :] for each in parts]
+            return [value for part in (*firsts, *others) for value in part]
+
+        return Preparation(
+            {name: median for each in parts for name, median in each.numbers.items()},
+            {name: values for each in parts for name, values in each.texts.items()},
+            in_order("mean"),
+            in_order("deviation"),
+        )
+
+    def _groups(self, names: list[str]) -> Iterator[list[str]]:
+        """Yield these columns in groups of bounded size, since double precision takes memory."""
+        few = max(1, _AT_ONCE // (8 * len(self._frame)))
+        return (names[at : at + few] for at in range(0, len(names), few))
+
+    def _some(self, names: list[str]) -> Any:
+        """Return a frame of these feature columns."""
+        return self._frame[names]
 
     def check_features(self) -> None:
         """Raise `ConfigError` if there is no feature column."""
@@ -222,8 +247,12 @@ class Table(Source):
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""
         names = self._check_columns(preparation)
         known = set(names) == set(self.feature_names)
-        frame = self._frame if known else self._read(names)
-        return self._prepare(frame[names].iloc[places], preparation)
+        frame = (self._frame if known else self._read(names))[names]
+        found = np.empty((len(places), len(preparation.mean)), np.float32)
+        for at in range(0, max(1, len(places)), _ROWS):
+            part = slice(at, at + _ROWS)
+            found[part] = self._prepare(frame.iloc[places[part]], preparation)
+        return found
 
     def raw_columns(
         self, places: Array, names: Sequence[str] | None = None

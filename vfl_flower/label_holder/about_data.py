@@ -35,7 +35,7 @@ def data_of(labels: Labels, mechanism: Mechanism) -> dict[str, Any]:
         },
         "tested_on_training_rows": labels.repeats,
         "ids": _digest(labels),
-        "own_columns": 0 if labels.features is None else int(labels.features[0].shape[1]),
+        "own_columns": 0 if labels.features is None else int(labels.features[1].shape[1]),
         "classes": list(labels.classes),
         "class_shares": _shares(labels, mechanism) if told and labels.classes else None,
         "label_mean": labels.mean if numbers else None,

@@ -106,7 +106,7 @@ class HeldOut:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         if new is not None:
             at = slice(None) if held is None else torch.from_numpy(held)
-            columns[at] = new.to(columns.device)
+            columns[at] = new.to(columns.device, non_blocking=True)
         if digest != upload.surrogates:
             raise VflError("has other surrogates than the label holder. Start the run again.")
 

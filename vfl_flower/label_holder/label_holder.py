@@ -8,6 +8,7 @@ model, and evaluates. The strategy sends messages and waits for answers. The est
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,18 +24,19 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.held_out import Evaluated, HeldOut, background_rows, of_group
 from vfl_flower.label_holder.links import HolderLinks
-from vfl_flower.label_holder.table import Table, own_features
+from vfl_flower.label_holder.table import Table, WindowTable, own_features
 from vfl_flower.models import losses
 from vfl_flower.models.bottoms import learn_bins
 from vfl_flower.models.losses import loss_of
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import grow_top, load_top
 from vfl_flower.models.training import (
+    arrays_of,
     choose_device,
     flat,
     load_optimizer,
-    model_arrays,
-    optimizer_arrays,
+    model_tensors,
+    optimizer_tensors,
     trained,
 )
 from vfl_flower.protocol import estimators, server_update, subsets
@@ -48,6 +50,7 @@ from vfl_flower.protocol.server_update.base import TopBatches
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 
 
@@ -59,6 +62,8 @@ class LabelHolder:
     sizes : party -> embedding size.
     noise : noise on scalars before they are sent, if any.
     per_epoch : steps of the top model in an epoch.
+    window_rows : rows of the largest window, if all parties upload the rows of each answer anew;
+        else 0.
 
     Raises
     ------
@@ -74,6 +79,7 @@ class LabelHolder:
         sizes: Mapping[int, int],
         noise: ScalarNoise | None = None,
         per_epoch: float = 1,
+        window_rows: int = 0,
     ) -> None:
         self.config = config = sized(config, len(labels.train))
         self.sampling = sampling_of(config, len(labels.train))
@@ -95,12 +101,16 @@ class LabelHolder:
         masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
         self._background = own_held_out[background_rows(len(own_held_out))]
         max_delay = config.schedule.max_delay
-        self.table = Table(self.columns, own, self.device, max_delay, masks)
+        keeps = config.uplink.surrogates or max_delay or self.aggregation.waits
+        if window_rows and masks is None and not keeps:
+            self.table: Table = WindowTable(self.columns, own, self.device, window_rows)
+        else:
+            self.table = Table(self.columns, own, self.device, max_delay, masks)
         self.held_out = HeldOut(config, labels, self.columns, own_held_out, held_masks, self.device)
         self.links = HolderLinks(self, self.estimator, self.table)
         self.uplinks, self.downlinks = self.links.up, self.links.down
         # The top model.
-        top_sizes = list(sizes.values()), labels.outputs, own.shape[1]
+        top_sizes = list(sizes.values()), labels.outputs, own_held_out.shape[1]
         self.top = self.aggregation.build_top(*top_sizes, alone).to(self.device)
         learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
@@ -181,16 +191,16 @@ class LabelHolder:
         if coordinated and any(each.window is not each.batches for each in arrivals):
             places = [among(each.window, each.batches) for each in arrivals]
             joint = replace(joint, places=places)
-        before: dict[str, Arrays] = {}
+        before: dict[str, dict[str, Tensor]] = {}
         if self.config.running.on_party_failure == "continue":
             groups = _groups(self.top, self.optimizer).items()
-            before = {group: {k: v.copy() for k, v in of.items()} for group, of in groups}
+            before = {group: {k: v.clone() for k, v in of.items()} for group, of in groups}
         try:
             answers = self.estimator.answer(self, arrivals, joint)
             return self.estimator.encode(self, arrivals, answers)
         except DivergedError:
             if before:
-                _load(self, before)
+                _load(self, {group: arrays_of(of) for group, of in before.items()})
             if not self.aggregation.waits:  # a sum does not show which party sent the largest
                 self.table.blame({m.party: m.reading.embeddings for m in arrivals})
             raise
@@ -204,7 +214,7 @@ class LabelHolder:
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
         """Return the window's rows of the table, and its labels."""
-        return take(self.table.rows, window), take(self.labels, window)
+        return self.table.take(window), take(self.labels, window)
 
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
@@ -223,7 +233,7 @@ class LabelHolder:
             self.directions,
         )
         rows, losses = self.server_update.step(batches, gradients)
-        if rows is not None and not (rows.abs() <= LARGEST).all():
+        if rows is not None and not peak(rows) <= LARGEST:  # NaN is not
             raise DivergedError
         return rows, losses
 
@@ -257,7 +267,7 @@ class LabelHolder:
         If noise hides labels, require a finite model instead. A check of the loss would let one
         label decide whether the run continues.
         """
-        if not torch.isfinite(flat(self.top) if self.noise else losses).all():
+        if not math.isfinite(peak(flat(self.top) if self.noise else losses)):
             raise DivergedError
         self.steps += len(losses)
         self.losses.append(losses)
@@ -304,7 +314,7 @@ class LabelHolder:
         groups = {
             "table": self.table.state_dict(),
             "test_table": self.held_out.table.state_dict(),
-            **_groups(self.top, self.optimizer),
+            **{name: arrays_of(of) for name, of in _groups(self.top, self.optimizer).items()},
             "link": self.links.state_dict(),
             "best": self.held_out.best,
             "background": {"own": self._background} if self._background.shape[1] else {},
@@ -342,16 +352,18 @@ class LabelHolder:
             self.frozen = range(len(sizes))
 
 
-def _groups(top: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Arrays]:
-    """Return the live arrays of a top model and its optimizer."""
+def _groups(
+    top: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, dict[str, Tensor]]:
+    """Return the live tensors of a top model and its optimizer."""
     return {
-        "top": model_arrays(top),
-        "optimizer": optimizer_arrays(optimizer) if optimizer else {},
+        "top": model_tensors(top),
+        "optimizer": optimizer_tensors(optimizer) if optimizer else {},
     }
 
 
 def _load(holder: LabelHolder, groups: Mapping[str, Arrays]) -> None:
-    """Restore what `_groups` returned."""
+    """Restore the arrays of the tensors that `_groups` returned."""
     load_top(holder.config, holder.top, groups["top"])
     if holder.optimizer:
         load_optimizer(holder.optimizer, groups["optimizer"])

@@ -29,7 +29,10 @@ class HolderLinks:
     def __init__(self, end: HolderEnd, estimator: Estimator, table: Table) -> None:
         blocks = {party: table.of(party) for party in table.columns}
         self.up = {party: estimator.uplinks(block) for party, block in blocks.items()}
-        self.down = {party: estimator.downlinks(*block.shape) for party, block in blocks.items()}
+        self.down = {
+            party: estimator.downlinks(end.sampling.rows, block.shape[1])
+            for party, block in blocks.items()
+        }
         self._end, self._estimator, self._table = end, estimator, table
 
     def digest(self, party: int) -> str:

@@ -170,7 +170,7 @@ def rows_to_predict(
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
-        own = np.asarray(prepared(file, rows, Preparation(**preparation)))
+        own = np.asarray(prepared(file, rows, Preparation(**preparation))[:])
     said = file.labels_with_gaps(rows) if file.has_labels else None
     by_file = np.argsort(rows)
     of_rows = RowsToPredict(

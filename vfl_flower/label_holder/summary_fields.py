@@ -54,7 +54,10 @@ FIELDS: dict[str, dict[str, Field]] = {
     "Schedule": {
         "schedule": Field("text", "`sync`, `async` or `t-sync`."),
         "quorum": Field("whole number", "Uploads that the label holder waits for."),
-        "window": Field("whole number", "Steps of a party in one exchange."),
+        "window": Field(
+            "whole number",
+            "Steps of a party in one exchange; in the last one if the window adapts.",
+        ),
         "window_measured": Field(
             "object or null",
             "Seconds of an exchange (`exchange_seconds`) and of a step (`step_seconds`), where "

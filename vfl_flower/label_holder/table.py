@@ -7,6 +7,8 @@ can arrange the columns otherwise.
 To their right stand the label holder's own features, [N, F], if it has any. They act like a party
 whose embedding is never sent and always fresh. If parties may lack rows, the row mask comes last,
 [N, M]: 1 where the party has the row, and 0 where it lacks the row.
+
+If every answer uses fresh embeddings alone, `WindowTable` holds the embeddings of one window.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from vfl_flower.config.errors import ConfigError, PoisonError, VflError
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.data.source import Rows
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import estimators, server_update
-from vfl_flower.protocol.batches import Window, put
+from vfl_flower.protocol.batches import Window, put, take
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import Arrays
 
 Ids = NDArray[np.int32]
@@ -51,13 +55,14 @@ class Table:
     def __init__(
         self,
         columns: Mapping[int, slice],
-        own: NDArray[Any],
+        own: NDArray[Any] | Rows,
         device: torch.device,
         max_delay: int = 0,
         present: NDArray[np.bool_] | None = None,
     ) -> None:
         self.columns = dict(columns)
         self.received = max((each.stop for each in columns.values()), default=0)  # width of uploads
+        own = np.asarray(own[:])
         self.present = dict.fromkeys(columns)  # masks [N]; None for a party that has all rows
         if present is not None:
             self.present = dict(zip(columns, present.T, strict=True))
@@ -103,18 +108,25 @@ class Table:
             If embeddings far exceed all that the party has sent before. One such upload could end
             training for all parties, and nobody would know its sender.
         """
-        peak, known = _peak(sent), self.peaks.get(party)
-        if known is not None and peak > max(USUAL, _GROWTH * known):
+        largest, known = _peak(sent), self.peaks.get(party)
+        if known is not None and largest > max(USUAL, _GROWTH * known):
             self.forget(party)
             raise VflError(
-                f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}. Lower "
-                "the learning rates, or check that party."
+                f"sent embeddings of up to {largest:,.0f}, when its largest were {known:,.4g}. "
+                "Lower the learning rates, or check that party."
             )
-        self.peaks[party] = max(known or 0.0, peak)
+        self.peaks[party] = max(known or 0.0, largest)
         if not held:
-            put(self._of[party], window, rows.to(self.rows.device))
+            self._put(party, window, rows.to(self.rows.device, non_blocking=True))
         if self.max_delay:
             self.written[party][window.ids] = step
+
+    def _put(self, party: int, window: Window, rows: Tensor) -> None:
+        put(self._of[party], window, rows)
+
+    def take(self, window: Window) -> Tensor:
+        """Return the window's rows as the top model reads them."""
+        return take(self.rows, window)
 
     def blame(self, sent: Mapping[int, Sequence[Tensor]]) -> None:
         """Raise `PoisonError` for the largest embeddings, if they exceed `USUAL`.
@@ -126,12 +138,12 @@ class Table:
         sent : party -> embeddings of its last upload.
         """
         peaks = {m: _peak([self.of(m), *sent.get(m, ())]) for m in self.columns}
-        party, peak = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
-        if peak > USUAL:
+        party, largest = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
+        if largest > USUAL:
             self.forget(party)
             raise PoisonError(
                 party,
-                f"sent embeddings of up to {peak:,.0f}, which made the loss non-finite. "
+                f"sent embeddings of up to {largest:,.0f}, which made the loss non-finite. "
                 "Lower the learning rates, or check that party.",
             ) from None
 
@@ -176,13 +188,57 @@ class Table:
             steps[:] = arrays[f"written.{party}"]
 
 
+class WindowTable(Table):
+    """The embeddings of one window, where all parties upload the same rows before each answer.
+
+    No answer then reads an older embedding. So the memory and the time of a step do not grow with
+    the N rows, and checkpoints hold no embeddings. The first R of ``rows`` are the latest window's.
+
+    Parameters
+    ----------
+    own : the label holder's own features, [N, F], or a reader of them.
+    most : rows of the largest window.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[int, slice],
+        own: NDArray[Any] | Rows,
+        device: torch.device,
+        most: int,
+    ) -> None:
+        self._own, self._width = own, np.asarray(own[:0]).shape[1]
+        super().__init__(columns, np.zeros((most, self._width), np.float32), device)
+
+    def take(self, window: Window) -> Tensor:
+        """Return the rows of the latest window, which all parties have uploaded."""
+        rows = self.rows[: len(window.ids)]
+        if self._width:
+            own = torch.from_numpy(np.asarray(self._own[window.ids]))
+            rows[:, self.received :] = own.to(rows.device)
+        return rows
+
+    def _put(self, party: int, window: Window, rows: Tensor) -> None:
+        self._of[party][: len(rows)] = rows
+
+    def ids_of(self, party: int) -> Ids:
+        """Return the ids of all rows, which every party has."""
+        return np.arange(len(self._own), dtype=np.int32)
+
+    def state_dict(self) -> Arrays:
+        """Return the N rows without embeddings: the next answer needs no earlier one."""
+        return {"rows": np.zeros((len(self._own), 0), np.float32)}
+
+    def load_state_dict(self, arrays: Arrays) -> None:
+        """Do nothing: the table has no state."""
+
+
 def _peak(blocks: Sequence[Tensor]) -> float:
     """Return the largest absolute value of all blocks."""
-    ends = (each for h in blocks if h.numel() for each in h.aminmax())
-    return max((abs(float(each)) for each in ends), default=0.0)
+    return max(map(peak, blocks), default=0.0)
 
 
-def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
+def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any] | Rows, NDArray[Any]]:
     """Return the label holder's own columns of training rows and of held-out rows.
 
     Raises

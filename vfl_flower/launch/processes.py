@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import secrets
 import socket
@@ -32,7 +33,8 @@ import tomli_w
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
-from vfl_flower.transport.flower_internals import STATES, app_of_this_package, lasting_home
+from vfl_flower.transport.flower_internals import STATES, lasting_home
+from vfl_flower.transport.flower_processes import app_of_this_package
 from vfl_flower.transport.nodes.certificates import self_signed, supernode_keys
 
 _CLOSED = [sys.executable, "-P", "-m", "vfl_flower.transport.nodes.superlink"]
@@ -142,6 +144,8 @@ class SuperLink:
             resources = "client-resources-num-cpus=1"
             if not ray_cluster():
                 resources += f" init-args-num-cpus={nodes}"
+                if share := _gpus_of_each(nodes):
+                    resources += f" client-resources-num-gpus={share:g}"
             command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
         return self.start(command, log)
 
@@ -266,3 +270,11 @@ def ray_cpus() -> int:
 
 def _write_toml(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
+
+
+def _gpus_of_each(actors: int) -> float:
+    """Return this machine's GPUs per actor. Ray hides the GPUs from an actor that asks for none."""
+    import torch
+
+    share = torch.cuda.device_count() / actors
+    return math.floor(share) if share >= 1 else math.floor(share * 10_000) / 10_000  # Ray's units

@@ -56,7 +56,7 @@ class BottomModel(nn.Module):
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
         """Return float32 embeddings [R, E] of R rows, whatever the precision."""
-        if len(x) > self.rows_at_once and perturb is None and not torch.is_grad_enabled():
+        if perturb is None and not torch.is_grad_enabled() and len(x) > self.rows_at_once:
             return torch.cat([self(part) for part in cast(Tensor, x).split(self.rows_at_once)])
         with autocast(self, self.precision):
             for depth, (layer, activation) in enumerate(

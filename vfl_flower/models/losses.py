@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class Loss:
             return labels
         if outputs == 1:
             return labels.to(torch.float32)[:, None]
-        return functional.one_hot(labels, outputs).to(torch.float32)
+        return _unit_rows(outputs, labels.device).index_select(0, labels)
 
     def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
         """Return the gradient [R, C] of the unweighted sum of `per_row` by the outputs.
@@ -124,6 +125,12 @@ class Loss:
     def _other(self, outputs: Tensor) -> float:
         """Return the probability that a label names one given false class."""
         return (1 - self.kept) / max(1, outputs.shape[1] - 1)
+
+
+@lru_cache(maxsize=4)
+def _unit_rows(classes: int, device: torch.device) -> Tensor:
+    """Return the identity matrix, whose row c is the target of class c."""
+    return torch.eye(classes, dtype=torch.float32, device=device)
 
 
 def loss_of(

@@ -186,14 +186,19 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in kept(model).items()}
 
 
+def arrays_of(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Return tensors as arrays; they share the memory of tensors on the CPU."""
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """Return `model_tensors` as arrays; they share the memory of a model on the CPU."""
-    return {name: tensor.cpu().numpy() for name, tensor in model_tensors(model).items()}
+    return arrays_of(model_tensors(model))
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
     """Return `optimizer_tensors` as arrays."""
-    return {name: tensor.cpu().numpy() for name, tensor in optimizer_tensors(optimizer).items()}
+    return arrays_of(optimizer_tensors(optimizer))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

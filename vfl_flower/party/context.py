@@ -17,7 +17,7 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.models.training import optimizer_tensors
 from vfl_flower.party import builder, state
 from vfl_flower.party.party import Party
-from vfl_flower.transport.flower_internals import config_record
+from vfl_flower.transport.flower_internals import config_record, contents
 from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.node import index_and_parties
 
@@ -46,15 +46,16 @@ def resume(context: Context) -> Party:
     place = node.get("partition-id"), node.get("num-partitions")
     run, party = _parties.get(place, (None, None))
     party = party if run == context.run_id else None
-    scalars = context.state.get("scalars")
+    records = contents(context.state)
+    scalars = records.get("scalars")
     if not (
         party is not None
         and scalars is not None
         and party.in_process.scalars is scalars
         and party.in_process.model is not None
-        and party.in_process.model() is context.state.get("model")
+        and party.in_process.model() is records.get("model")
         and party.in_process.node_config == node
-        and party.exchange == scalars["exchange"]
+        and party.exchange == contents(scalars)["exchange"]
     ):
         about = state.load_about(context.state)
         if not about:
@@ -92,15 +93,16 @@ def _load(context: Context, party: Party) -> None:
 def save(context: Context, party: Party) -> None:
     """Save everything that the next message needs."""
     here, learner, groups = party.in_process, party.learner, party.state_dict()
+    records = contents(context.state)
     model = here.model() if here.model else None
-    if learner.model.by_step or model is None or model is not context.state.get("model"):
+    if learner.model.by_step or model is None or model is not records.get("model"):
         groups |= learner.state_dict()  # else the state's record shares the model's memory
     elif learner.optimizer.state:
         groups["optimizer"] = optimizer_tensors(learner.optimizer)
     state.save_groups(context.state, party.about, groups)
     if party.seal:
         party.seal.keep(context)
-    here.scalars, here.model = context.state["scalars"], weakref.ref(context.state["model"])
+    here.scalars, here.model = records["scalars"], weakref.ref(records["model"])
     _parties[learner.index, learner.parties] = context.run_id, party
 
 
@@ -140,7 +142,7 @@ def largest_order(context: Context) -> int:
 
     Until the party has described its rows, the label holder may send ids.
     """
-    scalars = context.state.get("scalars")
+    scalars = contents(context.state).get("scalars")
     if isinstance(scalars, ConfigRecord):
-        return int(str(scalars["largest"]))
+        return int(str(contents(scalars)["largest"]))
     return SMALL + 32 * Rules.of(context.node_config).max_ids

@@ -28,12 +28,13 @@ from vfl_flower.models.training import (
     optimizer_tensors,
 )
 from vfl_flower.party.inputs import Inputs
-from vfl_flower.protocol.batches import Window, take
+from vfl_flower.protocol.batches import Window, joined, take
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
-from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.messages import Arrays, TrainOrder
 
 _AT_ONCE = 2**22
 """Number of samples that built-in layers evaluate at once.
@@ -115,7 +116,7 @@ class Learner:
         block, places = self.inputs.block, self.inputs.places
         train = block.train
         if isinstance(train, np.ndarray) and places is None:
-            x: Samples = take(torch.from_numpy(train), window).to(self.device)
+            x: Samples = take(torch.from_numpy(train), window).to(self.device, non_blocking=True)
         else:
             x = samples.tensors(train[self.inputs.places_of(window.ids)], self.device)
         if block.augment is augmentation.none:
@@ -130,10 +131,16 @@ class Learner:
         VflError
             If the model has diverged. Under noise its embeddings would not show it.
         """
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        finite = [p.isfinite().all() for p in self.model.parameters()]
+        if finite and not torch.stack(finite).all():
             raise VflError("has parameters that are not finite. Lower the learning rates.")
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return self.mechanism.perturbation(self.secret, exchange, lengths, last)
+
+    def directions(self, order: TrainOrder) -> Directions:
+        """Return the directions of the window of an order."""
+        key = directions_key(self.secret, order)
+        return Directions(self.config.estimator, key, self.model)
 
     # --- interface for the party ----------------------------------------------------------------
 
@@ -163,7 +170,7 @@ class Learner:
                     found.append(self.model(x, noise.of_step(number) if noise else None))
         finally:
             self.learning()
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return joined(found)
 
     def fresh_embeddings(
         self, rows: Any, ids: NDArray[np.int32] | None = None
@@ -186,3 +193,8 @@ class Learner:
         """Copy the arrays of a model and its optimizer."""
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
+
+
+def directions_key(secret: bytes, order: TrainOrder) -> bytes:
+    """Return the key of a party's directions for the window of an order."""
+    return secret + f"|{order.exchange}".encode()

@@ -33,6 +33,7 @@ from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
 from vfl_flower.transport.messages import (
+    LARGEST,
     SMALL,
     Arrays,
     CheckpointOrder,
@@ -46,7 +47,6 @@ from vfl_flower.transport.messages import (
     TrainOrder,
     Turn,
     Upload,
-    bounded,
     checked,
 )
 
@@ -202,15 +202,23 @@ class Party:
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
         """Learn from the feedback, if any; upload uncompressed embeddings of test rows."""
+        self.begin_evaluation(order)
+        self.learn(order.arrays)
+        return self.upload_test_rows(peak_memory_mb())
+
+    def begin_evaluation(self, order: EvaluateOrder) -> None:
+        """Count an order to evaluate, and its rows."""
         self._count(order)
         if self.limits:
             self.limits.count(self.inputs.block.test_rows)
-        self.learn(order.arrays)
+
+    def upload_test_rows(self, memory_mb: float) -> Upload:
+        """Upload uncompressed embeddings of test rows, and this process's peak memory."""
         arrays = {"embedding": self.learner.embeddings(self.inputs.block.test).cpu().numpy()}
         return replace(
             self._answer(self.seal.hide(arrays) if self.seal else arrays),
             surrogates=digest(self.links.surrogates.values()),
-            peak_memory_mb=peak_memory_mb(),
+            peak_memory_mb=memory_mb,
         )
 
     def embed(self, order: EmbedOrder) -> Upload:
@@ -258,8 +266,9 @@ class Party:
         self.forget_window()
         for name, surrogate in self.links.surrogates.items():
             if name == "uplink":
-                known = checked(order.arrays, "embedding", "float32", tuple(surrogate.shape))
-                surrogate.copy_(torch.from_numpy(bounded("embedding", known)))
+                shape = tuple(surrogate.shape)
+                known = checked(order.arrays, "embedding", "float32", shape, LARGEST)
+                surrogate.copy_(torch.from_numpy(known))
             else:
                 surrogate.zero_()
         return self.describe(order)

@@ -46,7 +46,7 @@ from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- every message ------------------------------------------------------------------------------
 
-_accepted: set[tuple[Any, ...]] = set()
+_accepted: set[tuple[str, str, bool]] = set()
 """Triples that keep the rules: (text about itself, node configuration, whether simulated)."""
 
 
@@ -64,7 +64,7 @@ def check_order(context: Context, order: Order) -> None:
         If the party cannot read a configuration or a state that the order names.
     """
     written = state.load_about(context.state)
-    node = tuple((name, type(value), value) for name, value in context.node_config.items())
+    node = repr(context.node_config)
     one_owner = simulated(context)
     is_accepted = (written, node, one_owner) in _accepted
     if is_accepted and not isinstance(order, _OF_OTHER_CONFIGURATIONS):

@@ -1,9 +1,9 @@
 """Stacks of similar parties in one process, computed together by torch's vmap.
 
 An estimator treats a `Stack` as one party. The stack of M parties has rows [R, M, ...], embeddings
-[R, M, E] and parameters [M, ...]; one party has [R, ...], [R, E] and [...]. So the arithmetic is
-the same. Each party still counts, saves and sends its own data. The stack copies parameters from
-the parties' models, and copies them back after each window.
+[R, M, E], parameters [M, ...] and directions [S, M, d]. One party has [R, ...], [R, E], [...] and
+[S, d]. So the arithmetic is the same. Each party still counts, saves and sends its own data. The
+stack copies parameters from the parties' models, and copies them back after each window.
 
 A batched product rounds otherwise than single products. So small groups of parties, and parties
 without a match by `_kind`, are computed one by one, as on separate nodes.
@@ -22,14 +22,19 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, Perturb
-from vfl_flower.models.training import is_large, kind_of, load_optimizer, optimizer_tensors, trained
+from vfl_flower.models.training import is_large, kind_of, optimizer_tensors, trained
+from vfl_flower.party.learner import directions_key
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.codecs.channel import Blocks, decode_many
+from vfl_flower.protocol.directions.window import StackedDirections
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.transport.messages import Arrays, EvaluateOrder, TrainOrder, Upload
 
 FEWEST = 16
 """Smallest number of parties to stack."""
@@ -39,8 +44,10 @@ _MOST = 128  # parties of a stack: more would exceed the processor's cache
 
 
 def train(turns: Sequence[StackedTurn]) -> None:
-    """Train each party, as `Party.train` does."""
+    """Serve each party's turn, as `Party.train` or `Party.evaluate` does."""
+    memory_mb = peak_memory_mb()  # to ask for each party would take long
     for turn in turns:
+        turn.memory_mb = memory_mb
         turn.begin()
     groups: dict[Hashable, list[StackedTurn]] = defaultdict(list)
     for turn in turns:
@@ -65,8 +72,9 @@ class StackedTurn:
     outcome: Upload | Exception
     window: Window
     kind: Hashable = None
+    memory_mb = 0.0  # peak memory of this process, which all parties share
 
-    def __init__(self, party: Party, order: TrainOrder) -> None:
+    def __init__(self, party: Party, order: TrainOrder | EvaluateOrder) -> None:
         self.party = party
         self.order = order
 
@@ -74,14 +82,17 @@ class StackedTurn:
         """Run the part of the turn before any computation."""
         party, order = self.party, self.order
         try:
-            self.window = party.begin(order)
+            if isinstance(order, TrainOrder):
+                self.window = party.begin(order)
+            else:
+                party.begin_evaluation(order)
         except Exception as error:
             self.outcome = error
             return
-        kind = _kind(party)
-        if kind is not None and (order.coordinated or not party.sampling.varies):
-            pending = _steps(party.pending.order) if party.pending else None
-            self.kind = kind, _steps(order), pending
+        kind, pending = _kind(party), party.pending.order if party.pending else None
+        draws = order if isinstance(order, TrainOrder) else pending
+        if kind is not None and draws and (draws.coordinated or not party.sampling.varies):
+            self.kind = kind, _steps(order), _steps(pending)
 
     def alone(self) -> None:
         """Run the rest of the turn for the party alone."""
@@ -94,11 +105,14 @@ class StackedTurn:
             return
         self.embed()
 
-    def embed(self, rows: Tensor | None = None) -> None:
-        """Make the party's upload. ``rows`` are its embeddings, if a stack computed them."""
-        blocks = None if rows is None else {"embedding": rows}
+    def embed(self, blocks: Blocks | None = None) -> None:
+        """Make the party's upload. ``blocks`` are its embeddings, if a stack computed them."""
+        party, order = self.party, self.order
         try:
-            self.outcome = self.party.upload_window(self.order, self.window, blocks)
+            if isinstance(order, TrainOrder):
+                self.outcome = party.upload_window(order, self.window, blocks)
+            else:
+                self.outcome = party.upload_test_rows(self.memory_mb)
         except Exception as error:
             self.outcome = error
 
@@ -109,8 +123,10 @@ class StackedTurn:
         return self.outcome
 
 
-def _steps(order: TrainOrder) -> Hashable:
-    return order.epoch, order.first, order.steps, order.coordinated
+def _steps(order: TrainOrder | EvaluateOrder | None) -> Hashable:
+    if isinstance(order, TrainOrder):
+        return order.epoch, order.first, order.steps, order.coordinated
+    return None
 
 
 def _kind(party: Party) -> Hashable:
@@ -120,7 +136,7 @@ def _kind(party: Party) -> Hashable:
         train, model, group = block.train, learner.model, learner.optimizer.param_groups[0]
         party.in_process.kind = (
             (
-                type(party.estimator) is FirstOrder
+                type(party.estimator) in (FirstOrder, ZerothOrder)
                 and type(model) is BottomModel
                 and model.stackable
                 and not is_large(model)
@@ -167,6 +183,10 @@ def _together(turns: Sequence[StackedTurn]) -> None:
         for turn in turns:
             turn.outcome = error
             turn.party.forget_window()  # use feedback once, even if the update fails halfway
+        return
+    if not isinstance(turns[0].order, TrainOrder):
+        for turn in turns:  # their test rows may be many
+            turn.embed()
         return
     try:
         stack.embed(turns)
@@ -217,7 +237,7 @@ class Stack:
     def __init__(self, parties: Sequence[Party]) -> None:
         one = parties[0].learner
         self.members, self.parties = parties, one.parties
-        self.config, self.estimator = one.config, FirstOrder(one.config)
+        self.config, self.estimator = one.config, parties[0].estimator
         self.sampling = one.sampling
         self.rows, self.size, self.device = one.rows, one.size, one.device
         self.index, self.outputs = one.index, one.outputs
@@ -231,6 +251,8 @@ class Stack:
         self.trace: Any = None
         self.pending = [party.pending for party in parties]  # windows that await feedback
         self._windows: list[Window] = []
+        self._keys: list[bytes] = []  # of each party's directions
+        self._directions: StackedDirections | None = None
 
     def is_of(self, parties: Sequence[Party]) -> bool:
         """Return whether the stack still belongs to exactly these parties, unchanged."""
@@ -251,23 +273,27 @@ class Stack:
         if not pending:
             return
         self._windows = [each.rows for each in pending]
-        of_each = zip(self.members, arrays, pending, strict=True)
-        answers = [party.links.down.decode(sent, own.rows) for party, sent, own in of_each]
+        self._keys = [directions_key(each.secret, each.order) for each in pending]
+        links = [party.links.down for party in self.members]
+        blocks = decode_many(links, arrays, self._windows)
         self._take_optimizers()
-        blocks = {"gradient": torch.stack([each["gradient"] for each in answers], dim=1)}
         self.estimator.update(self, blocks, pending[0].order, pending[0].rows)
         self._give_optimizers_back()
         for party in self.members:
             party.forget_window()
+        self.pending = [None] * len(self.members)
 
     def embed(self, turns: Sequence[StackedTurn]) -> None:
         """Embed and upload the window of each turn, as `Party.upload_window`."""
         self._windows = [turn.window for turn in turns]
-        blocks = self.estimator.embed(self, turns[0].order, self._windows[0])
-        of_each = blocks["embedding"].detach().cpu().unbind(1)
-        for turn, rows in zip(turns, of_each, strict=True):
+        orders = [cast(TrainOrder, turn.order) for turn in turns]
+        secrets = [party.learner.secret for party in self.members]
+        self._keys = list(map(directions_key, secrets, orders))
+        blocks = self.estimator.embed(self, orders[0], self._windows[0])
+        of_each = [rows.detach().cpu().unbind(1) for rows in blocks.values()]
+        for turn, *mine in zip(turns, *of_each, strict=True):
             turn.party.in_process.stack = self
-            turn.embed(rows)
+            turn.embed(dict(zip(blocks, mine, strict=True)))
         self.pending = [turn.party.pending for turn in turns]
 
     def _take_optimizers(self) -> None:
@@ -276,25 +302,21 @@ class Stack:
         if self.optimizer.param_groups[0]["plain"]:
             return
         kept = [optimizer_tensors(party.learner.optimizer) for party in self.members]
-        stacked = {}
         for name, one in kept[0].items():
             of_each = [each[name] for each in kept]
-            if one.dim():
-                stacked[name] = torch.stack(of_each)
-            elif all(map(one.equal, of_each)):  # the step count
-                stacked[name] = one
-            else:
+            if not one.dim() and not all(map(one.equal, of_each)):  # the step count
                 raise VflError("has trained for another number of steps than other parties.")
-        load_optimizer(self.optimizer, {name: each.cpu().numpy() for name, each in stacked.items()})
+            parameter, key = _place(self.optimizer, name)
+            stacked = torch.stack(of_each) if one.dim() else one.clone()
+            self.optimizer.state[parameter][key] = stacked
 
     def _give_optimizers_back(self) -> None:
         """Copy the stacked states back to the parties' optimizers."""
         for name, stacked in optimizer_tensors(self.optimizer).items():
             parts = stacked.unbind() if stacked.dim() else [stacked] * len(self.members)
-            number, key = name.split(".", 1)
             for party, part in zip(self.members, parts, strict=True):
                 optimizer = party.learner.optimizer
-                parameter = optimizer.param_groups[0]["params"][int(number)]
+                parameter, key = _place(optimizer, name)
                 optimizer.state[parameter][key] = part.clone()
 
     # --- interface for estimators ---------------------------------------------------------------
@@ -307,3 +329,18 @@ class Stack:
 
     def noise(self, exchange: int, window: Window) -> None:
         """Return no noise: perturbed parties train alone."""
+
+    def directions(self, order: TrainOrder) -> StackedDirections:
+        """Return the directions of each party's own window."""
+        if self._directions is None or self._directions.keys != self._keys:
+            parameters = list(trained(self.model).values())
+            one = self.members[0].learner.model
+            config = self.config.estimator
+            self._directions = StackedDirections(config, self._keys, one, parameters)
+        return self._directions
+
+
+def _place(optimizer: torch.optim.Optimizer, name: str) -> tuple[Tensor, str]:
+    """Return the parameter and the key of a state that `optimizer_tensors` names."""
+    number, key = name.split(".", 1)
+    return optimizer.param_groups[0]["params"][int(number)], key

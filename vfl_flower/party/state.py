@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.transport.flower_internals import config_record
+from vfl_flower.transport.flower_internals import config_record, contents
 from vfl_flower.transport.messages import Arrays, EvaluateOrder
 from vfl_flower.transport.wire import NUMPY, record_of, to_numpy_format, unpack_one
 
@@ -34,7 +34,7 @@ def save_groups(state: RecordDict, about: str, groups: Mapping[str, Mapping[str,
         state[_ABOUT] = ConfigRecord({_ABOUT: about})
     for name, values in groups.items():
         if name == _SCALARS:
-            state[name] = config_record(dict(values))
+            contents(state)[name] = config_record(dict(values))
         elif values or name != _LARGE:
             save_group(state, name, values)
 
@@ -56,12 +56,13 @@ def settle(record: ArrayRecord) -> None:
 
 def load_about(state: RecordDict) -> str:
     """Return the text about the party; empty in a new node."""
-    return str(record_of(state, _ABOUT, ConfigRecord)[_ABOUT]) if _ABOUT in state else ""
+    there = _ABOUT in contents(state)
+    return str(contents(record_of(state, _ABOUT, ConfigRecord))[_ABOUT]) if there else ""
 
 
 def load_scalars(state: RecordDict) -> Mapping[str, Any]:
     """Return the scalars; none in a new node."""
-    return record_of(state, _SCALARS, ConfigRecord) if _SCALARS in state else {}
+    return record_of(state, _SCALARS, ConfigRecord) if _SCALARS in contents(state) else {}
 
 
 def load_large(state: RecordDict) -> Arrays:

@@ -53,7 +53,7 @@ def take(table: Tensor, window: Window) -> Tensor:
     """Return the window's rows of a table [N, ...]; a full batch is the table itself."""
     if window.whole:
         return table
-    return table.index_select(0, window.index.to(table.device))
+    return table.index_select(0, window.index.to(table.device, non_blocking=True))
 
 
 def put(table: Tensor, window: Window, rows: Tensor) -> None:
@@ -64,24 +64,30 @@ def put(table: Tensor, window: Window, rows: Tensor) -> None:
     index = window.index
     if not window.distinct:
         ids, from_end = np.unique(window.ids[::-1], return_index=True)
-        rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
+        last = torch.from_numpy(len(rows) - 1 - from_end)
+        rows = rows[last.to(rows.device, non_blocking=True)]
         index = torch.from_numpy(ids).long()
-    table.index_copy_(0, index.to(table.device), rows)
+    table.index_copy_(0, index.to(table.device, non_blocking=True), rows)
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return consecutive parts as one tensor, without a copy of a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Return rows [R, ...] by step, [S, longest, ...], and a mask of the real rows.
+    """Return rows [R, ...] by step, [S, longest, ...], and the places of the rows, [R].
 
-    The mask is None if all steps have the same number of rows.
+    A place is step * longest + position. The places are None if all steps have the same number of
+    rows.
     """
     steps, longest = len(lengths), max(1, *lengths)
     if steps * longest == len(rows):
         return rows.view(steps, longest, *rows.shape[1:]), None
-    counts = torch.tensor(lengths, device=rows.device)
-    held = torch.arange(longest, device=rows.device) < counts[:, None]
-    padded = rows.new_zeros(steps, longest, *rows.shape[1:])
-    padded[held] = rows
-    return padded, held
+    held = np.arange(longest) < np.asarray(lengths)[:, None]
+    places = torch.from_numpy(np.flatnonzero(held)).to(rows.device, non_blocking=True)
+    padded = rows.new_zeros(steps * longest, *rows.shape[1:]).index_copy(0, places, rows)
+    return padded.view(steps, longest, *rows.shape[1:]), places
 
 
 def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) -> Tensor:
@@ -89,7 +95,7 @@ def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) 
     steps = len(lengths)
     whole = steps * max(1, *lengths) == len(values)
     sums = (values.view(steps, -1) if whole else padded_steps(values, lengths)[0]).sum(1)
-    return sums / torch.tensor(divisors, dtype=sums.dtype, device=sums.device)
+    return sums / torch.tensor(divisors, dtype=sums.dtype).to(sums.device, non_blocking=True)
 
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:

@@ -36,19 +36,27 @@ class Schedule:
 
     quorum : uploads that the label holder waits for.
     coordinated : whether all parties use one mini-batch, which both ends know.
-    window : steps of a party that a message carries.
-    longest : steps of the longest message, if the window is adaptive.
+    window : steps of a party that a message carries, or of the shortest if the window is adaptive.
+    longest : steps of the longest message.
+    measures : whether the window adapts to the time of exchanges.
     """
 
     quorum: int
     coordinated: bool
     window: int
     longest: int
+    measures: bool = False
 
     @property
     def word(self) -> str:
         """Return the kind of schedule that the quorum makes: sync, t-sync or async."""
         return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
+
+    @property
+    def windows(self) -> str:
+        """Return the steps of a message, or their range if the window is adaptive, as text."""
+        steps = str(self.window)
+        return steps if self.window == self.longest else f"{steps} to {self.longest}"
 
     @classmethod
     def of(
@@ -66,7 +74,7 @@ class Schedule:
         Parameters
         ----------
         cost : the cost of an exchange over the run's transport.
-        measures : whether the window adapts to the time of exchanges, if none is configured.
+        measures : whether the transport measures the time of exchanges.
 
         Raises
         ------
@@ -100,11 +108,9 @@ class Schedule:
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "
                 f"{parties}: a synchronous system waits for every one of them."
             )
-        window = _window(config, estimator.windows[cost])
-        longest = window
-        if measures and not config.schedule.window:
-            longest = max(window, _window(config, _LONGEST))
-        return cls(quorum, coordinated, window, longest)
+        window = _window(config, estimator.windows["free"])
+        longest = _window(config, max(estimator.windows[cost], _LONGEST * measures))
+        return cls(quorum, coordinated, window, longest, measures)
 
 
 def _window(config: RunConfig, default: int) -> int:

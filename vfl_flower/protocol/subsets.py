@@ -92,13 +92,13 @@ def copies(
     row, copy = np.nonzero(weights)  # by rows, so that steps stay in order
     subset = order[row] < sizes[row, copy][:, None]
     step = np.repeat(np.arange(len(lengths)), lengths)[row]
-    rows = torch.from_numpy(row).to(h.device)
+    rows = torch.from_numpy(row).to(h.device, non_blocking=True)
     chosen = h[rows]
-    chosen[:, columns] = torch.from_numpy(subset).to(h)
+    chosen[:, columns] = torch.from_numpy(subset).to(h, non_blocking=True)
     return Copies(
         rows,
         chosen,
-        torch.from_numpy(weights[row, copy]).to(h),
+        torch.from_numpy(weights[row, copy]).to(h, non_blocking=True),
         np.bincount(step, minlength=len(lengths)).tolist(),
         len(h),
     )

@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.transport.flower_internals import is_simulation
+from vfl_flower.transport.flower_internals import is_simulation, with_records
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -172,7 +172,7 @@ class FlowerTransport(Transport):
         Flower's id is a digest of the message. A SuperLink accepts a reply to it from any
         registered node that names the receiver as its sender.
         """
-        messages = list(messages)
+        messages = [with_records(message) for message in messages]
         for message in messages:
             message.metadata.group_id = secrets.token_hex(16)
         return self.grid.push_messages(messages)

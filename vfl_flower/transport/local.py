@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import gc
 import heapq
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
@@ -26,7 +27,6 @@ from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_m
 _TAKES_TIME = ("train", "query.embed")
 
 
-@runtime_checkable
 class ServesTurns(Protocol):
     """A ClientApp that serves turns of many parties together, with equal results.
 
@@ -38,7 +38,7 @@ class ServesTurns(Protocol):
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> list[Message]:
-        """Return the answers, in the order of the messages."""
+        """Return the answers to orders of one kind, in the order of the messages."""
 
 
 def serve_messages(
@@ -53,10 +53,10 @@ def serve_messages(
     ----------
     before_many : is called before many turns are served together.
     """
-    if isinstance(app, ServesTurns) and len(messages) >= app.fewest_turns:
+    if len(messages) >= getattr(app, "fewest_turns", math.inf):  # it `ServesTurns`
         nodes = {message.metadata.dst_node_id for message in messages}
-        turns = all(message.metadata.message_type == "train" for message in messages)
-        if turns and len(nodes) == len(messages):
+        kinds = {message.metadata.message_type for message in messages}
+        if kinds in ({"train"}, {"evaluate"}) and len(nodes) == len(messages):
             before_many()
             served: Any = app
             yield from served.serve_turns(messages, contexts)

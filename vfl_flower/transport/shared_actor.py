@@ -135,7 +135,8 @@ class SharedActors(Transport):
         orders = []
         for actor, messages in batches.items():
             order = SharedActorOrder(parties=self.parties, arrays={"packed": pack_many(messages)})
-            orders.append(to_message(order, actor, messages[0].metadata.ttl))
+            ttl = messages[0].metadata.ttl
+            orders.append(to_message(order, actor, ttl, self._transport.calls))
         for key, (actor, messages) in zip(
             self._transport.send(orders), batches.items(), strict=True
         ):

@@ -1,7 +1,7 @@
 """Convert messages to Flower records and back, checked, and without pickle.
 
 The scalars of a message travel in a ConfigRecord, its arrays in an ArrayRecord, in NumPy's own file
-format.
+format. Over streams and in process, the records are made only if somebody asks for them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,23 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.checks import Check, InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.transport.flower_internals import (
+    ARRAYS,
+    SCALARS,
+    Block,
+    Framed,
+    Parts,
+    contents,
+    new_message,
+    new_reply,
+    to_records,
+)
 from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
 
 P = TypeVar("P", bound=Payload)
 R = TypeVar("R", ArrayRecord, ConfigRecord)
 
-_SCALARS, _ARRAYS, _FAILURE = "scalars", "arrays", "failure"
+_FAILURE = "failure"
 NUMPY = "numpy.ndarray"
 """Flower's name for NumPy's file format."""
 _MOST_ARRAYS = 1024  # with shared labels, a message has three arrays of each party and a few more
@@ -44,8 +55,8 @@ _DTYPES = {  # NumPy's name of a dtype -> the dtype, for all numeric dtypes
 # --- messages -----------------------------------------------------------------------------------
 
 
-class Call(Message):
-    """A message in this process: it carries its payload, and makes records on demand.
+class Call(Framed):
+    """A message that carries its payload.
 
     payload : the payload; None once somebody has asked for the records, which may then change.
     kind : the type of the payload that the records come from.
@@ -55,24 +66,21 @@ class Call(Message):
     kind: type[Payload] | None = None
 
     @property
-    def content(self) -> RecordDict:
-        """Flower's records of the payload."""
-        if self.payload is not None:
-            self.kind = type(self.payload)
-            self.content = _to_record(self.payload)
-        return super().content
+    def parts(self) -> Parts | None:
+        """The content of the payload."""
+        return None if self.payload is None else _to_parts(self.payload)
 
-    @content.setter
-    def content(self, value: RecordDict) -> None:
-        self.payload = None
-        super(Call, type(self)).content.__set__(self, value)  # type: ignore[attr-defined]
+    def forget_parts(self) -> None:
+        """Let the records be the content from now on."""
+        if self.payload is not None:
+            self.kind, self.payload = type(self.payload), None
 
 
 def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Message:
-    """Return the Flower message with an order to a node; a `Call`, if it stays here."""
+    """Return the Flower message with an order to a node; with ``call``, a `Call`."""
     if not call:
-        return Message(_to_record(order), node_id, order.kind, ttl=ttl)
-    made = Call(RecordDict(), node_id, order.kind, ttl=ttl)
+        return Message(to_records(_to_parts(order)), node_id, order.kind, ttl=ttl)
+    made = new_message(Call, node_id, order.kind, ttl)
     made.payload = order
     return made
 
@@ -96,10 +104,10 @@ def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
 
 
 def to_reply(payload: Payload, message: Message) -> Message:
-    """Return a party's answer to a message; a `Call`, if the message is one."""
-    if not isinstance(message, Call):
-        return Message(_to_record(payload), reply_to=message)
-    made = Call(RecordDict(), reply_to=message)
+    """Return a party's answer to a message; a `Call`, unless it came by Flower's records."""
+    if not isinstance(message, Framed):
+        return Message(to_records(_to_parts(payload)), reply_to=message)
+    made = new_reply(Call, message)
     made.payload = payload
     return made
 
@@ -128,8 +136,9 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
         raise VflError(
             f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
         )
-    called = isinstance(message, Call) and type(message.payload) is kind
-    if not called and _FAILURE in message.content:
+    plain = isinstance(message, Call) and type(message.payload) is kind
+    plain = plain or (isinstance(message, Framed) and message.parts is not None)
+    if not plain and _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
         raise kind_of_error(f"failed: {said(failure.get('cause')) or 'it did not say why'}")
@@ -151,7 +160,10 @@ def said(text: Any) -> str:
 def _read(message: Message, kind: type[P], largest: float) -> P:
     payload = message.payload if isinstance(message, Call) else None
     if type(payload) is not kind:
-        return _from_record(message.content, kind, largest)
+        parts = message.parts if isinstance(message, Framed) else None
+        if parts is None:
+            return _from_record(message.content, kind, largest)
+        return _from_parts(parts, kind, largest)
     values = _checked(kind, {k: each for k, each in vars(payload).items() if k != "arrays"})
     _check_arrays(kind, payload.arrays, payload.nbytes, largest)
     arrays = {name: np.asarray(array).view() for name, array in payload.arrays.items()}
@@ -165,23 +177,27 @@ def _scalars(kind: type[Payload]) -> list[str]:
     return [spec.name for spec in fields(kind) if spec.name != "arrays"]
 
 
-def _to_record(payload: Payload) -> RecordDict:
+def _to_parts(payload: Payload) -> Parts:
     scalars = {name: each for name, each in vars(payload).items() if name != "arrays"}
-    return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
+    return Parts(scalars, {name: _to_block(array) for name, array in payload.arrays.items()})
 
 
 def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
     try:
-        scalars = record_of(record, _SCALARS, ConfigRecord)
-        packed = record_of(record, _ARRAYS, ArrayRecord)
-        if len(record) > 2:
-            raise VflError(f"sent a {kind.__name__} with unknown records.")
-        values = _checked(kind, dict(scalars))
-        size = sum(len(array.data) for array in packed.values())
-        _check_arrays(kind, packed, size, largest)
-        return kind(**values, arrays=Received(unpack(packed)))
+        scalars = record_of(record, SCALARS, ConfigRecord)
+        arrays = record_of(record, ARRAYS, ArrayRecord)
     except KeyError as error:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
+    if len(record) > 2:
+        raise VflError(f"sent a {kind.__name__} with unknown records.")
+    return _from_parts(Parts(dict(scalars), arrays), kind, largest)
+
+
+def _from_parts(parts: Parts, kind: type[P], largest: float) -> P:
+    values = _checked(kind, parts.scalars)
+    size = sum(len(array.data) for array in parts.arrays.values())
+    _check_arrays(kind, parts.arrays, size, largest)
+    return kind(**values, arrays=Received(unpack(parts.arrays)))
 
 
 def _checked(kind: type[Payload], scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +222,7 @@ def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, large
             f"sent a {kind.__name__} of {size:,} bytes, more than the {largest:,.0f} that "
             "it may have."
         )
-    if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
+    if len(arrays) > _MOST_ARRAYS or max(map(len, arrays), default=0) > _LONGEST:
         raise VflError(f"sent a {kind.__name__} with too many arrays, or too long names.")
     unknown = set() if kind.names is None else set(arrays) - set(kind.names)
     if unknown:
@@ -215,7 +231,7 @@ def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, large
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     """Return the record of that name, if it is of that kind."""
-    found = record[name]
+    found = contents(record)[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
     return found
@@ -303,12 +319,12 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return named arrays as an ArrayRecord."""
     record = ArrayRecord()
     for name, array in arrays.items():
-        record[name] = _pack_one(array)
+        record[name] = Array(*_to_block(array))
     return record
 
 
-def unpack(record: ArrayRecord) -> Arrays:
-    """Return the arrays of an ArrayRecord, read-only and without a copy.
+def unpack(record: Mapping[str, Array | Block]) -> Arrays:
+    """Return the arrays of an ArrayRecord or a frame, read-only and without a copy.
 
     Raises
     ------
@@ -318,8 +334,8 @@ def unpack(record: ArrayRecord) -> Arrays:
     return {name: unpack_one(name, array) for name, array in record.items()}
 
 
-def _pack_one(array: NDArray[Any]) -> Array:
-    return Array(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
+def _to_block(array: NDArray[Any]) -> Block:
+    return Block(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
 
 
 def to_numpy_format(array: NDArray[Any]) -> bytes:
@@ -328,8 +344,8 @@ def to_numpy_format(array: NDArray[Any]) -> bytes:
     return b"".join((header, np.ascontiguousarray(array).data))
 
 
-def unpack_one(name: str, array: Array) -> NDArray[Any]:
-    """Return the array in a Flower Array, read-only and without a copy."""
+def unpack_one(name: str, array: Array | Block) -> NDArray[Any]:
+    """Return the array in a Flower Array or a frame, read-only and without a copy."""
     try:
         dtype = _DTYPES[array.dtype]  # NumPy would parse, and so evaluate, any text
         if array.stype != NUMPY or len(array.shape) > _AXES:

@@ -29,8 +29,9 @@ class ScheduleConfig:
         "trips and make embeddings staler.",
         example="window=8",
         basic=True,
-        auto="1 in process, 8 under Ray, else 16. Zeroth order: 16, 64 and 64. Streams between "
-        "nodes choose 1 to 32 from measured times.",
+        auto="1 in process. Elsewhere it grows while the loss falls steadily: to 8 under Ray, and "
+        "to 16 between nodes. Zeroth order: 16, and 16 to 64. Over streams, measured times choose "
+        "the longest, up to 32.",
         least=1,
         related=("max-delay", "transport"),
     )

@@ -29,11 +29,11 @@ from vfl_flower.protocol.codecs.channel import Blocks, Links
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
+    LARGEST,
     Arrays,
     Introduction,
     Order,
     PredictOrder,
-    bounded,
     checked,
 )
 
@@ -156,7 +156,7 @@ class Collection:
         VflError
             If the block is not float32 of this shape. The message continues a sentence.
         """
-        block = bounded("embedding", checked(arrays, "embedding", "float32", shape))
+        block = checked(arrays, "embedding", "float32", shape, LARGEST)
         return torch.from_numpy(block)
 
 

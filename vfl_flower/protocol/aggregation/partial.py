@@ -84,7 +84,7 @@ class PartialTop(TopModel):
 
     def _masked(self, blocks: Tensor, h: Tensor) -> Tensor:
         """Return blocks [R, ...] with zeros for absent parties."""
-        sizes = torch.tensor(self.starts, device=h.device).diff()
+        sizes = torch.tensor(self.starts).diff().to(h.device, non_blocking=True)
         held = self.present(h).repeat_interleave(sizes, 1, output_size=self.received)
         if blocks.shape[1] == self.received:
             return blocks * held

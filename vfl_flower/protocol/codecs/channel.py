@@ -16,8 +16,8 @@ Surrogates start at zero. So a row's first upload makes its surrogate C(H), as i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import ClassVar, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from vfl_flower.config.plugins import CODECS
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import Window, put, take
-from vfl_flower.transport.messages import Arrays, bounded, checked
+from vfl_flower.transport.messages import LARGEST, Arrays, bounded, checked
 
 Blocks = dict[str, Tensor]
 """Tensors by name in messages: rows [R, E] of a window, or one number for each step."""
@@ -130,7 +130,7 @@ class Channel:
         if self.surrogate is None:
             bounded(name, rows)
             return rows
-        rows = take(self.surrogate, window) + rows.to(self.surrogate.device)
+        rows = take(self.surrogate, window) + rows.to(self.surrogate.device, non_blocking=True)
         bounded(name, rows)
         put(self.surrogate, window, rows)
         return rows
@@ -150,7 +150,7 @@ class Links(dict[str, Channel]):
         arrays: Arrays = {}
         for name, rows in blocks.items():
             if self[name].plain:
-                arrays[name] = rows.detach().cpu().numpy()
+                arrays[name] = rows.numpy(force=True)
             else:
                 arrays.update(self[name].send(name, rows, window, key))
         return arrays
@@ -167,10 +167,8 @@ class Links(dict[str, Channel]):
         for name, link in self.items():
             if link.plain:
                 shape = len(window.lengths if link.by_step else window.ids), *link.shape
-                rows = checked(arrays, name, link.dtype, shape)
-                blocks[name] = torch.from_numpy(
-                    bounded(name, rows) if rows.dtype.kind == "f" else rows
-                )
+                rows = checked(arrays, name, link.dtype, shape, LARGEST)
+                blocks[name] = torch.from_numpy(rows)
             else:
                 blocks[name] = link.receive(name, arrays, window)
         return blocks
@@ -185,6 +183,39 @@ class Links(dict[str, Channel]):
         for link in self.values():
             if link.surrogate is not None:
                 yield link.saved, link.surrogate
+
+
+def decode_many(
+    ends: Sequence[Links], messages: Sequence[Arrays], windows: Sequence[Window]
+) -> Blocks:
+    """Make the blocks of similar parties' messages, stacked in dimension 1.
+
+    Numbers that no codec changes are checked for all parties at once.
+
+    Raises
+    ------
+    VflError
+        If a message does not decode. `Links.decode` tells which one, and why.
+    """
+    blocks: Blocks = {}
+    for name, link in ends[0].items():
+        if link.plain:
+            shape = len(windows[0].lengths if link.by_step else windows[0].ids), *link.shape
+            sent = [arrays.get(name) for arrays in messages]
+            form = np.dtype(link.dtype), shape
+            if not all(each is not None and (each.dtype, each.shape) == form for each in sent):
+                raise VflError(f"{name!r} is missing, or has another form.")
+            rows = np.stack(cast(list[Rows], sent), axis=1)
+            blocks[name] = torch.from_numpy(
+                bounded(name, checked({name: rows}, name, link.dtype, rows.shape))
+            )
+        else:
+            received = [
+                end[name].receive(name, arrays, window)
+                for end, arrays, window in zip(ends, messages, windows, strict=True)
+            ]
+            blocks[name] = torch.stack(received, dim=1)
+    return blocks
 
 
 def of_steps(*shape: int, dtype: str = "float32") -> Channel:

@@ -61,8 +61,9 @@ def values_of_pairs(
     stacked = directions.can_be_stacked(len(lengths)) and perturb is None
     if stacked and model.stackable and (not model.by_step or len(set(lengths)) == 1):
         u = directions.stack(len(lengths))
-        plus = _at_many(model, x, lengths, u, mu)
-        return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
+        parts = u.split(directions.sizes, dim=-1)
+        plus = _at_many(model, x, lengths, parts, mu)
+        return (plus, _at_many(model, second, lengths, parts, -mu) if at_w is None else at_w), u
     by_step = samples.split(second, lengths), samples.split(x, lengths)
 
     def evaluate(step: int, first: bool) -> Tensor:
@@ -101,26 +102,33 @@ def in_place(
 
 
 def _at_many(
-    model: BottomModel | TopModel, x: Samples, lengths: Sequence[int], u: Tensor, mu: float
+    model: BottomModel | TopModel,
+    x: Samples,
+    lengths: Sequence[int],
+    parts: Sequence[Tensor],
+    mu: float,
 ) -> Tensor:
-    """Return outputs [R, ...]; the rows of step s use the model at w + mu u_s."""
+    """Return outputs [R, ...]; the rows of step s use the model at w + mu u_s.
+
+    ``parts`` are the directions of each parameter.
+    """
     named = trained(model)
-    parts = u.split([p.numel() for p in named.values()], dim=1)
     shifted = {
         name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
         for (name, p), part in zip(named.items(), parts, strict=True)
     }
-    held: Tensor | None = None
+    places: Tensor | None = None
 
     def pad(tensor: Tensor) -> Tensor:
-        nonlocal held
-        padded, held = padded_steps(tensor, lengths)
+        nonlocal places
+        padded, places = padded_steps(tensor, lengths)
         return padded
 
     padded = samples.each(x, pad)
     evaluate = vmap(lambda of_step, rows: functional_call(model, of_step, (rows,)))
     outputs: Tensor = evaluate(shifted, padded)
-    return outputs.flatten(0, 1) if held is None else outputs[held]
+    outputs = outputs.flatten(0, 1)
+    return outputs if places is None else outputs.index_select(0, places)
 
 
 def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -139,26 +147,33 @@ def descend(
 ) -> None:
     """Take optimizer steps along the gradient estimates phi(d) Delta_s u_s.
 
-    Plain SGD takes all steps with stacked directions as one. ``first`` is the number of the first
-    step, as in `step_along`.
+    Plain SGD takes all steps with stacked directions as one.
+
+    Parameters
+    ----------
+    u : directions [S, d], if they were stacked; [S, M, d] of a stack of M parties.
+    differences : [S], or [S, M].
+    first : the number of the first step, as in `step_along`.
     """
     group = optimizer.param_groups[0]
     parameters, plain, rates = group["params"], group["plain"], group["rates"]
     scalars = directions.set.phi * differences
     if plain and not rates.constant:
-        scalars = scalars * rates.factors(first, len(scalars)).to(scalars)
+        factors = rates.factors(first, len(scalars)).to(scalars, non_blocking=True)
+        scalars = scalars * factors.view(-1, *[1] * (scalars.dim() - 1))
 
     def shaped(estimate: Tensor) -> list[Tensor]:
-        parts = estimate.split([p.numel() for p in parameters])
+        parts = estimate.split(directions.sizes, dim=-1)
         return [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
 
     if plain and u is not None:
-        subtract(parameters, shaped(scalars @ u), rates.lr)
+        whole = scalars @ u if u.dim() == 2 else torch.einsum("sm,smd->md", scalars, u)
+        subtract(parameters, shaped(whole), rates.lr)
     elif plain:
-        for step, scalar in enumerate(scalars.tolist()):
-            directions.add(step, directions.parameters, -rates.lr * scalar)
+        for step, factor in enumerate((-rates.lr * scalars.double()).tolist()):
+            directions.add(step, directions.parameters, factor)
     elif u is not None:
-        for step, estimate in enumerate(scalars[:, None] * u):
+        for step, estimate in enumerate(scalars[..., None] * u):
             step_along(optimizer, shaped(estimate), first + step)
     else:
         for step, scalar in enumerate(scalars.tolist()):

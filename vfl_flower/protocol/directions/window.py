@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -36,7 +36,8 @@ class Directions:
         self.config = config
         self.key = key
         self.parameters = [p.detach() for p in trained(model).values()]
-        self.size = sum(p.numel() for p in self.parameters)  # d
+        self.sizes = [p.numel() for p in self.parameters]
+        self.size = sum(self.sizes)  # d
         self.large = is_large(model)
         self.set: DirectionSet = DIRECTIONS.load(config.directions)(self.size)
         self._seeds = secret_generator(b"direction|" + key)
@@ -48,24 +49,37 @@ class Directions:
 
     def stack(self, steps: int) -> Tensor:
         """Draw the directions of all steps, [S, d]."""
-        drawn = np.empty((steps, self.size), np.float32)
-        states = self._states_of(steps)
+        return self._draw_all(self._states_of(steps)[:steps])
+
+    def _draw_all(self, states: NDArray[np.uint64]) -> Tensor:
+        """Draw a direction by each state of a generator, [n, d]."""
+        drawn = np.empty((len(states), self.size), np.float32)
 
         def fill(share: range) -> None:
             bits = np.random.SFC64(_ANY_SEED)
-            for step in share:
-                self.set.fill(_at(bits, states[step]), drawn[step])
+            for each in share:
+                self.set.fill(_at(bits, states[each]), drawn[each])
 
         threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:  # NumPy draws without the GIL
-                list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
+                shares = [range(first, len(drawn), threads) for first in range(threads)]
+                list(pool.map(fill, shares))
         else:
-            fill(range(steps))
-        u = torch.from_numpy(drawn).to(self.parameters[0].device)
+            fill(range(len(drawn)))
+        u = torch.from_numpy(drawn).to(self.parameters[0].device, non_blocking=True)
         if self.set.length is not None:
             u *= self.set.length / u.norm(dim=1, keepdim=True)
         return u
+
+    @property
+    def flat(self) -> Tensor:
+        """Return the parameters as one vector, [d]."""
+        return torch.cat([p.view(-1) for p in self.parameters])
+
+    def total(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of an elementwise function over all parameters."""
+        return torch.stack([function(part).sum() for part in blocks(self.parameters)]).sum()
 
     def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
         """Add a step's direction times a factor to tensors in the parameters' shapes."""
@@ -77,11 +91,11 @@ class Directions:
         added = 0
         try:
             for part, drawn in self._draw(step, tensors):
-                part.add_(drawn.to(part.device), alpha=factor)
+                part.add_(drawn.to(part.device, non_blocking=True), alpha=factor)
                 added += 1
         except BaseException:  # an interrupt too must not leave half a step
             for part, drawn in islice(self._draw(step, tensors), added):
-                part.sub_(drawn.to(part.device), alpha=factor)
+                part.sub_(drawn.to(part.device, non_blocking=True), alpha=factor)
             raise
 
     def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -96,9 +110,70 @@ class Directions:
         """Return the generator states of the first steps; seeding would take longer."""
         missing = steps - len(self._states)
         if missing > 0:
-            more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
-            self._states = np.concatenate([self._states, more])
+            self._states = np.concatenate([self._states, self._more_states(missing)])
         return self._states
+
+    def _more_states(self, steps: int) -> NDArray[np.uint64]:
+        return self._seeds.integers(0, 2**64, (steps, 4), np.uint64)
+
+
+class StackedDirections(Directions):
+    """The directions of a stack of M parties. Each party's key decides its own directions.
+
+    Parameters
+    ----------
+    keys : the keys of the parties.
+    model : one of their models, with d parameters.
+    parameters : the stacked parameters, [M, ...].
+    """
+
+    def __init__(
+        self,
+        config: EstimatorConfig,
+        keys: Sequence[bytes],
+        model: nn.Module,
+        parameters: Sequence[Tensor],
+    ) -> None:
+        super().__init__(config, keys[0], model)
+        self.parameters = [p.detach() for p in parameters]
+        self.keys = keys
+        self._seeds_of = [secret_generator(b"direction|" + key) for key in keys]
+        self._states = np.zeros((0, len(keys), 4), np.uint64)
+        self._drawn: Tensor | None = None  # a window of one step adds its direction several times
+
+    def can_be_stacked(self, steps: int) -> bool:
+        """Return whether a window has more than one step; a party alone stacks only those."""
+        return steps > 1
+
+    def stack(self, steps: int) -> Tensor:
+        """Return the directions of all steps and parties, [S, M, d]."""
+        if self._drawn is None or len(self._drawn) < steps:
+            states = self._states_of(steps)[:steps]
+            self._drawn = self._draw_all(states.reshape(-1, 4)).view(*states.shape[:2], -1)
+        return self._drawn[:steps]
+
+    def _more_states(self, steps: int) -> NDArray[np.uint64]:
+        of_each = [seeds.integers(0, 2**64, (steps, 4), np.uint64) for seeds in self._seeds_of]
+        return np.stack(of_each, axis=1)
+
+    @property
+    def flat(self) -> Tensor:
+        """Return the parameters as one vector for each party, [M, d]."""
+        return torch.cat([p.flatten(1) for p in self.parameters], 1)
+
+    def total(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum of an elementwise function over each party's parameters, [M]."""
+        return torch.stack([function(p).flatten(1).sum(1) for p in self.parameters]).sum(0)
+
+    def add(self, step: int, tensors: Sequence[Tensor], factor: float | list[float]) -> None:
+        """Add each party's direction to its tensors; ``factor`` is one number, or one a party."""
+        parts = self.stack(step + 1)[step].split(self.sizes, dim=-1)
+        for tensor, part in zip(tensors, parts, strict=True):
+            if isinstance(factor, list):
+                part = part * torch.tensor(factor).to(part)[:, None]
+                tensor.add_(part.view_as(tensor))
+            else:
+                tensor.add_(part.view_as(tensor), alpha=factor)
 
 
 def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

@@ -59,6 +59,9 @@ class PartyEnd(Protocol):
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """Return the noise on the upload of an exchange, if uploads are perturbed."""
 
+    def directions(self, order: TrainOrder) -> Directions:
+        """Return the directions of the window of an order."""
+
 
 class HolderEnd(Protocol):
     """The label holder, as an estimator sees it."""

@@ -71,6 +71,7 @@ class FirstOrder(Estimator):
         rows, losses = end.step(h, labels, lengths, divided, gradients=True)
         assert rows is not None
         end.count(losses)
+        rows = rows.cpu()  # once for all parties
         answers: dict[int, Blocks] = {}
         for number, arrival in enumerate(arrivals):
             if arrival.party in end.frozen:
@@ -89,7 +90,7 @@ class FirstOrder(Estimator):
         rows = blocks["gradient"]
         x, hs = end.trace or (end.features(window), None)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
-        rows, lengths = rows.to(end.device), window.lengths.tolist()
+        rows, lengths = rows.to(end.device, non_blocking=True), window.lengths.tolist()
         key, training = end.secret + f"|{order.exchange}".encode(), self.config.training
         first = order.epoch * end.sampling.per_epoch + order.first
         descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
@@ -104,8 +105,7 @@ def _of_own_batches(
     """
     own, lengths = sampling.divisors(arrival.batches.lengths), arrival.window.lengths
     scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
-    mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
-    return mine * torch.from_numpy(scale).to(rows.device)[:, None]
+    return rows[torch.from_numpy(joint.places[number])] * torch.from_numpy(scale)[:, None]
 
 
 def descend(
@@ -142,8 +142,9 @@ def descend(
             steps = float(factors.sum())
             of_rows = factors.repeat_interleave(torch.tensor(lengths))
             shape = len(of_rows), *[1] * (gradient_rows.dim() - 1)
-            gradient_rows = gradient_rows * of_rows.to(gradient_rows).view(shape)
-        parts = gradient_rows.split([len(h) for h in hs])
+            of_rows = of_rows.to(gradient_rows, non_blocking=True).view(shape)
+            gradient_rows = gradient_rows * of_rows
+        parts = gradient_rows.split_with_sizes([h.shape[0] for h in hs])
         gradients = torch.autograd.grad(hs, parameters, parts, materialize_grads=True)
         if weight:
             gradients = tuple(

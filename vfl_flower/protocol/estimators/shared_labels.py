@@ -202,7 +202,8 @@ class SharedLabels(FirstOrder):
         x, hs = end.trace or (end.features(window), None)
         top, known = self._top, end.arrays["labels"]
         assert top is not None
-        labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)
+        labels = torch.from_numpy(known[window.ids].astype(np.int64))
+        labels = labels.to(end.device, non_blocking=True)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         lengths = window.lengths.tolist()
         divided = end.sampling.divisors(window.lengths).tolist()
@@ -249,7 +250,8 @@ class SharedLabels(FirstOrder):
         own, tops = torch.empty(len(window.ids), end.size), torch.zeros(len(window.lengths), 0)
         of_parties = [blocks.get(_block_of(party), own) for party in range(end.parties)]
         tops = blocks.get("top", tops)
-        return torch.cat(of_parties, dim=1).to(end.device), tops.to(end.device)
+        embeddings = torch.cat(of_parties, dim=1).to(end.device, non_blocking=True)
+        return embeddings, tops.to(end.device, non_blocking=True)
 
 
 def _block_of(party: int) -> str:

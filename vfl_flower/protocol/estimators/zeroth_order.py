@@ -28,7 +28,7 @@ from vfl_flower.protocol.directions.differences import (
     in_place,
     values_of_pairs,
 )
-from vfl_flower.protocol.directions.window import Directions, blocks
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
 from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.subsets import row_losses
@@ -129,17 +129,13 @@ class ZerothOrder(Estimator):
         """Embed the window's rows twice, [R, E] each, in the order of `block_names`."""
         x = end.features(window)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
-        lengths, directions = window.lengths.tolist(), self._directions(end, order)
+        lengths, directions = window.lengths.tolist(), end.directions(order)
         if end.frozen:
             h, _ = passes.window(end.model, x, lengths, noise, directions.key, learns=False)
             pair = h, h
         else:
             pair, end.trace = values_of_pairs(end.model, x, lengths, directions, noise)
         return dict(zip(self.block_names(), self.blocks(pair), strict=True))
-
-    def _directions(self, end: PartyEnd, order: TrainOrder) -> Directions:
-        key = end.secret + f"|{order.exchange}".encode()
-        return Directions(self.config.estimator, key, end.model)
 
     # --- the label holder -----------------------------------------------------------------------
 
@@ -171,7 +167,8 @@ class ZerothOrder(Estimator):
 
         Take the difference of each row before the mean over rows.
         """
-        first, second = (each.to(end.device) for each in arrival.reading.embeddings)
+        sent = arrival.reading.embeddings
+        first, second = (each.to(end.device, non_blocking=True) for each in sent)
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
         h, labels = end.gather(window)
         lengths = of_steps = window.lengths.tolist()
@@ -200,12 +197,12 @@ class ZerothOrder(Estimator):
         for number, arrival in enumerate(arrivals):
             for rows, sent in zip((first, second), arrival.reading.embeddings, strict=True):
                 mine = rows[:, end.columns[arrival.party]]
+                sent = sent.to(end.device, non_blocking=True)
                 if joint.places:
-                    mine[torch.from_numpy(joint.places[number]).to(end.device)] = sent.to(
-                        end.device
-                    )
+                    places = torch.from_numpy(joint.places[number])
+                    mine[places.to(end.device, non_blocking=True)] = sent
                 else:
-                    mine[:] = sent.to(end.device)
+                    mine[:] = sent
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         of_steps, copies = lengths, end.copies(first, lengths, end.steps)
         if copies:
@@ -246,8 +243,9 @@ class ZerothOrder(Estimator):
     @torch.no_grad()
     def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
         """Take S optimizer steps, with the regulariser's differences (AsyREVEL Eq. 16)."""
-        steps, scalars = len(window.lengths), blocks["difference"].to(end.device)
-        directions = self._directions(end, order)
+        steps = len(window.lengths)
+        scalars = blocks["difference"].to(end.device, non_blocking=True)
+        directions = end.directions(order)
         u: Tensor | None = end.trace
         if u is None and directions.can_be_stacked(steps):
             u = directions.stack(steps)
@@ -261,17 +259,16 @@ class ZerothOrder(Estimator):
 def penalties(
     training: TrainingConfig, directions: Directions, u: Tensor | None, steps: int
 ) -> Tensor:
-    """Return differences [S] of the regulariser g along the directions."""
+    """Return differences of the regulariser g along the directions, [S]; [S, M] of a stack."""
     config: EstimatorConfig = directions.config
     two_sided = config.differences == "two-sided"
     if u is not None:
-        w = torch.cat([p.view(-1) for p in directions.parameters])
+        w = directions.flat
         ends = [w + config.mu * u, w - config.mu * u if two_sided else w]
         return differences(config, [penalty(training, end) for end in ends])[0].sum(-1)
 
     def g() -> Tensor:
-        terms = [penalty(training, part).sum() for part in blocks(directions.parameters)]
-        return torch.stack(terms).sum()
+        return directions.total(lambda part: penalty(training, part))
 
     firsts, seconds = in_place(directions, steps, lambda step, first: g())
     ends = [torch.stack(firsts), torch.stack(seconds) if two_sided else g()]

@@ -49,7 +49,8 @@ def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
     """
     step = grid_step(bound, value.shape[-1] if value.ndim > 1 else 1)
     # Adding 0 turns -0 into 0. Else a sum of -0 would show that the value is negative.
-    drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step) + 0.0).to(value.device)
+    drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step) + 0.0)
+    drawn = drawn.to(value.device, non_blocking=True)
     with torch.no_grad():
         total = (((value.double() / step).round() + drawn) * step).to(value.dtype)
     # The parenthesis is exactly zero, and has the gradient. Any other order of these sums rounds.

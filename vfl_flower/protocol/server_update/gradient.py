@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from vfl_flower.models import passes
 from vfl_flower.models.training import autocast, step_along, trained
-from vfl_flower.protocol.batches import step_means
+from vfl_flower.protocol.batches import joined, step_means
 from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
 from vfl_flower.protocol.subsets import row_losses
 
@@ -34,26 +35,22 @@ class ByGradient(ServerUpdate):
         of_window, steps = labels, lengths
         if copies is not None:
             h, labels, steps = copies.h, labels[copies.rows], copies.lengths
-        counts = torch.tensor(steps, device=h.device)
-        weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
-        weights = weights.repeat_interleave(counts, output_size=len(h))  # avoids a wait for the GPU
-        if loss.class_weights is not None:
-            weights = weights * loss.row_weights(labels)
-        if copies is not None:
-            weights = weights * copies.weights
-        weights = weights[:, None]
         own = top.own if optimizer else None
         x = h if own else top.combined(top.embedded(h), h)
         y = loss.targets(labels, top.outputs)
         gradient = partial(loss.gradient, squared=labels.is_floating_point())
         parts = list(steps) if optimizer or top.by_step else [len(h)]
+        weights: Sequence[Tensor | float] = [1 / each for each in divisors]
+        if loss.class_weights is not None or copies is not None or len(parts) < len(steps):
+            weights = self._row_weights(batches, labels, steps).split_with_sizes(parts)
         all_outputs, all_rows = [], []
         # With noise, all copies of a row have the same weight. Together they must not add more to
         # the sum than the row could, so each copy's bound is its share of the row's bound.
-        share = float(copies.weights.max()) if copies is not None and len(h) else 1.0
+        share = float(copies.weights.max()) if noise and copies is not None and len(h) else 1.0
         bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
+        split = (each.split_with_sizes(parts) for each in (h, x, y))
         for step, (h_step, x_step, y_step, weights_step) in enumerate(
-            zip(*(each.split(parts) for each in (h, x, y, weights)), strict=True)
+            zip(*split, weights, strict=True)
         ):
             if own:
                 with torch.enable_grad():
@@ -85,9 +82,21 @@ class ByGradient(ServerUpdate):
                 if noise:
                     whole = noise.added_to_gradients(whole, divisors[step])
                 step_along(optimizer, whole, batches.first + step)
-        of_rows = row_losses(loss, torch.cat(all_outputs), of_window, copies)
+        of_rows = row_losses(loss, joined(all_outputs), of_window, copies)
         of_steps = step_means(of_rows, lengths, divisors)
         if not gradients:
             return None, of_steps
-        rows = top.spread(torch.cat(all_rows), h)
+        rows = top.spread(joined(all_rows), h)
         return copies.total(rows) if copies is not None else rows, of_steps
+
+    def _row_weights(self, batches: TopBatches, labels: Tensor, steps: Sequence[int]) -> Tensor:
+        """Return the factor of each row's loss, [R, 1], with class weights and copies."""
+        h, loss, copies = batches.h, batches.loss, batches.copies
+        weights = 1 / torch.tensor(batches.divisors, dtype=h.dtype)
+        weights = weights.repeat_interleave(torch.tensor(steps))
+        weights = weights.to(h.device, non_blocking=True)  # a GPU would wait for the counts
+        if loss.class_weights is not None:
+            weights = weights * loss.row_weights(labels)
+        if copies is not None:
+            weights = weights * copies.weights
+        return weights[:, None]

@@ -35,9 +35,11 @@ from vfl_flower.config import logs
 from vfl_flower.config.files import make_folder, write_whole
 from vfl_flower.config.run_config import pairs
 from vfl_flower.transport.flower_internals import (
+    flower_home,
+)
+from vfl_flower.transport.flower_processes import (
     ask_each_second,
     demand_token,
-    flower_home,
     guard_fleet,
     keep_token,
     run_installed_code_only,

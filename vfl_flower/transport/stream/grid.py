@@ -68,6 +68,11 @@ class StreamGrid(Transport):
         """Whether to measure exchanges: not in a simulation, which must be repeatable."""
         return self.medium == "stream" and not self.simulated
 
+    @property
+    def calls(self) -> bool:  # type: ignore[override]
+        """Whether messages carry payloads: a frame is made from the payload itself."""
+        return self.medium == "stream"
+
     def __enter__(self) -> StreamGrid:
         """Listen.
 

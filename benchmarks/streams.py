@@ -1,0 +1,322 @@
+"""Ways to carry a step's frames between a label holder and four parties on this machine.
+
+Five processes: the label holder sends each party 33 kB, and each party sends 33 kB back, as in a
+step of MNIST's four quadrant parties 196-128 at batch 64. ``grpc`` carries bytes as
+`vfl_flower.transport.stream` does, without a serialiser; ``grpc-8k`` in messages of 8 kB;
+``grpc-aio`` by gRPC's asyncio. ``tls``, ``tcp`` and ``unix`` are plain sockets, which read and
+write in one thread. With ``--arithmetic``, all processes also do the step's PyTorch: ``tcp`` is
+then the floor of a step on this machine. Processor time counts all five processes. Prints one JSON
+object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import resource
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+import grpc
+import grpc.aio
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.common import PARTIES, report
+from vfl_flower.transport.nodes.certificates import self_signed
+from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS
+
+BATCH, COLUMNS, SIZE = 64, 196, 128
+FRAME = b"\n" * (4 * BATCH * SIZE + 330)  # with the header of a frame
+WAYS = ("grpc", "grpc-8k", "grpc-aio", "tls", "tcp", "unix")
+_CLIENT = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
+Work = Callable[[], None]
+
+
+def learner(columns: int, *layers: int) -> Work:
+    """Return a function that takes one step of SGD of an MLP."""
+    sizes = [columns, *layers]
+    linear = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+    model = nn.Sequential(*(each for layer in linear for each in (layer, nn.ReLU())))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(BATCH, columns), torch.zeros(BATCH, dtype=torch.long)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def used() -> tuple[float, int]:
+    """Return this process's milliseconds of processor time, and its context switches."""
+    each = resource.getrusage(resource.RUSAGE_SELF)
+    return 1000 * (each.ru_utime + each.ru_stime), each.ru_nvcsw
+
+
+def read(connection: socket.socket, buffer: bytearray) -> None:
+    """Fill a buffer from a socket."""
+    view, got = memoryview(buffer), 0
+    while got < len(buffer):
+        size = connection.recv_into(view[got:])
+        if not size:
+            raise EOFError
+        got += size
+
+
+def at_once(connection: socket.socket) -> None:
+    """Send what is written at once, as gRPC does."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def pieces(way: str) -> Iterator[bytes]:
+    """Yield a frame as the gRPC messages of this way."""
+    size = 8192 if way == "grpc-8k" else len(FRAME)
+    for start in range(0, len(FRAME), size):
+        yield FRAME[start : start + size]
+
+
+# --- a party ------------------------------------------------------------------------------------
+
+
+def party(way: str, address: Any, certificate: bytes, arithmetic: bool, told: Connection) -> None:
+    """Answer each frame until the other side ends; then tell what that took after the first."""
+    torch.set_num_threads(1)
+    work = learner(COLUMNS, SIZE) if arithmetic else lambda: None
+    since: list[tuple[float, int]] = []
+
+    def serve() -> None:
+        work()
+        if not since:
+            since.append(used())
+
+    credentials = grpc.ssl_channel_credentials(certificate)
+    if way == "grpc-aio":
+
+        async def run() -> None:
+            channel = grpc.aio.secure_channel(address, credentials, _CLIENT)
+            call: Any = channel.stream_stream(METHOD)()
+            while await call.read() is not grpc.aio.EOF:
+                serve()
+                await call.write(FRAME)
+
+        asyncio.run(run())
+    elif way.startswith("grpc"):
+        outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        many = len(list(pieces(way)))
+        method: Any = grpc.secure_channel(address, credentials, _CLIENT).stream_stream(METHOD)
+        for number, _ in enumerate(method(iter(outbox.get, None)), 1):
+            if number % many == 0:
+                serve()
+                for piece in pieces(way):
+                    outbox.put(piece)
+        outbox.put(None)
+    else:
+        connection = socket.socket(socket.AF_UNIX if way == "unix" else socket.AF_INET)
+        connection.connect(address)
+        at_once(connection)
+        if way == "tls":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False  # it accepts this certificate alone
+            context.load_verify_locations(cadata=certificate.decode())
+            connection = context.wrap_socket(connection)
+        buffer = bytearray(len(FRAME))
+        with suppress(EOFError, OSError):
+            while True:
+                read(connection, buffer)
+                serve()
+                connection.sendall(FRAME)
+    now = used()
+    told.send([b - a for a, b in zip(since[0], now, strict=True)])
+
+
+# --- the label holder ---------------------------------------------------------------------------
+
+
+class Hub:
+    """The label holder's end of one way."""
+
+    def __init__(self, way: str, arithmetic: bool, rounds: int) -> None:
+        self.way, self.rounds, self.arithmetic = way, rounds, arithmetic
+        self.work = learner(PARTIES * SIZE, 128, 10) if arithmetic else lambda: None
+        self.key, self.certificate = self_signed(NAME)
+        self.told: list[Connection] = []
+        self.processes: list[Any] = []
+
+    def start(self, address: Any) -> None:
+        """Start the parties, which connect to an address."""
+        context = multiprocessing.get_context("spawn")
+        for _ in range(PARTIES):
+            here, there = context.Pipe()
+            given = self.way, address, self.certificate, self.arithmetic, there
+            self.processes.append(context.Process(target=party, args=given))
+            self.processes[-1].start()
+            self.told.append(here)
+
+    def figures(self, began: tuple[float, int], seconds: float) -> dict[str, float]:
+        """Return what a round took; wait for the parties."""
+        mine = [b - a for a, b in zip(began, used(), strict=True)]
+        theirs = [each.recv() for each in self.told]
+        for process in self.processes:
+            process.join()
+        every = [sum(each) / self.rounds for each in zip(mine, *theirs, strict=True)]
+        return {
+            "ms": round(1000 * seconds / self.rounds, 2),
+            "processor_ms": round(every[0], 2),
+            "context_switches": round(every[1], 1),
+        }
+
+    def time(self, exchange: Work, end: Work) -> dict[str, float]:
+        """Return what a round of these exchanges takes."""
+        exchange()
+        began, start = used(), time.perf_counter()
+        for _ in range(self.rounds):
+            exchange()
+            self.work()
+        seconds = time.perf_counter() - start
+        end()
+        return self.figures(began, seconds)
+
+    def grpc(self) -> dict[str, float]:
+        """By gRPC, with a thread that sends and one that reads for each party."""
+        inbox: SimpleQueue[bytes] = SimpleQueue()
+        outboxes: list[SimpleQueue[bytes | None]] = []
+        ready: SimpleQueue[None] = SimpleQueue()
+
+        def read_all(received: Iterator[bytes]) -> None:
+            for each in received:
+                inbox.put(each)
+
+        def exchange(received: Iterator[bytes], call: Any) -> Iterator[bytes]:
+            outbox: SimpleQueue[bytes | None] = SimpleQueue()
+            outboxes.append(outbox)
+            Thread(target=read_all, args=(received,), daemon=True).start()
+            ready.put(None)
+            yield from iter(outbox.get, None)
+
+        server = grpc.server(ThreadPoolExecutor(PARTIES), options=OPTIONS)
+        self.start(self._listen(server, exchange))
+        server.start()
+        for _ in range(PARTIES):
+            ready.get()
+
+        def once() -> None:
+            for outbox in outboxes:
+                for piece in pieces(self.way):
+                    outbox.put(piece)
+            for _ in range(PARTIES * len(list(pieces(self.way)))):
+                inbox.get()
+
+        def end() -> None:
+            for outbox in outboxes:
+                outbox.put(None)
+
+        return self.time(once, end)
+
+    def _listen(self, server: Any, exchange: Any) -> str:
+        service, method = METHOD[1:].split("/")
+        handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
+        handlers = grpc.method_handlers_generic_handler(service, {method: handler})
+        server.add_generic_rpc_handlers((handlers,))
+        credentials = grpc.ssl_server_credentials([(self.key, self.certificate)])
+        return f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
+
+    async def grpc_aio(self) -> dict[str, float]:
+        """By gRPC's asyncio, in one thread and gRPC's own."""
+        calls: list[Any] = []
+        done = asyncio.Event()
+
+        async def exchange(_: Any, call: Any) -> None:
+            calls.append(call)
+            await done.wait()
+
+        server = grpc.aio.server(options=OPTIONS)
+        self.start(self._listen(server, exchange))
+        await server.start()
+        while len(calls) < PARTIES:
+            await asyncio.sleep(0.05)
+        for number in range(self.rounds + 1):
+            for call in calls:
+                await call.write(FRAME)
+            for call in calls:
+                await call.read()
+            if number == 0:
+                began, start = used(), time.perf_counter()
+            else:
+                self.work()
+        seconds = time.perf_counter() - start
+        done.set()
+        await server.stop(1)
+        return self.figures(began, seconds)
+
+    def sockets(self, folder: str) -> dict[str, float]:
+        """By sockets of TLS, TCP or Unix, in this thread."""
+        if self.way == "unix":
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(Path(folder, "socket")))
+            listener.listen(PARTIES)
+        else:
+            listener = socket.create_server(("127.0.0.1", 0))
+        self.start(listener.getsockname())
+        connections = [listener.accept()[0] for _ in range(PARTIES)]
+        for each in connections:
+            at_once(each)
+        if self.way == "tls":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            chain = Path(folder, "chain.pem")
+            chain.write_bytes(self.key + self.certificate)
+            context.load_cert_chain(chain)
+            connections = [context.wrap_socket(each, server_side=True) for each in connections]
+        buffer = bytearray(len(FRAME))
+
+        def once() -> None:
+            for each in connections:
+                each.sendall(FRAME)
+            for each in connections:
+                read(each, buffer)
+
+        def end() -> None:
+            for each in connections:
+                each.close()
+
+        return self.time(once, end)
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    made.add_argument("--rounds", type=int, default=1000)
+    made.add_argument("--arithmetic", action="store_true", help="with the step's PyTorch")
+    options = made.parse_args()
+    torch.set_num_threads(1)
+    figures = {}
+    for way in options.ways:
+        hub = Hub(way, options.arithmetic, options.rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            if way == "grpc-aio":
+                figures[way] = asyncio.run(hub.grpc_aio())
+            else:
+                figures[way] = hub.grpc() if way.startswith("grpc") else hub.sockets(folder)
+        print(f"{way:10}", figures[way], flush=True)
+    report("streams", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Flower's own processes, by its private parts: a SuperLink, a SuperExec and a SuperNode.
+
+`tests/test_flower_internals.py` tests each assumption.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from hmac import compare_digest
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import tomli_w
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+
+from vfl_flower.config.run_config import flower_defaults
+
+
+def app_of_this_package() -> str:
+    """Return the pyproject.toml of a Flower App that names this installed package."""
+    parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
+    about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
+    project = {"name": "vfl-app", "version": "1.0.0", "license": "Apache-2.0"}
+    project["description"] = "The components of the vfl-flower that is installed"
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": about}}})
+
+
+def keep_token(address: str, token: str) -> None:
+    """Have `flwr` commands with this FLWR_HOME show the token at an address."""
+    from flwr.cli.constant import (
+        ACCESS_TOKEN_STORE_KEY,
+        AUTHN_TYPE_STORE_KEY,
+        REFRESH_TOKEN_STORE_KEY,
+    )
+    from flwr.common.constant import AuthnType
+    from flwr.supercore.credential_store import get_credential_store
+
+    store = get_credential_store()
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % address, token.encode())
+
+
+def demand_token(token: str) -> None:
+    """Have this process's SuperLink serve only Control calls with this token."""
+    from flwr.common.constant import ACCESS_TOKEN_KEY
+    from flwr.supercore.auth.typing import AccountInfo
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+
+    superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
+
+    class ByToken(NoOpControlAuthnPlugin):
+        """Grants Flower's only account to callers with the token."""
+
+        def validate_tokens_in_metadata(
+            self, metadata: Sequence[tuple[str, str | bytes]]
+        ) -> tuple[bool, AccountInfo | None]:
+            shown = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+            shown = shown.encode() if isinstance(shown, str) else shown
+            if compare_digest(shown, token.encode()):
+                return super().validate_tokens_in_metadata(metadata)
+            return False, None
+
+        def get_login_details(self) -> None:
+            return None
+
+        def refresh_tokens(self, metadata: Any) -> tuple[None, None]:
+            return None, None
+
+    superlink.load_control_authn_plugin = ByToken
+
+
+def guard_fleet(gate: type) -> None:
+    """Put an ASGI middleware before all others of this process's SuperLink.
+
+    It gets the application and a function. The function returns the registered public key that has
+    signed a call, or None. A SuperNode signs only the time, so the headers are enough. Flower's own
+    function checks them.
+    """
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    extensions: Any = import_module("flwr.superlink.extensions")
+    of_flower: Any = import_module("flwr.superlink.routers.fleet.node_auth")
+
+    def caller(scope: Any) -> bytes | None:
+        request = of_flower.Request(scope)
+        try:
+            key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            if of_flower.get_linkstate(request).get_node_id_by_public_key(key) is None:
+                return None
+            claimed = SimpleNamespace(
+                protobuf_request=of_flower.ActivateNodeRequest(public_key=key)
+            )
+            of_flower.authenticate_node(SimpleNamespace(headers=request.headers, state=claimed))
+        except (KeyError, ValueError, of_flower.HTTPException):
+            return None
+        return key
+
+    extensions.get_middleware = lambda: (extensions.Middleware(gate, caller=caller),)
+
+
+def start_tasks_by(start: Callable[[list[str], bool], None]) -> None:
+    """Have a SuperExec that runs in this process start tasks by this function.
+
+    It gets a task's command with its arguments, and whether to discard the task's output.
+    """
+    executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+
+    def popen(arguments: list[str], stdout: int | None = None, stderr: int | None = None) -> None:
+        start(arguments, stdout == subprocess.DEVNULL)
+
+    executor.subprocess = SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+
+
+def run_installed_code_only() -> None:
+    """Have this process's SuperNode run the installed ClientApp of this package.
+
+    It neither fetches nor uses the App that its SuperLink names. It leaves out options of the run
+    configuration that this package does not know, since a SuperNode would end at them.
+    """
+    from flwr.cli.build import build_fab_from_files
+    from flwr.cli.config_utils import get_fab_metadata
+
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    content, _ = build_fab_from_files({"pyproject.toml": app_of_this_package().encode()})
+    fab = Fab(sha256(content).hexdigest(), content, {})
+    name, version = get_fab_metadata(content)
+    own: dict[str, Any] = {"fab_id": name, "fab_version": version, "fab_hash": fab.hash_str}
+    known = flower_defaults()
+    connect = supernode.http_request_response
+
+    @contextmanager
+    def connected(*arguments: Any) -> Iterator[tuple[Any, ...]]:
+        with connect(*arguments) as (node, receive, send, get_run, _, *objects):
+
+            def run_of_own_app(run_id: int) -> Run:
+                run: Run = get_run(run_id)
+                config = {
+                    key: run.override_config[key] for key in run.override_config if key in known
+                }
+                return replace(run, **own, override_config=config, primary_task_type="")
+
+            yield node, receive, send, run_of_own_app, lambda *_: fab, *objects
+
+    supernode.http_request_response = connected
+
+
+def ask_each_second() -> None:
+    """Have this process's SuperNode ask for messages each second; Flower's asks each third."""
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    supernode.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 1.0)))
