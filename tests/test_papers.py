@@ -20,7 +20,7 @@ DATA = Data(
     mnist="npz:a/mnist.npz",
     credit="npz:a/credit.npz",
     credit_one_hot="npz:a/credit-one-hot.npz",
-    cifar="hf:a/cifar",
+    cifar="hf:cifar10",
     table="breast-cancer",
     part="npz:a/mnist-10000.npz",
 )

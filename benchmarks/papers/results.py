@@ -63,7 +63,9 @@ class Results:
 def digest(row: Row, keys: Mapping[str, Any]) -> str:
     """Return a short digest of a run's keys, with files by their names alone."""
     named = {
-        key: Path(value).stem if isinstance(value, str) and "/" in value else value
+        key: Path(value.removeprefix("npz:").removeprefix("hf:")).stem
+        if isinstance(value, str) and ("/" in value or value.startswith(("npz:", "hf:")))
+        else value
         for key, value in keys.items()
     }
     text = json.dumps([named, row.training], sort_keys=True)
