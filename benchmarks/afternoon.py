@@ -186,12 +186,12 @@ def main() -> None:
     }
     print("alignment:", figures["alignment"], flush=True)
     of_id_bytes = memory_of_an_id(options.ids // 4, options.ids)
-    of_row = figures["split-nn"]["measured"]["checkpoint"] * options.parties
+    of_row = figures["vafl"]["measured"]["checkpoint"] * options.parties
     figures["memory"] = {
         "bytes_of_an_id_in_the_alignment": of_id_bytes,
         "gb_of_the_alignment": options.people * of_id_bytes / 1e9,
-        "gb_of_the_table": options.people * options.parties * EMBEDDING * 4 / 1e9,
-        "gb_of_a_checkpoint": options.people * of_row / 1e9,
+        "gb_of_an_asynchronous_table": options.people * options.parties * EMBEDDING * 4 / 1e9,
+        "gb_of_an_asynchronous_checkpoint": options.people * of_row / 1e9,
     }
     print("memory:", figures["memory"])
     report("afternoon", figures)
