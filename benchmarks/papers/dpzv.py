@@ -121,6 +121,7 @@ ROWS = {
             **MEGABYTES,
         },
         CURVES,
+        seeds=3,
     ),
     "dpzv-fig6": Row(
         "MNIST: DPZV without noise, with and without clipping",

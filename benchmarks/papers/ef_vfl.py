@@ -96,7 +96,7 @@ def local_steps(data: Data) -> dict[str, Job]:
         "weight-decay": 0.001,
         "party-lr": 0.01,
         "server-lr": 0.01,
-        "epochs": 5,
+        "epochs": 3,
         "labels": "shared",
     }
     of: dict[str, Keys] = {
@@ -125,6 +125,7 @@ ROWS = {
         },
         (Picture("epoch", "gradient_norm", "epochs", "squared norm of the gradient"), BY_BYTES),
         training="gradient",
+        seeds=3,
     ),
     "ef-vfl-fig5": Row(
         "MNIST: private and shared labels",
@@ -154,5 +155,6 @@ ROWS = {
             **MEGABYTES,
         },
         (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
+        seeds=3,
     ),
 }
