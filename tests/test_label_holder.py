@@ -177,6 +177,7 @@ def test_labels_are_standardised_by_the_training_rows(diabetes: dict[str, Any]) 
         np.testing.assert_allclose(found, (values - train.mean()) / train.std(), atol=1e-6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [{}, {"bottom-model": "linear", "top-model": "sum"}, {"optimizer": "momentum"}],
@@ -421,6 +422,7 @@ def test_parties_that_know_the_labels_weigh_rows_alike(run: Start) -> None:
             assert (unweighted.parameters(name)[key] != values).any() == learns
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "centralised", "cascaded", "syn-zoo"])
 def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
     keys = {"dataset": "breast-cancer", "strategy": strategy, "top-model": "linear", "epochs": 2}

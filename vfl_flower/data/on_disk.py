@@ -26,7 +26,7 @@ from vfl_flower.data.source import Preparation, Source
 
 Array = NDArray[Any]
 
-_LARGE = 2**29  # bytes of a table in double precision; a larger table stays on disk
+_LARGE = 2**30  # bytes of a table in double precision; a larger table stays on disk
 _AT_ONCE = 2**24  # bytes of columns to process at once
 
 
