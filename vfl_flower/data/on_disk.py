@@ -188,12 +188,8 @@ class LargeTable(KeptFile):
         self, places: Array, names: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Array]]:
         """Yield columns by name, as `Source.raw_columns`; read a few columns at a time."""
-        for group in self._groups(self.feature_names if names is None else list(names)):
+        for group in self._groups(self.feature_names if names is None else list(names), self.count):
             yield from raw_columns(self._read(group)[group], places)
-
-    def _groups(self, names: list[str]) -> Iterator[list[str]]:
-        few = max(1, _AT_ONCE // (8 * self.count))
-        return (names[at : at + few] for at in range(0, len(names), few))
 
     def _some(self, names: list[str]) -> Any:
         return self._read(names)[names]

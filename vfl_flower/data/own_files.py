@@ -103,6 +103,11 @@ class OwnFile(Table):
         except (ValueError, OSError, NotImplementedError) as error:
             raise self._unreadable(error) from None
 
+    def _some(self, names: list[str]) -> Any:
+        if self._is_csv or len(names) == len(self.feature_names):
+            return super()._some(names)
+        return self._read(names)[names]  # all columns at once would take much memory
+
     @property
     def kind_of_features(self) -> str:
         """Return the kind of the feature columns: images, sequences, or else a table."""
