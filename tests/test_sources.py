@@ -123,13 +123,17 @@ def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
     write(mixed(), path)
     places = np.random.default_rng(0).permutation(60)
     expected, known = loaded(source_of(path, **words), places, places[:40])
-    monkeypatch.setattr(tables, "_AT_ONCE", 2 * 8 * 40)
+    monkeypatch.setattr(tables, "_AT_ONCE", 2 * 8 * 60)
     own = source_of(path, **words)
+    assert isinstance(own, OwnFile)
     read: list[int] = []
     columns = OwnFile._read
-    monkeypatch.setattr(
-        OwnFile, "_read", lambda self, names: read.append(len(names)) or columns(self, names)
-    )
+
+    def counted(self: OwnFile, names: list[str]) -> Any:
+        read.append(len(names))
+        return columns(self, names)
+
+    monkeypatch.setattr(OwnFile, "_read", counted)
     rows, preparation = loaded(own, places, places[:40])
     assert max(read) == (len(own.feature_names) if suffix == ".csv" else 2)
     assert (preparation.numbers, preparation.texts) == (known.numbers, known.texts)

@@ -188,7 +188,7 @@ class LargeTable(KeptFile):
         self, places: Array, names: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Array]]:
         """Yield columns by name, as `Source.raw_columns`; read a few columns at a time."""
-        for group in self._groups(self.feature_names if names is None else list(names), self.count):
+        for group in self._groups(self.feature_names if names is None else list(names)):
             yield from raw_columns(self._read(group)[group], places)
 
     def _some(self, names: list[str]) -> Any:

@@ -183,8 +183,7 @@ class Table(Source):
         """Return medians, text values, means and deviations of the training rows."""
         self.check_features()
         parts = [
-            self._learn(self._some(group).iloc[train])
-            for group in self._groups(self.feature_names, len(train))
+            self._learn(self._some(group).iloc[train]) for group in self._groups(self.feature_names)
         ]
 
         def in_order(values: str) -> list[float]:  # numbers first
@@ -199,9 +198,9 @@ class Table(Source):
             in_order("deviation"),
         )
 
-    def _groups(self, names: list[str], rows: int) -> Iterator[list[str]]:
+    def _groups(self, names: list[str]) -> Iterator[list[str]]:
         """Yield these columns in groups of bounded size, since double precision takes memory."""
-        few = max(1, _AT_ONCE // (8 * max(1, rows)))
+        few = max(1, _AT_ONCE // (8 * max(1, self.count)))
         return (names[at : at + few] for at in range(0, len(names), few))
 
     def _some(self, names: list[str]) -> Any:
@@ -249,7 +248,7 @@ class Table(Source):
         names = self._check_columns(preparation)
         known = set(names) == set(self.feature_names)
         found = np.empty((len(places), len(preparation.mean)), np.float32)
-        for part, columns in self._parts(preparation, len(places)):
+        for part, columns in self._parts(preparation):
             group = [*part.numbers, *part.texts]
             frame = (self._some(group) if known else self._read(group))[group]
             for at in range(0, max(1, len(places)), _ROWS):
@@ -257,14 +256,14 @@ class Table(Source):
                 found[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
         return found
 
-    def _parts(self, preparation: Preparation, rows: int) -> Iterator[tuple[Preparation, slice]]:
+    def _parts(self, preparation: Preparation) -> Iterator[tuple[Preparation, slice]]:
         """Yield the preparation of a group of columns, and their places in the prepared rows."""
         names = [*preparation.numbers, *preparation.texts]
-        if len(list(self._groups(names, rows))) == 1:
+        if len(list(self._groups(names))) == 1:
             yield preparation, slice(None)
             return
         mean, deviation, end = preparation.mean, preparation.deviation, 0
-        for group in self._groups(list(preparation.numbers), rows):
+        for group in self._groups(list(preparation.numbers)):
             part = slice(end, end := end + len(group))
             medians = {name: preparation.numbers[name] for name in group}
             yield Preparation(medians, {}, mean[part], deviation[part]), part
@@ -278,7 +277,9 @@ class Table(Source):
         """Yield columns by name, as `Source.raw_columns`."""
         wanted = self.feature_names if names is None else list(names)
         known = set(wanted) <= set(self.feature_names)
-        yield from raw_columns((self._frame if known else self._read(wanted))[wanted], places)
+        for group in self._groups(wanted):
+            frame = self._some(group) if known else self._read(group)
+            yield from raw_columns(frame[group], places)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
@@ -341,6 +342,11 @@ class Table(Source):
     @abstractmethod
     def _read(self, names: list[str]) -> Any:
         """Return a pandas frame of these columns, and perhaps others."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return len(self._frame)
 
     @cached_property
     def _frame(self) -> Any:
