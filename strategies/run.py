@@ -92,10 +92,11 @@ class Run:
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
         aggregation = aggregation_of(config)
         aggregation.agree(transport)
-        self.abreast = aggregation.abreast  # whether all parties serve the same orders
+        # Whether all parties serve the same orders, so that each answer is for one window of all.
+        in_step = self.schedule.coordinated and not system.baseline
         each = steps_per_epoch(config, rows)
         every, first = config.running.eval_every, bool(config.running.grow)
-        self.budget = StepBudget(config.training.epochs, each, parties, self.abreast, every, first)
+        self.budget = StepBudget(config.training.epochs, each, parties, in_step, every, first)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.budget.allowed = self.accountant.steps_allowed(
             self.budget.planned, parties, self.schedule.quorum, top_learns
@@ -113,7 +114,6 @@ class Run:
         )
         config.assessment.check_rows(len(labels.classes), labels.validation)
         check_segments(labels.segments)
-        in_step = self.schedule.coordinated and not system.baseline
         window_rows = sampling_of(config, rows).most_rows(self.schedule.longest) if in_step else 0
         self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, window_rows)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows

@@ -222,9 +222,9 @@ class Vertical(Strategy):
         if config:
             hooks.refuse_config("train_config", config)
         run, window = self.run, self.run.adaptive_window
-        # An evaluation may stop training. Parties in step wait for it, so that all have the same
-        # windows. They need not without validation, unless the aggregation needs all abreast.
-        together = run.schedule.coordinated and (self.labels.validation or run.abreast)
+        # An evaluation may stop training, and so may a checkpoint. Parties in step wait for it, so
+        # that all have the same windows.
+        together = run.schedule.coordinated
         for record in run.records:
             if record.state is not State.IDLE or run.budget.left <= 0:
                 continue
@@ -264,10 +264,10 @@ class Vertical(Strategy):
             if holder.table.max_delay:
                 refresh(run, self.wait_for, group)
             if group:
-                done = holder.steps
+                known = len(holder.losses)
                 run.messenger.answer(group)
-                if window.active and holder.steps > done:
-                    window.answered(holder.losses[-1].tolist())
+                if window.active and (new := holder.losses[known:]):
+                    window.answered([each for part in new for each in part.tolist()])
         if not self.hooked or holder.steps == before:
             return None, None
         metrics = MetricRecord({"steps": holder.steps})

@@ -104,6 +104,7 @@ def test_whatever_holds_the_numbers_gives_the_same_model(features: list[Any]) ->
     assert model.history[-1]["test_accuracy"] > 0.9
 
 
+@pytest.mark.nightly
 def test_what_is_predicted_is_in_the_order_of_the_rows() -> None:
     model = vfl_flower.train({**KEYS, "strategy": "vafl"}, PARTS, Y)
     order = np.random.default_rng(0).permutation(len(X))
@@ -134,6 +135,7 @@ def test_frames_with_ids_are_aligned_and_answered_by_id() -> None:
     assert (said == labels[said.index]).mean() > 0.9
 
 
+@pytest.mark.nightly
 def test_columns_of_the_label_holders_own_take_part() -> None:
     own = CANCER.iloc[:, 20:].assign(label=Y)
     with_own = vfl_flower.train(KEYS, PARTS[:1], own)
@@ -155,6 +157,7 @@ def test_texts_and_gaps_are_prepared_as_the_training_rows_taught() -> None:
         vfl_flower.train(KEYS, [frame.drop(columns="size"), FRAMES[1]], Y)
 
 
+@pytest.mark.nightly
 def test_numbers_and_named_classes_come_back_as_they_went_in() -> None:
     names = np.array(["benign", "malignant"])[Y]
     model = vfl_flower.train(KEYS, PARTS, names)
@@ -166,6 +169,7 @@ def test_numbers_and_named_classes_come_back_as_they_went_in() -> None:
     assert model.evaluate([X[:, :2], X[:, 3:]], lengths)["r2"] > 0.9
 
 
+@pytest.mark.nightly
 def test_images_and_torch_data_sets_are_features_too() -> None:
     digits = load_digits()
     halves = [digits.images[:, :, :4], digits.images[:, :, 4:]]
@@ -201,6 +205,7 @@ def test_without_a_folder_nothing_is_left_behind(
     assert not temporary.exists() and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_data_set_by_name_is_divided_among_parties() -> None:
     model = vfl_flower.train({"dataset": "breast-cancer", **KEYS}, parties=3)
     assert model.summary["parties"] == 3
@@ -293,6 +298,7 @@ def test_the_id_column_may_be_named_in_the_configuration() -> None:
     assert named.history[-1]["test_loss"] == given.history[-1]["test_loss"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["row", "id", ""])
 def test_a_column_of_any_name_is_a_feature(name: str) -> None:
     frame = FRAMES[0].rename(columns={"mean radius": name})
@@ -303,6 +309,7 @@ def test_a_column_of_any_name_is_a_feature(name: str) -> None:
     assert named.history[-1]["test_loss"] == plain.history[-1]["test_loss"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "copied",
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
@@ -386,6 +393,7 @@ def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
         model.predict(PARTS)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["centralised", "intersection-only"])
 @pytest.mark.parametrize("keys", [{}, {"privacy": "labels", "epsilon": 4.0}])
 def test_a_centralised_model_predicts_as_it_was_measured(
@@ -515,6 +523,7 @@ def test_numbers_with_many_values_are_not_taken_for_classes() -> None:
     assert len(vfl_flower.train(PARTS, numbers.astype(int), epochs=1).classes) == 30
 
 
+@pytest.mark.nightly
 def test_components_with_an_import_path_are_kept_by_it(tmp_path: Path) -> None:
     model = vfl_flower.train(
         PARTS,
@@ -559,6 +568,7 @@ class Watcher(Callback):
         self.times += 1
 
 
+@pytest.mark.nightly
 def test_components_without_an_import_path_train_and_predict_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

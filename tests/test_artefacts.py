@@ -69,6 +69,7 @@ def _alike(then: Any, now: Any) -> bool:
 # --- runs and models ----------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_was_cut_short_resumes_and_ends_with_the_same_figures(
     name: str, folder: Path
@@ -77,6 +78,7 @@ def test_a_run_that_was_cut_short_resumes_and_ends_with_the_same_figures(
     assert not differences(THEN[name]["figures"], resumed(name))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", [name for name in CASES if name != "perturbed"])
 def test_a_model_predicts_the_same(name: str, folder: Path) -> None:
     unpack(name, folder)
@@ -261,6 +263,7 @@ def epsilon_of_labels(**keys: Any) -> float:
     return float(run.summary["epsilon"])
 
 
+@pytest.mark.nightly
 def test_labels_that_were_drawn_spend_nothing_more_and_another_epsilon_the_sum(
     folder: Path,
 ) -> None:
@@ -334,6 +337,7 @@ DAMAGED: dict[str, tuple[str, str, Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("what", DAMAGED)
 def test_a_damaged_byte_is_refused_in_one_sentence(what: str, folder: Path) -> None:
     name, pattern, use, sentence = DAMAGED[what]

@@ -181,6 +181,7 @@ def test_segments_come_from_the_label_holders_file(
     assert about["preparation"] is None
 
 
+@pytest.mark.nightly
 def test_new_rows_have_segments_if_their_file_has_the_column(
     organisations: Organisations, by_region: dict[str, Any]
 ) -> None:

@@ -572,6 +572,7 @@ def test_a_file_that_is_no_log_is_one_sentence(
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("command", ["verify", "find"])
 def test_the_help_teaches_and_waits_for_no_heavy_import(command: str) -> None:
     program = (

@@ -253,6 +253,7 @@ def test_shuffled_steps_are_means_over_their_rows() -> None:
     assert sampling_of(config, 67).divisors(np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("rows", "batch"), [(50, 2), (50, 20), (50, 45)])
 @pytest.mark.parametrize("steps", [1, 100])
 def test_poisson_sampling_takes_every_row_by_the_same_chance_and_each_step_anew(

@@ -300,6 +300,7 @@ def tops(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
     optimizer: str, tops: list[torch.Tensor], run: Start
@@ -315,6 +316,7 @@ def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
         assert ours.summary[name] == theirs.summary[name]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("q", "decay"), [(5, 0.0), (2, 0.01)])
 def test_fedbcd_is_the_algorithm_of_the_paper_step_by_step(
     q: int, decay: float, tops: list[torch.Tensor], run: Start

@@ -153,6 +153,7 @@ def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
     assert checkpoint.load(folder).finished and checkpoint.load(folder).number > number
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("labels", ["private", "shared"])
 def test_a_run_cut_before_its_first_step_begins_its_surrogates_again(
     tmp_path: Path, labels: str
@@ -385,6 +386,7 @@ def test_scalars_that_are_sent_again_stay_counted(tmp_path: Path) -> None:
     assert run.summary["epochs"] == pytest.approx((planned - again) / 16, abs=1e-3)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("cuts", [1, 2])
 def test_a_journal_counts_through_several_interruptions(tmp_path: Path, cuts: int) -> None:
     folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 3}, 1, 2)
@@ -477,6 +479,7 @@ def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str
         assert run.summary["epsilon"] > whole.summary["epsilon"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("noise_seed", [-1, 0])
 def test_a_label_holder_draws_a_secret_anew_unless_noise_is_to_be_repeatable(
     tmp_path: Path, noise_seed: int

@@ -139,6 +139,7 @@ def test_top_k_of_zeros_is_zeros_and_of_one_entry_is_that_entry() -> None:
     assert [v.tolist() for v in found] == [[0.0] * 7, [-3.0], []]
 
 
+@pytest.mark.nightly
 @given(vectors(MODERATE), st.integers(1, 16), st.integers(0, 3))
 def test_qsgd_gives_one_of_the_two_next_levels(each: list[Vector], bits: int, key: int) -> None:
     s = 2**bits
@@ -207,6 +208,7 @@ def test_float16_loses_neither_small_gradients_nor_large_embeddings(scale: float
     assert np.allclose(plain, v, rtol=0.01, atol=0.01 * scale) == (scale == 1)  # it would by itself
 
 
+@pytest.mark.nightly
 @given(vectors(st.floats(-(2.0**127), 2.0**127, width=32)))
 def test_bfloat16_is_torch_s_and_rounds_to_eight_bits(each: list[Vector]) -> None:
     arrays = encoded(BFLOAT16, each)
@@ -242,6 +244,7 @@ def test_numbers_that_are_not_finite_are_not_sent(codec: Codec, value: float) ->
         encoded(codec, [np.array([1.0, value, 2.0], np.float32)])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("codec", ["float16", "bfloat16"])
 @pytest.mark.parametrize("compression", ["direct", "error-feedback"])
 def test_a_run_in_two_bytes_takes_half_of_them_and_learns_the_same(
@@ -463,6 +466,7 @@ def test_places_as_a_bit_for_each_entry_are_counted_too() -> None:
         top_k(0.5).decode("h", {**arrays, "h.bits": arrays["h.bits"] * 0}, SHAPE, TWO)
 
 
+@pytest.mark.one_by_day
 @given(st.data())
 @pytest.mark.parametrize("codec", LOSSY)
 def test_random_bytes_decode_to_finite_rows_or_are_refused(codec: str, data: st.DataObject) -> None:

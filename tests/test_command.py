@@ -97,6 +97,7 @@ def test_results_folder_that_cannot_be_made(
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_failure_of_a_party_is_one_line_on_the_real_standard_error(tmp_path: Path) -> None:
     arguments = command(tmp_path, "dataset='breast-cancer'", 31)
     done = subprocess.run(

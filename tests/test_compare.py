@@ -92,6 +92,7 @@ def test_wrong_input_is_one_sentence_before_anything_runs(
     assert not out.exists()
 
 
+@pytest.mark.nightly
 def test_an_existing_folder_is_never_written_over(folder: Path) -> None:
     with pytest.raises(ConfigError, match="already exists"):
         compare(3, {**COMMON, "out": str(folder)}, [{"strategy": "vafl"}], 0.9)
@@ -141,6 +142,7 @@ def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> 
     assert [each["config"]["privacy"] for each in figures.values()] == ["labels", *["none"] * 3]
 
 
+@pytest.mark.nightly
 def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 1, "window": 8, "out": str(tmp_path / "out")}
     runs: list[dict[str, Any]] = [

@@ -259,6 +259,7 @@ def test_masked_embeddings_are_linear_and_so_is_what_is_looked_at_without_masks(
         assert bool((h < 0).any()) is linear
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "centralised", "local-only", "vafl"])
 def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: str) -> None:
     """For `alone` the epochs are of the best of its runs."""
@@ -270,6 +271,7 @@ def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: 
     assert summary["epochs"] == epochs
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "centralised"])
 def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) -> None:
     """A party that names only an optimizer learns like a party that also names its rate."""
@@ -459,6 +461,7 @@ def test_a_system_s_codec_takes_its_own_keys() -> None:
     assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink.surrogates
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("given", "megabytes"),
     [
@@ -611,6 +614,7 @@ def test_what_only_a_run_can_tell_is_refused_by_it(
         run(2, {"dataset": "breast-cancer", **given})
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("parties", [3, 4])
 def test_scalar_noise_is_counted_for_one_party_at_a_time_or_all(run: Start, parties: int) -> None:
     keys = {"dataset": "breast-cancer", "strategy": "dpzv", "epochs": 1}

@@ -81,6 +81,7 @@ def test_stacked_parties_on_a_gpu_learn_what_they_do_on_the_cpu(run: Start) -> N
             assert there.parameters(f"party-{party}")[key] == pytest.approx(values, abs=5e-3)
 
 
+@pytest.mark.nightly
 def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
     seen: list[torch.device] = []
 

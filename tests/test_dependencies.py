@@ -64,6 +64,7 @@ def test_the_package_declares_what_it_imports() -> None:
     assert missing(["vfl_flower", "strategies"], known) == set()
 
 
+@pytest.mark.nightly
 def test_the_extra_for_tests_declares_what_they_import_besides() -> None:
     extras = PROJECT["optional-dependencies"]
     every = PROJECT["dependencies"] + extras["test"] + asked_for()

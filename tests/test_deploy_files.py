@@ -172,6 +172,7 @@ def pods(found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield each["spec"]["template"]["spec"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_manifests_follow_the_schemas_of_kubernetes(file: Path) -> None:
     newest = kubernetes_validate.latest_version()

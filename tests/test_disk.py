@@ -196,6 +196,7 @@ FILES = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", FILES)
 def test_each_file_that_the_disk_refuses_is_told(tmp_path: Path, name: str) -> None:
     keys = {**DPZV, "epochs": 2, "checkpoint-every": 6, "noise-seed": 0}
@@ -227,6 +228,7 @@ def test_a_full_disk_elsewhere_is_a_sentence_of_the_command(
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["said.csv", "said.parquet"])
 def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> None:
     run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
@@ -244,6 +246,7 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"run", name, "said.json"}
 
 
+@pytest.mark.nightly
 def test_a_full_disk_leaves_the_report_of_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_server_without_tls_is_a_problem(node: Path) -> None:
     assert finding.result == PROBLEM and "does not speak TLS" in finding.said
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("first", "last", "host", "words"),
     [

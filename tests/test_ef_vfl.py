@@ -214,6 +214,7 @@ def tampering(name: str, number: int) -> Callable[[Message, Context], Message]:
 OTHERS = "Party 1 has other surrogates than the label holder. Start the run again."
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
@@ -245,6 +246,7 @@ def test_an_asynchronous_run_goes_on_with_the_surrogates_of_the_label_holder() -
     assert_copies_agree(strategy, grid, "uplink")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("labels", ["private", "shared"])
 def test_an_evaluation_may_come_later_than_the_next_upload_of_another_party(
     monkeypatch: pytest.MonkeyPatch, labels: str
@@ -439,6 +441,7 @@ class Weighing:
         return reply
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "names"),
     [

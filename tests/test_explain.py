@@ -113,6 +113,7 @@ def as_in_scikit_learn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(Explanation, "permutation", permutation)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("dataset", METRICS)
 def test_importance_is_that_of_scikit_learn_on_joined_data_with_the_same_permutations(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +176,7 @@ def test_a_tabular_model_with_one_changed_column_embeds_as_the_whole_model(tmp_p
 # --- figures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
 def test_the_metric_is_that_of_calibrated_predictions(dataset: str, tmp_path: Path) -> None:
     keys = {**SHORT, "epochs": 2, "calibrate": "isotonic", "validation-fraction": 0.3}
@@ -336,6 +338,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return organisations
 
 
+@pytest.mark.nightly
 def test_a_text_column_is_one_feature_and_its_name_stays_at_its_party(people: Any) -> None:
     folder = people.folder / "run"
     said = explain_local({"model": str(folder)}, people.node_configs)

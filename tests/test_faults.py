@@ -409,6 +409,7 @@ def test_a_party_that_misbehaves_under_zeroth_order_or_codecs_ends_the_run_with_
     assert client.later == []
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
@@ -584,6 +585,7 @@ def test_an_asynchronous_run_goes_on_without_the_party(run: Start, fault: Fault)
     assert finished.summary["test_accuracy"] > 0.85
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("every", [1.0, 0.5])
 def test_a_party_that_stays_away_is_asked_once_an_evaluation(run: Start, every: float) -> None:
     client = gone(raises, number=2)
@@ -647,6 +649,7 @@ def test_a_party_comes_back_after_another_message_was_lost(
     assert came_back({**ERROR_FEEDBACK[0], "epochs": 6, **more}, client) == pytest.approx(6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("fault", [refuses, answers_in_vain])
 def test_a_party_may_miss_that_it_is_asked_back(fault: Fault) -> None:
     client = Misbehaving(fault, number=2, misses=2)
@@ -778,6 +781,7 @@ AGAIN_AND_AGAIN: dict[str, tuple[dict[str, Any], Fault, float, str]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "fault", "times", "cause"), AGAIN_AND_AGAIN.values(), ids=list(AGAIN_AND_AGAIN)
 )

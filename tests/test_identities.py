@@ -178,6 +178,7 @@ def test_a_party_trains_its_model_as_it_says_itself(tmp_path: Path) -> None:
     assert_equal_models(federated, centralised(keys, 3, OWN), 1e-5)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["vafl", "frozen", "local-only", "ef-vfl"])
 def test_schedules_end_with_the_run_whoever_waits_for_whom(
     run: Start, strategy: str, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +202,7 @@ def test_schedules_end_with_the_run_whoever_waits_for_whom(
     assert max(seen) > 0.12
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [ONE_CYCLE, {"optimizer": "nesterov", "weight-decay": 0.01}])
 def test_shared_labels_train_so_too_bit_for_bit(run: Start, keys: dict[str, Any]) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 2, **keys}
@@ -245,6 +247,7 @@ def test_ef_vfl_without_compression_is_split_nn_bit_for_bit(
     assert one.summary["bytes_up"] == other.summary["bytes_up"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("labels", ["private", "shared"])
 def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
     run: Start, labels: str
@@ -304,6 +307,7 @@ def test_the_same_seed_gives_the_same_run(run: Start, keys: dict[str, Any]) -> N
     assert any((top[key] != other_top[key]).any() for key in top)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["asyrevel", "cascaded", "syn-zoo", "dpzv"])
 def test_without_a_noise_seed_no_run_can_be_repeated(run: Start, strategy: str) -> None:
     keys = {"dataset": "breast-cancer", "window": 15, "epochs": 1, "strategy": strategy}

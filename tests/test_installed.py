@@ -54,6 +54,7 @@ def run(environment: Path, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_command_trains_predicts_and_reports_from_another_folder(
     environment: Path, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_command_trains_predicts_and_reports_from_another_folder(
     assert "<svg" in (tmp_path / "cascaded" / "report.html").read_text()
 
 
+@pytest.mark.nightly
 def test_a_strategies_file_of_the_user_is_not_in_the_way_of_the_command(
     environment: Path, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_an_import_beside_a_strategies_file_of_the_user_says_what_to_do(
     assert "Rename the other file or folder" in said
 
 
+@pytest.mark.nightly
 def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: Path) -> None:
     ask = "from vfl_flower.config.provenance import code_digest; print(code_digest())"
     there = run(environment, tmp_path, "python", "-c", ask)

@@ -57,6 +57,7 @@ def sigterm() -> Any:
 WHOLE = {**CANCER, "epochs": 3}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("number", "error", "words"),
     [(signal.SIGINT, Interrupted, "Ctrl-C"), (signal.SIGTERM, Terminated, "SIGTERM")],
@@ -122,6 +123,7 @@ def test_a_handler_of_the_callers_own_stays(tmp_path: Path) -> None:
     assert came == [signal.SIGINT]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )

@@ -27,7 +27,7 @@ from tests import conftest
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
 from tests.stepping import by_differences, by_gradient
 from vfl_flower import server_app
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
@@ -177,6 +177,7 @@ def test_labels_are_standardised_by_the_training_rows(diabetes: dict[str, Any]) 
         np.testing.assert_allclose(found, (values - train.mean()) / train.std(), atol=1e-6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [{}, {"bottom-model": "linear", "top-model": "sum"}, {"optimizer": "momentum"}],
@@ -421,6 +422,7 @@ def test_parties_that_know_the_labels_weigh_rows_alike(run: Start) -> None:
             assert (unweighted.parameters(name)[key] != values).any() == learns
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "centralised", "cascaded", "syn-zoo"])
 def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
     keys = {"dataset": "breast-cancer", "strategy": strategy, "top-model": "linear", "epochs": 2}
@@ -637,11 +639,13 @@ def test_embeddings_of_one_window_are_enough_where_all_parties_step_together(
     np.testing.assert_array_equal(by_window, by_all)
 
 
-def test_embeddings_of_one_window_are_too_few_where_parties_step_alone(
+def test_embeddings_of_one_window_are_refused_where_parties_step_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    holder, by_all = learnt({"strategy": "vafl"})
+    """Rows of another window would be of other people."""
+    holder, _ = learnt({"strategy": "vafl"})
     assert type(holder.table) is Table
     forced = partial(LabelHolder, window_rows=len(holder.labels))
     monkeypatch.setattr(run_module, "LabelHolder", lambda *given: forced(*given[:5]))
-    assert not np.array_equal(learnt({"strategy": "vafl"})[1], by_all)
+    with pytest.raises(VflError, match="a window that all parties have uploaded"):
+        learnt({"strategy": "vafl"})

@@ -295,6 +295,7 @@ def test_models_learn_through_the_noise(run: Start) -> None:
     assert accuracies[1] < 0.3  # and here as good as none
 
 
+@pytest.mark.nightly
 def test_numbers_are_learned_through_the_noise(run: Start, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((64000, 4))

@@ -119,6 +119,7 @@ TWO_SIDED = {"strategy": "synrevel", "differences": "two-sided"}
 FEEDBACK = {"codec": "qsgd", "compression": "error-feedback"}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

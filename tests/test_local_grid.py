@@ -180,6 +180,7 @@ def test_nodes_know_which_party_they_are() -> None:
 # --- runs on the virtual clock ------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("delay", ["poisson", "exponential"])
 @pytest.mark.parametrize("window", [1, 4])
 def test_synchronous_rounds_take_as_long_as_their_slowest_party(
@@ -198,6 +199,7 @@ def test_synchronous_rounds_take_as_long_as_their_slowest_party(
     assert finished.history[0]["virtual_seconds"] == pytest.approx(after_one_epoch, abs=1e-3)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("delay", ["poisson", "exponential"])
 def test_the_fewer_parties_are_waited_for_the_sooner_the_same_work_is_done(
     run: Start, delay: str
@@ -223,6 +225,7 @@ def test_a_straggler_holds_up_only_those_who_wait_for_it(run: Start) -> None:
     assert free < 0.85 * waiting
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "vafl-t"])
 def test_the_same_seed_gives_the_same_run_on_the_same_clock(run: Start, strategy: str) -> None:
     keys = {**FAST, "epochs": 2, "delay": "exponential", "strategy": strategy, "window": 3}
@@ -300,6 +303,7 @@ def test_bounded_delay_does_not_wait_for_an_evaluation_that_has_come(
 # --- evaluations --------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "epochs"),
     [

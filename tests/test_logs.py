@@ -212,6 +212,7 @@ class Stop(Callback):
         raise VflError("stopped")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("resumed", [None, "text"])
 def test_a_resumed_run_keeps_or_changes_the_format(
     resumed: str | None, tmp_path: Path, written: io.StringIO
@@ -229,6 +230,7 @@ def test_a_resumed_run_keeps_or_changes_the_format(
 # --- progress -----------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("quiet", [False, True])
 def test_progress_is_records_where_nobody_watches(
     quiet: bool, tmp_path: Path, written: io.StringIO, capsys: pytest.CaptureFixture[str]

@@ -189,6 +189,7 @@ def test_a_run_that_is_cut_short_goes_on_with_its_statistics(name: str, tmp_path
     assert expected["loss"] == pytest.approx(whole.summary["test_loss"], abs=1e-6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "cascaded", nightly("vafl")])
 def test_parameters_that_are_frozen_stay_and_are_kept(strategy: str, run: Start) -> None:
     keys = own("Half", **{"strategy": strategy})
@@ -727,6 +728,7 @@ def test_towers_that_nodes_name_give_over_streams_what_they_give_in_process(tmp_
     pd.testing.assert_frame_equal(pd.read_csv(said), expected, atol=1e-5)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
 def test_the_example_of_a_loss_serves_two_classes_and_more(
     dataset: str, tmp_path: Path, run: Start

@@ -370,6 +370,7 @@ def test_a_file_in_another_order_is_said_to_hold_out_others(
 # --- later --------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_grown_model_predicts_and_says_what_parties_are_worth(three: Organisations) -> None:
     found = grown(three, "three", epochs=6)
     said = three.predict("three").set_index(ID)

@@ -183,6 +183,7 @@ def test_an_explanation_says_what_decides_a_default(capsys: pytest.CaptureFixtur
     assert "align (party rule)" in printed(["align"], capsys)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("words", "found", "not_found"),
     [
@@ -201,6 +202,7 @@ def test_search_finds_by_words_of_the_help_text(
     assert f"\n  {found}" in text and f"\n  {not_found}" not in text
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [("epohcs", "epochs"), ("batch_szie", "batch-size"), ("cascadde", "cascaded")],
@@ -261,6 +263,7 @@ def test_errors_name_the_new_names() -> None:
         resolve({"strategy": "centralized"})
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["joined", "centralised"])
 def test_both_names_are_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed([name], capsys)

@@ -85,6 +85,7 @@ def test_a_run_on_files_is_that_on_the_same_rows_of_one_table(tmp_path: Path, ru
     assert on_files.summary["test_auc"] == pytest.approx(on_table.summary["test_auc"], abs=1e-6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["vafl", "cascaded", "ef-vfl"])
 def test_other_systems_run_on_files(tmp_path: Path, run: Start, strategy: str) -> None:
     organisations = cut(tmp_path / "files", small(), known=0.8)
@@ -108,6 +109,7 @@ def test_the_label_holders_columns_are_those_that_joined_trains_on(tmp_path: Pat
     assert not any(name.startswith("own.") for name in without.parameters("top"))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("ids", [lambda n: 5 * n + 7, lambda n: f"né-{n}"], ids=["number", "text"])
 def test_equal_ids_in_any_order_are_found_equal_and_give_what_psi_gives(
     tmp_path: Path, ids: Callable[[int], Any]

@@ -151,6 +151,7 @@ def test_a_mechanism_of_ones_own_trains_and_its_epsilon_is_reported(
         assert (noisy.parameters("party-0")[name] != values).any()
 
 
+@pytest.mark.nightly
 def test_releases_of_a_mechanism_of_ones_own_are_kept_and_counted_again(tmp_path: Path) -> None:
     laplace = f"{write(tmp_path, 'laplace.py', MECHANISM)}:LaplaceScalars"
     keys = {**SCALARS, "privacy": laplace, "noise-multiplier": 40.0, "checkpoint-every": 4}
@@ -209,6 +210,7 @@ def test_what_does_not_go_with_a_mechanism_of_ones_own_is_a_sentence(
         resolve({key: value for key, value in given.items() if value is not None})
 
 
+@pytest.mark.nightly
 def test_a_mechanism_of_ones_own_randomises_the_labels_that_all_learn_from(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((4000, 4)).astype(np.float32)

@@ -252,6 +252,7 @@ def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
     return bottoms, top
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("combine", ["concat", "mean"])
 def test_split_learning_of_partial_rows_is_centralised_training(run: Start, combine: str) -> None:
     keys = {**QUICK, "combine": combine, "subsets": "off", "window": 1, "epochs": 3}
@@ -427,6 +428,7 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
     }
 
 
+@pytest.mark.nightly
 def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> None:
     said = clinic.predict("run").set_index(ID)
     due = known_by(clinic)
@@ -450,6 +452,7 @@ def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> No
     assert "too few: in no figure" in report([clinic.folder / "run"])
 
 
+@pytest.mark.nightly
 def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path: Path) -> None:
     said = clinic.predict("run", without="1", out=str(tmp_path / "without.csv")).set_index(ID)
     due = {
@@ -470,6 +473,7 @@ def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path:
         clinic.predict("run", without="3", out=str(tmp_path / "no.csv"))
 
 
+@pytest.mark.nightly
 def test_rows_that_fewer_know_than_are_to_are_not_used(
     clinic: Organisations, tmp_path: Path
 ) -> None:
@@ -527,6 +531,7 @@ def test_an_alignment_of_partial_rows_is_used_again(
     assert len(anew) == 4
 
 
+@pytest.mark.nightly
 def test_the_rest_predicts_when_a_party_is_gone_for_good(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.7)
     served = {"train": 0}

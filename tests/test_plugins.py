@@ -138,6 +138,7 @@ def test_an_estimator_of_ones_own_trains(run: Start, tmp_path: Path) -> None:
     assert signs["test_loss"] != whole["test_loss"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("compression", ["direct", "error-feedback"])
 @pytest.mark.parametrize("codec", ["identity", "top-k", "qsgd", "float16", "bfloat16"])
 def test_an_estimator_of_ones_own_goes_with_every_codec(
@@ -154,6 +155,7 @@ def test_an_estimator_of_ones_own_goes_with_every_codec(
     assert (summary["bytes_up"] == whole["bytes_up"]) is (codec == "identity")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("key", "file"), KINDS.items())
 def test_each_kind_is_found_by_its_import_path(
     key: str, file: str, run: Start, tmp_path: Path
@@ -166,6 +168,7 @@ def test_each_kind_is_found_by_its_import_path(
     assert own["test_accuracy"] > 0.7
 
 
+@pytest.mark.nightly
 def test_each_kind_is_found_as_an_entry_point(
     run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +208,7 @@ def test_rademacher_directions_are_the_same_in_a_stack_and_in_parts(
         assert torch.equal(torch.cat([part.view(-1) for part in parts]), stacked[step])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_rows_that_a_mini_batch_has_twice_are_trained_on_twice(
     quorum: int, run: Start, tmp_path: Path
@@ -238,6 +242,7 @@ def test_noise_that_counts_releases_refuses_code_that_it_does_not_know(
         resolve(keys)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["RMSprop", "NAdam", "Rprop"])
 def test_an_optimizer_of_torch_trains_and_is_resumed(name: str, tmp_path: Path) -> None:
     keys = {**SMALL, "epochs": 3, "noise-seed": 0, "checkpoint-every": 6}
@@ -293,6 +298,7 @@ def install(folder: Path, name: str, entry_points: str) -> None:
     (about / "entry_points.txt").write_text(entry_points)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -349,6 +355,7 @@ def test_gradient_rows_of_a_users_aggregation_equal_autograd(own: int, tmp_path:
         torch.testing.assert_close(said, top(replaced))
 
 
+@pytest.mark.nightly
 def test_a_party_seals_its_blocks_before_they_leave(run: Start, tmp_path: Path) -> None:
     weighted = f"{write(tmp_path, 'weighted.py', SEALED)}:Weighted"
     uploads: list[Any] = []
@@ -372,6 +379,7 @@ def test_a_party_seals_its_blocks_before_they_leave(run: Start, tmp_path: Path) 
     assert len(uploads) == 3 and all((8 * each == np.round(8 * each)).all() for each in uploads)
 
 
+@pytest.mark.nightly
 def test_a_run_with_an_aggregation_of_ones_own_is_resumed(tmp_path: Path) -> None:
     weighted = f"{write(tmp_path, 'weighted.py', SEALED)}:Weighted"
     keys = {**SMALL, "epochs": 3, "noise-seed": 0, "checkpoint-every": 6, "aggregation": weighted}
@@ -380,6 +388,7 @@ def test_a_run_with_an_aggregation_of_ones_own_is_resumed(tmp_path: Path) -> Non
     assert_equal_runs(again, whole, 3)
 
 
+@pytest.mark.nightly
 def test_a_package_declares_an_aggregation(tmp_path: Path) -> None:
     """Another process finds it, as it finds what pip has installed."""
     write(tmp_path, "clipped.py", AGGREGATION)
@@ -416,6 +425,7 @@ def test_what_does_not_go_with_an_aggregation_of_ones_own_is_a_sentence(
         resolve({"aggregation": clipped, **keys})
 
 
+@pytest.mark.nightly
 def test_an_aggregation_can_need_parties_that_step_together_and_models_that_begin_anew(
     run: Start, tmp_path: Path
 ) -> None:
@@ -459,6 +469,7 @@ def test_a_model_of_ones_own_is_trained_by_every_estimator(run: Start, tmp_path:
         ]
 
 
+@pytest.mark.nightly
 def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -592,6 +603,7 @@ def test_a_model_that_makes_no_embeddings_is_a_sentence_before_training(
         run(2, keys)
 
 
+@pytest.mark.nightly
 def test_a_model_with_dropout_says_the_same_twice_and_of_each_row_alone() -> None:
     import vfl_flower
 
@@ -642,6 +654,7 @@ class Target(Callback):
 '''
 
 
+@pytest.mark.nightly
 def test_a_callback_stops_a_run_at_a_target_and_saves_it(run: Start, tmp_path: Path) -> None:
     keys = {**SMALL, "epochs": 50, "observer": f"{write(tmp_path, 'target.py', TARGET)}:Target"}
     accuracies = [entry["test_accuracy"] for entry in run(2, keys).history]

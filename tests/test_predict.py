@@ -157,6 +157,7 @@ def test_predictions_are_the_models_outputs_by_id(organisations: Organisations) 
     assert found["rows"] == len(ids)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["prediction", "parties", "id"])
 def test_an_id_column_that_is_called_as_another_of_ours_is_id(name: str, tmp_path: Path) -> None:
     features = np.random.default_rng(0).standard_normal((60, 2))
@@ -211,6 +212,7 @@ def test_columns_in_another_order_change_nothing(organisations: Organisations) -
     pd.testing.assert_frame_equal(before, after)
 
 
+@pytest.mark.nightly
 def test_regression_predicts_in_units_of_the_labels(tmp_path: Path) -> None:
     table = small(90)
     table["label"] = 5000 + 100 * table["f0"] - 40 * table["f2"]
@@ -352,6 +354,7 @@ def test_a_checkpoint_of_a_run_that_was_cut_short_predicts(tmp_path: Path) -> No
     assert not np.allclose(before["probability_1"], after["probability_1"])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("noise_seed", [-1, 0])
 def test_embeddings_are_perturbed_when_it_predicts_too(tmp_path: Path, noise_seed: int) -> None:
     organisations = cut(tmp_path, small())
@@ -397,6 +400,7 @@ def refused(organisations: Organisations, sentence: str, **keys: Any) -> str:
     return message
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "how",
     [

@@ -172,6 +172,7 @@ def test_elsewhere_there_is_one_line_an_epoch(
     assert all("validation loss" in line and "exchanges/s" in line for line in lines)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("live", [True, False])
 def test_quiet_shows_what_came_of_it_alone(
     live: bool,
@@ -186,6 +187,7 @@ def test_quiet_shows_what_came_of_it_alone(
     assert printed.out.startswith("split-nn: test accuracy")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("arguments", "titles"),
     [
@@ -229,6 +231,7 @@ def test_a_log_line_takes_the_place_of_the_live_one(terminal: Terminal) -> None:
         logger.removeHandler(handler)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("asked", "live", "lines"), [(None, False, 0), (True, False, 2), (False, True, 0)]
 )

@@ -145,6 +145,7 @@ def in_a_later_run(node: Context, **words: Any) -> Context:
 # --- what is used again -------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("method", ["psi", "ids"])
 def test_a_later_run_on_the_same_ids_is_not_aligned(tmp_path: Path, method: str) -> None:
     organisations = cut(tmp_path, small(), known=1 if method == "ids" else 0.9)

@@ -20,10 +20,11 @@ from PIL import Image
 from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data import at_party, on_disk, sources
+from vfl_flower.data import at_party, on_disk, sources, tables
 from vfl_flower.data.augmentation import augmented, crop_flip
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
 from vfl_flower.data.on_disk import LargeTable
+from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.row_file import RowFile
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.sequences import SequenceColumn
@@ -112,6 +113,32 @@ def test_a_large_table_gives_what_it_would_in_memory(
     np.testing.assert_allclose(rows, expected, rtol=1e-5)
     again = large.rows(places[::-1], preparation)  # some are not cached yet
     np.testing.assert_array_equal(again, whole.rows(places[::-1], preparation))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    path, words = tmp_path / f"table{suffix}", {"missing": "median", "text": "one-hot"}
+    write(mixed(), path)
+    places = np.random.default_rng(0).permutation(60)
+    expected, known = loaded(source_of(path, **words), places, places[:40])
+    monkeypatch.setattr(tables, "_AT_ONCE", 2 * 8 * 60)
+    own = source_of(path, **words)
+    assert isinstance(own, OwnFile)
+    read: list[int] = []
+    columns = OwnFile._read
+
+    def counted(self: OwnFile, names: list[str]) -> Any:
+        read.append(len(names))
+        return columns(self, names)
+
+    monkeypatch.setattr(OwnFile, "_read", counted)
+    rows, preparation = loaded(own, places, places[:40])
+    assert max(read) == (len(own.feature_names) if suffix == ".csv" else 2)
+    assert (preparation.numbers, preparation.texts) == (known.numbers, known.texts)
+    np.testing.assert_allclose(preparation.mean, known.mean, rtol=1e-12)
+    np.testing.assert_array_equal(rows, expected)
 
 
 def test_a_run_on_large_tables_is_that_on_small_ones(

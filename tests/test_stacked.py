@@ -22,6 +22,7 @@ from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import context as between
+from vfl_flower.party import stacked
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST, Stack
@@ -177,6 +178,18 @@ def test_what_is_not_alike_is_computed_one_by_one(
     """The first turns of all come at once, whatever delays there are then."""
     run(PARTIES, {**keys, **APART[kind], "epochs": 1})
     assert len(stacks) == (1 if kind == "delays" else 0)
+
+
+def test_parties_whose_directions_take_much_memory_are_computed_one_by_one(
+    run: Start, keys: dict[str, Any], stacks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**keys, "strategy": "cascaded", "window": 4}
+    run(PARTIES, given)
+    assert stacks and set(stacks) == {PARTIES}
+    stacks.clear()
+    monkeypatch.setattr(stacked, "_DIRECTIONS", 4 * 100)
+    run(PARTIES, given)
+    assert not stacks
 
 
 def test_few_parties_are_computed_one_by_one_and_so_bit_for_bit_as_elsewhere(

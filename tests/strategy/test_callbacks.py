@@ -106,6 +106,7 @@ def test_a_callback_reads_the_state_of_its_run(tmp_path: Path) -> None:
     assert watch.heard == ["began in run", "trained", "saved", "ended"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "ef-vfl", "frozen", "centralised"])
 def test_a_callback_stops_a_run_which_finishes_as_any_other(tmp_path: Path, strategy: str) -> None:
     stop = StopAfter(epoch=2)
@@ -122,6 +123,7 @@ def test_a_callback_stops_a_run_which_finishes_as_any_other(tmp_path: Path, stra
     assert control.history[-1]["epoch"] == 6
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "frozen", "centralised", "local-only"])
 def test_a_run_that_is_stopped_between_evaluations_is_evaluated_a_last_time(
     tmp_path: Path, strategy: str
@@ -133,6 +135,7 @@ def test_a_run_that_is_stopped_between_evaluations_is_evaluated_a_last_time(
     assert entry["epoch"] < 4 and [state.last for state in stop.states] == [entry]
 
 
+@pytest.mark.nightly
 def test_a_callback_saves_a_run_that_is_resumed_from_there(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="power"):
         run(tmp_path / "run", SaveAt(2, fails=True))

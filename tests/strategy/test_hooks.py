@@ -142,6 +142,7 @@ def test_a_hook_that_leaves_out_a_reply_is_refused() -> None:
         start(First)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["train_config", "evaluate_config"])
 def test_a_configuration_reaches_a_hook_and_no_party(name: str) -> None:
     given = {name: ConfigRecord({"rate": 0.5})}
@@ -203,6 +204,7 @@ def test_local_only_stops_after_the_given_rounds_and_evaluates_its_last_top_mode
     assert all((last[name] == reported[name]).all() for name in reported)
 
 
+@pytest.mark.nightly
 def test_the_example_of_contributing_counts_uploads(run: Start, tmp_path: Path) -> None:
     file = tmp_path / "counted_uploads.py"
     named = EXAMPLES[file.name].replace("counted_uploads.py:", f"{file}:")

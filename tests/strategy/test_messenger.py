@@ -223,6 +223,7 @@ ONE_AT_A_TIME: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", ONE_AT_A_TIME, ids=str)
 def test_one_message_at_most_is_ever_in_flight_to_a_party(keys: dict[str, Any]) -> None:
     keys = {**keys, "dataset": "breast-cancer", "batch-size": 64, "epochs": 2}

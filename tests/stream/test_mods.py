@@ -84,6 +84,7 @@ def runtime(request: pytest.FixtureRequest, streamed: Streamed) -> Runtime:
     return runtimes[request.param]
 
 
+@pytest.mark.one_by_day
 def test_mods_run_around_every_message_of_a_party(
     runtime: Runtime, own_log: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +99,7 @@ def test_mods_run_around_every_message_of_a_party(
     assert len(sizes) >= messages  # also of messages that bring others
 
 
+@pytest.mark.one_by_day
 def test_without_mods_nothing_is_counted_and_the_run_is_the_same(
     runtime: Runtime, own_log: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

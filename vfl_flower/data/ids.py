@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 
 _AT_ONCE = 65536  # ids to encode at a time
+_POWERS = 10 ** np.arange(20, dtype=np.uint64)
 
 
 class WholeIds(Sequence[bytes]):
@@ -33,8 +34,19 @@ class WholeIds(Sequence[bytes]):
             yield from [b"i:%d" % number for number in self._numbers[at : at + _AT_ONCE].tolist()]
 
     def in_order(self) -> NDArray[np.int64]:
-        """Return all rows in the order of their encoded ids, [n]."""
-        return np.argsort(self._numbers.astype("S20"), kind="stable")
+        """Return all rows in the order of their encoded ids, [n].
+
+        Decimals are ordered by their digits from the left, and the shorter one comes first: so
+        numbers are compared with zeros after them. A minus comes before all digits.
+        """
+        negative = self._numbers < 0
+        size = self._numbers.astype(np.uint64)
+        size[negative] = -size[negative]  # modulo 2^64
+        digits = np.maximum(np.searchsorted(_POWERS, size, side="right"), 1)
+        if len(size) and digits.max() == len(_POWERS):  # 20 digits leave no room for zeros
+            return np.argsort(self._numbers.astype("S20"), kind="stable")
+        size *= _POWERS[len(_POWERS) - 1 - digits]
+        return np.lexsort((digits, size, ~negative))
 
 
 def chosen(ids: Sequence[bytes], rows: NDArray[Any]) -> Sequence[bytes]:

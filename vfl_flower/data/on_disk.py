@@ -26,7 +26,7 @@ from vfl_flower.data.source import Preparation, Source
 
 Array = NDArray[Any]
 
-_LARGE = 2**29  # bytes of a table in double precision; a larger table stays on disk
+_LARGE = 2**30  # bytes of a table in double precision; a larger table stays on disk
 _AT_ONCE = 2**24  # bytes of columns to process at once
 
 
@@ -190,10 +190,6 @@ class LargeTable(KeptFile):
         """Yield columns by name, as `Source.raw_columns`; read a few columns at a time."""
         for group in self._groups(self.feature_names if names is None else list(names)):
             yield from raw_columns(self._read(group)[group], places)
-
-    def _groups(self, names: list[str]) -> Iterator[list[str]]:
-        few = max(1, _AT_ONCE // (8 * self.count))
-        return (names[at : at + few] for at in range(0, len(names), few))
 
     def _some(self, names: list[str]) -> Any:
         return self._read(names)[names]

@@ -103,6 +103,21 @@ class OwnFile(Table):
         except (ValueError, OSError, NotImplementedError) as error:
             raise self._unreadable(error) from None
 
+    @cached_property
+    def count(self) -> int:
+        """Return the number of rows."""
+        import pyarrow.parquet as pq
+
+        if self._is_csv:
+            return len(self._frame)
+        rows: int = pq.read_metadata(Path(self.path).expanduser()).num_rows
+        return rows
+
+    def _some(self, names: list[str]) -> Any:
+        if self._is_csv or len(names) == len(self.feature_names):
+            return super()._some(names)
+        return self._read(names)[names]  # all columns at once would take much memory
+
     @property
     def kind_of_features(self) -> str:
         """Return the kind of the feature columns: images, sequences, or else a table."""

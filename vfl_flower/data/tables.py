@@ -33,7 +33,7 @@ from vfl_flower.data.source import Preparation, Source, scaled, scaling
 log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
-_AT_ONCE = 2**26  # bytes of columns to learn from at a time
+_AT_ONCE = 2**24  # bytes of columns to learn from at a time
 _ROWS = 65536  # rows to prepare at a time
 _MOST_VALUES = 100  # values of a text column; each becomes a column
 
@@ -200,7 +200,7 @@ class Table(Source):
 
     def _groups(self, names: list[str]) -> Iterator[list[str]]:
         """Yield these columns in groups of bounded size, since double precision takes memory."""
-        few = max(1, _AT_ONCE // (8 * len(self._frame)))
+        few = max(1, _AT_ONCE // (8 * max(1, self.count)))
         return (names[at : at + few] for at in range(0, len(names), few))
 
     def _some(self, names: list[str]) -> Any:
@@ -247,12 +247,29 @@ class Table(Source):
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""
         names = self._check_columns(preparation)
         known = set(names) == set(self.feature_names)
-        frame = (self._frame if known else self._read(names))[names]
         found = np.empty((len(places), len(preparation.mean)), np.float32)
-        for at in range(0, max(1, len(places)), _ROWS):
-            part = slice(at, at + _ROWS)
-            found[part] = self._prepare(frame.iloc[places[part]], preparation)
+        for part, columns in self._parts(preparation):
+            group = [*part.numbers, *part.texts]
+            frame = (self._some(group) if known else self._read(group))[group]
+            for at in range(0, max(1, len(places)), _ROWS):
+                rows = slice(at, at + _ROWS)
+                found[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
         return found
+
+    def _parts(self, preparation: Preparation) -> Iterator[tuple[Preparation, slice]]:
+        """Yield the preparation of a group of columns, and their places in the prepared rows."""
+        names = [*preparation.numbers, *preparation.texts]
+        if len(list(self._groups(names))) == 1:
+            yield preparation, slice(None)
+            return
+        mean, deviation, end = preparation.mean, preparation.deviation, 0
+        for group in self._groups(list(preparation.numbers)):
+            part = slice(end, end := end + len(group))
+            medians = {name: preparation.numbers[name] for name in group}
+            yield Preparation(medians, {}, mean[part], deviation[part]), part
+        if preparation.texts:
+            part = slice(end, None)
+            yield Preparation({}, preparation.texts, mean[part], deviation[part]), part
 
     def raw_columns(
         self, places: Array, names: Sequence[str] | None = None
@@ -260,7 +277,9 @@ class Table(Source):
         """Yield columns by name, as `Source.raw_columns`."""
         wanted = self.feature_names if names is None else list(names)
         known = set(wanted) <= set(self.feature_names)
-        yield from raw_columns((self._frame if known else self._read(wanted))[wanted], places)
+        for group in self._groups(wanted):
+            frame = self._some(group) if known else self._read(group)
+            yield from raw_columns(frame[group], places)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
@@ -323,6 +342,11 @@ class Table(Source):
     @abstractmethod
     def _read(self, names: list[str]) -> Any:
         """Return a pandas frame of these columns, and perhaps others."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return len(self._frame)
 
     @cached_property
     def _frame(self) -> Any:

@@ -145,7 +145,7 @@ class HeldOut:
         ----------
         copies : the validation rows with subsets of their parties, if training uses subsets.
         """
-        outputs, first = top(self.table.rows), self.validation
+        outputs, first = outputs_of(top, self.table.rows), self.validation
         rows, labels = self.table.rows[first:], self.labels[first:]
         validation = self._validated(top, outputs[:first], loss, copies) if first else None
         test = metrics(outputs[first:], labels, self.deviation, loss.own, self.more)
@@ -156,8 +156,7 @@ class HeldOut:
             known, present = rows[:, : rows.shape[1] - parties], rows[:, rows.shape[1] - parties :]
 
             def outputs_by(used: Tensor) -> Tensor:
-                of_used: Tensor = top(torch.cat([known, used], 1))
-                return of_used
+                return outputs_of(top, torch.cat([known, used], 1))
 
             test = replace(test, subsets=by_subset(outputs_by, present, labels, self.deviation))
         return validation, test
@@ -172,12 +171,20 @@ class HeldOut:
         the models differ between epochs. Other figures are corrected for noise too.
         """
         labels = self.labels[: self.validation]
-        said = outputs if copies is None else top(copies.h)
+        said = outputs if copies is None else outputs_of(top, copies.h)
         losses = row_losses(loss, said, labels, copies)
         found = metrics(outputs, labels, self.deviation, loss.own)
         check_finite(mean := losses.mean())
         found = replace(found, loss=mean.item())
         return corrected(found, outputs, labels, self.label_noise)
+
+
+_AT_ONCE = 2**14  # rows to evaluate at once, so that hidden units of millions fit in memory
+
+
+def outputs_of(top: TopModel, rows: Tensor) -> Tensor:
+    """Return the outputs [R, C] of the top model, some rows at a time."""
+    return torch.cat([top(part) for part in rows.split(_AT_ONCE)])
 
 
 BACKGROUND = 100

@@ -208,10 +208,22 @@ class WindowTable(Table):
         most: int,
     ) -> None:
         self._own, self._width = own, np.asarray(own[:0]).shape[1]
+        self._ids: dict[int, Ids] = {}  # party -> rows of its latest upload
         super().__init__(columns, np.zeros((most, self._width), np.float32), device)
 
     def take(self, window: Window) -> Tensor:
-        """Return the rows of the latest window, which all parties have uploaded."""
+        """Return the rows of the latest window.
+
+        Raises
+        ------
+        VflError
+            If a party's latest upload has other rows.
+        """
+        if not all(np.array_equal(self._ids.get(party, ()), window.ids) for party in self.columns):
+            raise VflError(
+                "A synchronous run answers a window that all parties have uploaded, and this one "
+                "has other rows. Gather the window of the arrivals, whole."
+            )
         rows = self.rows[: len(window.ids)]
         if self._width:
             own = torch.from_numpy(np.asarray(self._own[window.ids]))
@@ -219,7 +231,12 @@ class WindowTable(Table):
         return rows
 
     def _put(self, party: int, window: Window, rows: Tensor) -> None:
+        if len(rows) > len(self.rows):
+            raise VflError(
+                f"sent {len(rows)} rows, but the sampling's `most_rows` allows {len(self.rows)}."
+            )
         self._of[party][: len(rows)] = rows
+        self._ids[party] = window.ids
 
     def ids_of(self, party: int) -> Ids:
         """Return the ids of all rows, which every party has."""

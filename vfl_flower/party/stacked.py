@@ -41,6 +41,7 @@ FEWEST = 16
 _BY_ENTRY = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Optimizers that step each entry of a parameter separately."""
 _MOST = 128  # parties of a stack: more would exceed the processor's cache
+_DIRECTIONS = 2**25  # numbers in the directions of a stack: 128 MB
 
 
 def train(turns: Sequence[StackedTurn]) -> None:
@@ -53,10 +54,11 @@ def train(turns: Sequence[StackedTurn]) -> None:
     for turn in turns:
         groups[turn.kind].append(turn)
     for kind, group in groups.items():
-        parts = -(-len(group) // _MOST)
+        most = 1 if kind is None else _most(group[0])
+        parts = -(-len(group) // most)
         for part in range(parts):
             mine = group[part * len(group) // parts : (part + 1) * len(group) // parts]
-            if kind is None or len(mine) < FEWEST:
+            if len(mine) < FEWEST:
                 for turn in mine:
                     turn.alone()
             else:
@@ -159,6 +161,16 @@ def _kind(party: Party) -> Hashable:
             )
         )
     return party.in_process.kind or None
+
+
+def _most(turn: StackedTurn) -> int:
+    """Return how many such parties fit into a stack; a zeroth-order window draws [S, M, d]."""
+    party, orders = turn.party, [turn.order, turn.party.pending and turn.party.pending.order]
+    if not isinstance(party.estimator, ZerothOrder):
+        return _MOST
+    steps = max((each.steps for each in orders if isinstance(each, TrainOrder)), default=1)
+    size = sum(p.numel() for p in trained(party.learner.model).values())
+    return min(_MOST, max(1, _DIRECTIONS // (steps * size)))
 
 
 @lru_cache(maxsize=64)

@@ -31,7 +31,7 @@ class ScheduleConfig:
         basic=True,
         auto="1 in process. Elsewhere it grows while the loss falls steadily: to 8 under Ray, and "
         "to 16 between nodes. Zeroth order: 16, and 16 to 64. Over streams, measured times choose "
-        "the longest, up to 32.",
+        "the longest, up to 32, or 64 for zeroth order.",
         least=1,
         related=("max-delay", "transport"),
     )

@@ -13,6 +13,7 @@ from vfl_flower.label_holder.assessment import threshold
 from vfl_flower.label_holder.assessment.form import Scored
 from vfl_flower.label_holder.assessment.segments import of_columns
 from vfl_flower.label_holder.calibration import probabilities
+from vfl_flower.label_holder.held_out import outputs_of
 from vfl_flower.label_holder.label_holder import LabelHolder
 
 log = logging.getLogger("flwr")
@@ -31,7 +32,7 @@ def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
     held_out, options = holder.held_out, holder.config.assessment
     first, known = held_out.validation, held_out.labels.cpu().numpy()
     holder.top.eval()
-    outputs = holder.top(held_out.table.rows).cpu()
+    outputs = outputs_of(holder.top, held_out.table.rows).cpu()
     holder.top.train()
     if labels.classes:
         said = probabilities(outputs, held_out.calibration)
