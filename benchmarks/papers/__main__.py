@@ -227,6 +227,8 @@ class Runs:
         wanted = {}
         for seed, name in product(range(seeds), self.names):
             job = self._jobs[name]
+            if job.seeds is not None and seed >= job.seeds:
+                continue
             trial = self._trial.get(job.like or name)
             keys = job.keys if trial is None else tuning.rates(job, trial)
             wanted[name, seed] = job, {**keys, **self.more, **_seeded(seed)}

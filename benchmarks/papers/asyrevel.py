@@ -173,7 +173,6 @@ def share_of_time(history: History) -> float | None:
 SENT = {
     "bytes up a step": lambda history: history[-1]["bytes_up"] / history[-1]["steps"],
     "bytes down a step": lambda history: history[-1]["bytes_down"] / history[-1]["steps"],
-    "ms a step": lambda history: 1000 * history[-1]["seconds"] / history[-1]["steps"],
 }
 TIMES = {"virtual seconds": last("virtual_seconds"), "training loss": last("train_loss")}
 ROWS = {

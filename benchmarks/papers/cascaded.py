@@ -65,7 +65,7 @@ def systems(data: Data) -> dict[str, Job]:
             half = width == WIDTHS[-1] and keys["epochs"] == ZEROTH_ORDER["epochs"]
             rates = {rate: keys[rate] / (1 + half) for rate in ("party-lr", "server-lr")}
             wide = {**common, **keys, **rates, "top-hidden": width}
-            made[f"width {width} | {name}"] = Job(NUMBERS[0], wide, like)
+            made[f"width {width} | {name}"] = Job(NUMBERS[0], wide, like, seeds=3)
     return {
         f"{variant} | {name}": made[f"{variant} | {name}"] for variant in PANELS for name in SYSTEMS
     }

@@ -42,11 +42,13 @@ class Job:
     ----------
     like : name of the job whose tuned rates this one takes, such as its variant without noise.
         By default, its own are tuned, if the row's are.
+    seeds : at most so many of the row's seeds; None is all.
     """
 
     parties: int
     keys: Keys
     like: str = ""
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
