@@ -125,7 +125,6 @@ ROWS = {
         },
         (Picture("epoch", "gradient_norm", "epochs", "squared norm of the gradient"), BY_BYTES),
         training="gradient",
-        seeds=3,
     ),
     "ef-vfl-fig5": Row(
         "MNIST: private and shared labels",
@@ -155,6 +154,5 @@ ROWS = {
             **MEGABYTES,
         },
         (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
-        seeds=3,
     ),
 }
