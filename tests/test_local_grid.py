@@ -16,6 +16,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport import local
 from vfl_flower.transport.local import LocalGrid, delay_seconds
 from vfl_flower.transport.messages import EvaluateOrder, TrainOrder
 from vfl_flower.transport.wire import to_message
@@ -331,3 +332,25 @@ def test_evaluations_of_an_asynchronous_run_with_delays_are_no_more_than_asked_f
     keys = {**FAST, "strategy": "vafl", "delay": "exponential", "eval-every": 0.25, "epochs": 4}
     found = [entry["epoch"] for entry in run(3, keys).history]
     assert found[-1] == 4 and 8 <= len(found) <= 16
+
+
+def test_a_synchronous_run_that_ends_between_two_evaluations_answers_no_party_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A party that answers an evaluation first waits for the others, without validation too."""
+    monkeypatch.setattr(local, "_TAKES_TIME", (*local._TAKES_TIME, "evaluate"))
+    answered: list[int] = []
+    answer = LabelHolder.answer
+
+    def counted(holder: LabelHolder, arrivals: Any) -> Any:
+        answered.append(len(arrivals))
+        return answer(holder, arrivals)
+
+    monkeypatch.setattr(LabelHolder, "answer", counted)
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 3, "delay": "straggler"}
+    config = resolve({**keys, "strategy": "split-nn"})
+    strategy = strategy_of(config)(config, load_labels(config))
+    grid = LocalGrid(client_app.app, 3, keys, config)
+    strategy.start(grid, num_rounds=2)
+    assert answered and set(answered) == {3}
+    assert len({record.steps for record in strategy.run.records}) == 1

@@ -345,3 +345,10 @@ def test_optimizer(name: str, kind: type, momentum: float | None) -> None:
     assert isinstance(optimizer, kind)
     assert optimizer.param_groups[0]["lr"] == 0.25
     assert optimizer.param_groups[0].get("momentum") == momentum
+
+
+@pytest.mark.parametrize("classes", [3, 1500])
+def test_a_target_is_one_at_its_class_however_many_there_are(classes: int) -> None:
+    found = Loss().targets(torch.tensor([0, classes - 1, 1]), classes)
+    assert found.dtype == torch.float32 and found.shape == (3, classes)
+    assert found.nonzero().tolist() == [[0, 0], [1, classes - 1], [2, 1]]

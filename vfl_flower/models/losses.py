@@ -83,6 +83,8 @@ class Loss:
             return labels
         if outputs == 1:
             return labels.to(torch.float32)[:, None]
+        if outputs > _FEW:
+            return functional.one_hot(labels, outputs).to(torch.float32)
         return _unit_rows(outputs, labels.device).index_select(0, labels)
 
     def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
@@ -125,6 +127,9 @@ class Loss:
     def _other(self, outputs: Tensor) -> float:
         """Return the probability that a label names one given false class."""
         return (1 - self.kept) / max(1, outputs.shape[1] - 1)
+
+
+_FEW = 1000  # classes, whose unit rows take 4 MB
 
 
 @lru_cache(maxsize=4)
