@@ -10,8 +10,8 @@ the directions.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
+from random import Random
 
 import torch
 from torch import Tensor
@@ -45,7 +45,8 @@ class Czofo(FirstOrder):
         """Answer differences at the top model that the windows met; then step by its gradient."""
         answers: dict[int, Blocks] = {}
         for arrival in arrivals:
-            seeds = [secrets.randbits(63) for _ in arrival.window.lengths]
+            random = Random(end.key + b"|%d" % arrival.party)
+            seeds = [random.getrandbits(63) for _ in arrival.window.lengths]
             seed = torch.tensor(seeds)
             h, labels = end.gather(arrival.window)
             mine, found = end.columns[arrival.party], []

@@ -46,7 +46,7 @@ METHODS: dict[str, Keys] = {
     "VAFL": {"strategy": "vafl", "party-lr": 0.1, "server-lr": 0.1, "window": 8},
     "VFL-CZOFO": {
         **{"strategy": "vafl", "estimator": f"{HERE}/czofo.py:Czofo", "window": 8},
-        **{"party-lr": 0.05, "server-lr": 0.1},
+        **{"party-lr": 0.02, "server-lr": 0.1},
     },
     "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 0.001, "server-lr": 0.01, "window": 16},
 }
