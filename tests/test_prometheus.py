@@ -101,13 +101,14 @@ class Scrape(Callback):
 
 
 def is_free(port: int) -> bool:
-    """Return whether another service could listen, and no thread of the last one is left."""
-    names = [each.name for each in threading.enumerate() if "_run" in each.name]
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return not names
-    except OSError:
-        return False
+    """Return whether nobody listens there, and no thread of the last service is left.
+
+    Another process may have the port for a moment, as its own end of a connection. So this does
+    not bind it.
+    """
+    names = [each.name for each in threading.enumerate() if each.name == "serving"]
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) != 0 and not names
 
 
 # --- the numbers --------------------------------------------------------------------------------
