@@ -158,7 +158,6 @@ def test_nothing_released_is_nothing_spent(kind: str) -> None:
     assert accountant.get_privacy_spent() == PrivacySpent(0.0, DELTA, 0, kind)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["pld", "gdp"])
 def test_what_is_spent_is_at_the_configured_delta_unless_another_is_given(kind: str) -> None:
     accountant = with_some(kind)

@@ -194,7 +194,6 @@ def test_a_model_that_is_saved_and_loaded_says_the_same(tmp_path: Path) -> None:
         vfl_flower.load(tmp_path)
 
 
-@pytest.mark.nightly
 def test_without_a_folder_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,7 +432,6 @@ def test_baselines_say_that_they_keep_no_model(keys: dict[str, Any], tmp_path: P
             use()
 
 
-@pytest.mark.nightly
 def test_lists_are_arrays_and_equal_indexes_agree() -> None:
     expected = vfl_flower.train(ONCE, PARTS, Y).history[-1]["test_loss"]
     names = [f"row {number}" for number in range(len(X))]
@@ -462,7 +460,6 @@ def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
         log.setLevel(before)
 
 
-@pytest.mark.nightly
 def test_new_rows_must_have_the_columns_of_training() -> None:
     model = vfl_flower.train(KEYS, PARTS, Y)
     with pytest.raises(VflError, match="has 9 columns"):
@@ -487,7 +484,6 @@ def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
     assert said[0].startswith("epsilon is 4 in all: 4 by draws of one person's label")
 
 
-@pytest.mark.nightly
 def test_keyword_options_equal_a_dict_in_either_order() -> None:
     rate = np.float64(0.05)
     once: dict[str, Any] = {name.replace("-", "_"): ONCE[name] for name in ONCE}

@@ -121,7 +121,6 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         np.savez(new, **arrays)
 
 
-@pytest.mark.nightly
 def test_an_option_that_an_older_version_did_not_have_is_its_default(folder: Path) -> None:
     unpack("psi", folder)
     rewrite(folder / "run/checkpoint.npz", lambda options: options.pop("lr-schedule"))
@@ -238,7 +237,6 @@ def test_predictions_by_perturbed_embeddings_are_counted_on(folder: Path) -> Non
     assert predicted("perturbed")["epsilon"] < second  # the control: as the first
 
 
-@pytest.mark.nightly
 def test_a_party_counts_on_how_often_it_uploaded_a_row(folder: Path) -> None:
     def upload(most: int) -> None:
         unpack("psi", folder)
@@ -276,7 +274,6 @@ def test_labels_that_were_drawn_spend_nothing_more_and_another_epsilon_the_sum(
     assert draws_of_a_data_set(1.0) == 4.0 + 1.0
 
 
-@pytest.mark.nightly
 def test_the_second_count_of_draws_knows_what_the_deleted_file_knew(folder: Path) -> None:
     unpack("labels", folder)
     (folder / "home/labels.draws").unlink()

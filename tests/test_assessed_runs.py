@@ -287,7 +287,6 @@ def test_a_threshold_that_does_not_fit_the_labels_is_refused_before_training() -
         vfl_flower.train([x[:150, :5], x[:150, 5:]], y[:150], threshold="f1")
 
 
-@pytest.mark.nightly
 def test_labels_of_one_class_are_not_assessed_and_missing_labels_get_a_sentence(
     organisations: Organisations, by_region: dict[str, Any]
 ) -> None:

@@ -213,7 +213,7 @@ COVERED: dict[str, tuple[Callable[..., dict[str, Figure]], Draw, int, int]] = {
 }
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", COVERED)
 def test_intervals_of_95_percent_have_the_figure_about_95_percent_of_the_time(name: str) -> None:
     hits, of_half = covered(*COVERED[name])

@@ -222,7 +222,7 @@ def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
     assert tap.embeddings.any()
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("fault", [refuses, answers_in_vain])
 def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
     keys = {**SHORT, **FEEDBACK, "epochs": 6, "on-party-failure": "continue", "strategy": "vafl"}

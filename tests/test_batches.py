@@ -330,7 +330,6 @@ def test_of_a_row_that_a_poisson_window_has_twice_the_last_embedding_counts() ->
     assert (holder.table.of(0) == 0).all()
 
 
-@pytest.mark.nightly
 @given(
     lengths=hnp.arrays(np.int32, 3, elements=st.integers(-2, 6) | st.integers(-(2**31), 2**31 - 1)),
     ids=hnp.arrays(np.int32, st.integers(0, 12), elements=st.integers(-1, 10)),

@@ -300,7 +300,7 @@ def tops(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_fedbcd_with_one_local_step_is_split_learning_after_every_step(
     optimizer: str, tops: list[torch.Tensor], run: Start
@@ -369,7 +369,6 @@ def test_fedbcd_refuses_what_it_is_not(keys: dict[str, Any], sentence: str) -> N
         resolve({**BCD_KEYS, "estimator": BCD, "local-steps": 5, **keys})
 
 
-@pytest.mark.nightly
 def test_fedbcd_needs_parties_in_step(run: Start) -> None:
     keys = {**BCD_KEYS, "estimator": BCD, "strategy": "vafl-t", "quorum": 2}
     with pytest.raises(ConfigError, match="Choose a synchronous strategy"):

@@ -213,7 +213,6 @@ def test_predict_serve_and_python_give_calibrated_probabilities(
     np.testing.assert_allclose(scored, expected[:20, 1], atol=1e-6)
 
 
-@pytest.mark.nightly
 def test_a_grown_run_fits_anew_and_an_older_checkpoint_has_no_calibration(
     weighted: tuple[Finished, Array], run: Start
 ) -> None:

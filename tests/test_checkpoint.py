@@ -153,7 +153,7 @@ def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
     assert checkpoint.load(folder).finished and checkpoint.load(folder).number > number
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("labels", ["private", "shared"])
 def test_a_run_cut_before_its_first_step_begins_its_surrogates_again(
     tmp_path: Path, labels: str
@@ -167,7 +167,6 @@ def test_a_run_cut_before_its_first_step_begins_its_surrogates_again(
     assert_equal_runs(resumed(tmp_path / "cut", **{"checkpoint-every": 20}), whole)
 
 
-@pytest.mark.nightly
 def test_it_ends_so_however_it_was_kept(tmp_path: Path) -> None:
     keys = {**CANCER, "epochs": 3}
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
@@ -217,7 +216,7 @@ def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
     assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("align", ["psi", "any"])
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl"])
 @pytest.mark.parametrize("target", ["classification", "regression"])
@@ -334,7 +333,6 @@ class Away:
         return reply
 
 
-@pytest.mark.nightly
 def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Path) -> None:
     keys = {**CANCER, "strategy": "vafl", "on-party-failure": "continue", "epochs": 6}
     keys |= {"party-lr": 0.2, "server-lr": 0.2}
@@ -466,7 +464,7 @@ def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path
     fails(folder, r"releases.journal is .*, and without it nobody knows what this run has released")
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [{}, {"sampling": "poisson"}, {"estimator": "zeroth-order"}])
 def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str, Any]) -> None:
     keys = {**CANCER, "strategy": "vafl", "privacy": "perturbed-embedding", "epochs": 3, **keys}

@@ -213,7 +213,6 @@ def test_help_waits_for_no_heavy_import() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.nightly
 def test_listing_is_plain_lines_where_it_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,7 +219,7 @@ def test_bfloat16_is_torch_s_and_rounds_to_eight_bits(each: list[Vector]) -> Non
         assert (np.abs(found.astype(np.float64) - v) <= rounding).all()
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("codec", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
 @given(vectors(MODERATE))
 def test_what_has_been_rounded_is_not_rounded_again(codec: Codec, each: list[Vector]) -> None:
@@ -229,7 +229,6 @@ def test_what_has_been_rounded_is_not_rounded_again(codec: Codec, each: list[Vec
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.nightly
 @given(vectors(st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_identity_changes_no_bit(each: list[Vector]) -> None:
     for v, found in zip(each, decoded(IDENTITY, each, encoded(IDENTITY, each)), strict=True):

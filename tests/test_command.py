@@ -144,7 +144,6 @@ def test_interrupted_command_saves_what_was_trained(
     assert finished.parameters("top")
 
 
-@pytest.mark.nightly
 def test_list_prints_every_system_and_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--all"]) == 0
     text = capsys.readouterr().out

@@ -98,7 +98,6 @@ def test_an_existing_folder_is_never_written_over(folder: Path) -> None:
         compare(3, {**COMMON, "out": str(folder)}, [{"strategy": "vafl"}], 0.9)
 
 
-@pytest.mark.nightly
 def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> None:
     runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "cascaded", "party-lr": 1e6}]
     with pytest.raises(Exception, match="Lower the learning rates"):
@@ -107,7 +106,7 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
     assert table(tmp_path / "out").splitlines()[1].startswith("vafl ")
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "names"),
     [

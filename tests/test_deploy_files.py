@@ -97,7 +97,6 @@ def test_the_linter_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
 # --- compose ------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
 def test_the_compose_file_follows_the_specification(tmp_path: Path) -> None:
     schema = ("--builtin-schema", "vendor.compose-spec")
     found = ran("check-jsonschema", *schema, DEPLOY / "compose.yaml")

@@ -228,7 +228,7 @@ def test_a_full_disk_elsewhere_is_a_sentence_of_the_command(
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["said.csv", "said.parquet"])
 def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> None:
     run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
@@ -412,7 +412,7 @@ def killed_before_the_results() -> Iterator[None]:
         yield
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("every", [0, 7])
 @pytest.mark.parametrize("failed_before", [False, True])
 def test_results_that_were_not_written_are_without_training(

@@ -245,7 +245,6 @@ def test_a_model_warns_of_drift_and_not_of_new_people(trained: Trained, tmp_path
     assert found["columns"] == {party: {"moderate": 0, "large": 0} for party in "01"}
 
 
-@pytest.mark.nightly
 def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(
     tmp_path: Path,
 ) -> None:
@@ -400,7 +399,6 @@ def test_a_table_on_the_disk_has_the_same_raw_columns(
 # --- a service ----------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
 def test_a_service_counts_each_row_once_and_tells_of_drift(
     trained: Trained, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -485,7 +485,6 @@ def test_the_first_uploads_are_the_compressed_embeddings_of_the_first_models() -
         torch.testing.assert_close(strategy.run.holder.table.of(party), found)
 
 
-@pytest.mark.nightly
 def test_a_first_upload_of_noisy_embeddings_counts() -> None:
     noisy = {"privacy": "perturbed-embedding", "strategy": "ef-vfl", "dataset": "breast-cancer"}
     keys = {**ALL_ROWS, **noisy, "epochs": 2}
@@ -507,7 +506,7 @@ def over_the_wire(state: RecordDict) -> RecordDict:
     return recorddict_from_proto(recorddict_to_proto(state))
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("passed_on", [pickled, over_the_wire])
 @pytest.mark.parametrize(
     "keys",

@@ -113,7 +113,7 @@ def as_in_scikit_learn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(Explanation, "permutation", permutation)
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("dataset", METRICS)
 def test_importance_is_that_of_scikit_learn_on_joined_data_with_the_same_permutations(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -423,7 +423,6 @@ def test_a_training_file_that_has_changed_has_no_test_rows(people: Any) -> None:
         people.labels.write_bytes(before)
 
 
-@pytest.mark.nightly
 def test_the_command_prints_a_table(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(plain), "--repeats", "2"]) == 0
     said = capsys.readouterr().out

@@ -123,7 +123,7 @@ def test_a_handler_of_the_callers_own_stays(tmp_path: Path) -> None:
     assert came == [signal.SIGINT]
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
@@ -146,7 +146,6 @@ def test_the_command_says_how_to_go_on(
     assert main(["run", "-c", f"resume='{folder}'"]) == 0
 
 
-@pytest.mark.nightly
 def test_the_command_names_the_last_checkpoint_of_a_run_that_keeps_none_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

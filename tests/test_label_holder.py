@@ -559,7 +559,6 @@ def test_nothing_is_sent_of_own_columns(run: Start, monkeypatch: pytest.MonkeyPa
     assert beside["test_loss"] != without["test_loss"]
 
 
-@pytest.mark.nightly
 def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"epochs": 2}
     give_columns(monkeypatch, keys)
@@ -569,7 +568,6 @@ def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-4)
 
 
-@pytest.mark.nightly
 def test_alone_is_one_party_or_the_label_holder_by_itself(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

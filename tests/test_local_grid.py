@@ -200,7 +200,7 @@ def test_synchronous_rounds_take_as_long_as_their_slowest_party(
     assert finished.history[0]["virtual_seconds"] == pytest.approx(after_one_epoch, abs=1e-3)
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("delay", ["poisson", "exponential"])
 def test_the_fewer_parties_are_waited_for_the_sooner_the_same_work_is_done(
     run: Start, delay: str

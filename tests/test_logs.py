@@ -212,7 +212,7 @@ class Stop(Callback):
         raise VflError("stopped")
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("resumed", [None, "text"])
 def test_a_resumed_run_keeps_or_changes_the_format(
     resumed: str | None, tmp_path: Path, written: io.StringIO

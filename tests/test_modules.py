@@ -147,7 +147,7 @@ FORGETFUL: Any = forgetful
 BY_DAY = ("momentum, windows", "two-sided pairs", "a top model of one's own")
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", [name if name in BY_DAY else nightly(name) for name in SYSTEMS])
 def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run: Start) -> None:
     keys = own("Normal", **{"model-args": "drop=0.3", **SYSTEMS[name]})
@@ -462,7 +462,6 @@ def test_what_a_model_makes_later_ends_the_run_and_loses_nothing(
     assert "Party 0" in json.loads((out / "summary.json").read_text())["failure"]
 
 
-@pytest.mark.nightly
 def test_a_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path: Path) -> None:
     keys = {**CANCER, "checkpoint-every": 4, "epochs": 3}
     words = [{"model": f"{TOWERS}:plain", "model-args": "hidden=7"}, {}]
@@ -729,7 +728,7 @@ def test_towers_that_nodes_name_give_over_streams_what_they_give_in_process(tmp_
     pd.testing.assert_frame_equal(pd.read_csv(said), expected, atol=1e-5)
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
 def test_the_example_of_a_loss_serves_two_classes_and_more(
     dataset: str, tmp_path: Path, run: Start

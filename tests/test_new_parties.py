@@ -154,7 +154,6 @@ def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> N
     assert torch.equal(now(given), then(torch.cat([h, features], 1)))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("combine", ["concat", nightly("mean"), nightly("sum")])
 @pytest.mark.parametrize("own", [nightly(0), 3])
 def test_before_it_learns_a_run_measures_the_earlier_model(
@@ -186,7 +185,7 @@ SYSTEMS: list[Any] = [
 ]
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
 def test_frozen_parties_stay_as_they_were_and_others_learn(
     three: Organisations, system: dict[str, Any]
@@ -224,7 +223,6 @@ def test_what_a_frozen_model_keeps_besides_parameters_stays_too(tmp_path: Path) 
             assert all(same) if freeze else not any(same)
 
 
-@pytest.mark.nightly
 def test_new_rows_are_prepared_as_before_and_have_the_earlier_classes(tmp_path: Path) -> None:
     table = cancer()
     table["label"] = np.where(table["label"] == 1, "good", "bad")
@@ -435,7 +433,6 @@ def test_another_optimizer_does_not_begin_with_the_rates_of_the_earlier_run(
     assert other["party-lr"] == other["server-lr"] == RATES["adam"]
 
 
-@pytest.mark.nightly
 def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_path: Path) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 2, "combine": "mean", "batch-size": 64}
     then = run(2, keys)
@@ -602,7 +599,6 @@ def test_what_cannot_begin_so_is_one_sentence_before_training(
     )
 
 
-@pytest.mark.nightly
 def test_fewer_parties_or_an_unfinished_run_are_refused(
     three: Organisations, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,7 +227,6 @@ def test_the_best_epoch_is_that_of_the_corrected_loss(
     assert control["test_accuracy"] < summary["test_accuracy"] - 0.04
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("fraction", [0.0, nightly(0.2)])
 def test_the_party_that_alone_publishes_follows_from_noisy_labels(
     run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float

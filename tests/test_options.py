@@ -176,7 +176,6 @@ def test_every_name_is_explained_in_panels_on_a_terminal(
         assert f"╭─ {name} " in text
 
 
-@pytest.mark.nightly
 def test_an_explanation_says_what_decides_a_default(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(printed(["epochs"], capsys).split())
     assert "default auto" in text and "60 with fewer than 1000" in text

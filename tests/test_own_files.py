@@ -96,7 +96,6 @@ def test_other_systems_run_on_files(tmp_path: Path, run: Start, strategy: str) -
         np.testing.assert_allclose(parameters, expected[name], atol=1e-5, err_msg=name)
 
 
-@pytest.mark.nightly
 def test_the_label_holders_columns_are_those_that_joined_trains_on(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(rows=250), parties=2, own=10)
     ours = organisations.run("ours", {**SHORT, "window": 1, "noise-seed": 0})

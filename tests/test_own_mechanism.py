@@ -135,7 +135,6 @@ class Once(Accountant):
 SCALARS = {**SMALL, "strategy": "cascaded", "top-model": "sum", "embedding-size": "auto"}
 
 
-@pytest.mark.nightly
 def test_a_mechanism_of_ones_own_trains_and_its_epsilon_is_reported(
     run: Start, tmp_path: Path
 ) -> None:

@@ -347,7 +347,7 @@ def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], s
 TINY: dict[str, Any] = {**QUICK, "presence": 0.3, "batch-size": 2, "window": 1, "epochs": 1}
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "system",
     [

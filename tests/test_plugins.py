@@ -208,7 +208,7 @@ def test_rademacher_directions_are_the_same_in_a_stack_and_in_parts(
         assert torch.equal(torch.cat([part.view(-1) for part in parts]), stacked[step])
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_rows_that_a_mini_batch_has_twice_are_trained_on_twice(
     quorum: int, run: Start, tmp_path: Path
@@ -448,7 +448,6 @@ def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) ->
         np.testing.assert_array_equal(finished.parameters("top")[name], values)
 
 
-@pytest.mark.nightly
 def test_the_command_takes_what_is_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

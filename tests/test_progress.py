@@ -162,7 +162,6 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end(
     assert all(len(line) < 80 for line in terminal.drawn)
 
 
-@pytest.mark.nightly
 def test_elsewhere_there_is_one_line_an_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +172,7 @@ def test_elsewhere_there_is_one_line_an_epoch(
     assert all("validation loss" in line and "exchanges/s" in line for line in lines)
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("live", [True, False])
 def test_quiet_shows_what_came_of_it_alone(
     live: bool,
@@ -188,7 +187,7 @@ def test_quiet_shows_what_came_of_it_alone(
     assert printed.out.startswith("split-nn: test accuracy")
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("arguments", "titles"),
     [

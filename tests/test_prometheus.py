@@ -10,7 +10,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from vfl_flower.label_holder import results
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.prometheus import Prometheus
 from vfl_flower.launch.engines import Finished, run_local, run_ray, run_supernodes
+from vfl_flower.launch.processes import reserved_port
 from vfl_flower.transport.nodes.certificates import self_signed
 
 GUIDE = Path(__file__).parent.parent / "docs" / "how-to" / "monitor.md"
@@ -40,11 +41,10 @@ def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        found: int = server.getsockname()[1]
-    return found
+def port() -> Iterator[int]:
+    """A port that nobody listens on, and that nobody else is given."""
+    with reserved_port() as found:
+        yield found
 
 
 @pytest.fixture
@@ -101,13 +101,14 @@ class Scrape(Callback):
 
 
 def is_free(port: int) -> bool:
-    """Return whether another service could listen, and no thread of the last one is left."""
-    names = [each.name for each in threading.enumerate() if "_run" in each.name]
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return not names
-    except OSError:
-        return False
+    """Return whether nobody listens there, and no thread of the last service is left.
+
+    Another process may have the port for a moment, as its own end of a connection. So this does
+    not bind it.
+    """
+    names = [each.name for each in threading.enumerate() if each.name == "serving"]
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) != 0 and not names
 
 
 # --- the numbers --------------------------------------------------------------------------------

@@ -220,7 +220,6 @@ def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
     assert_same(ours, load_arrays(state, "model"))
 
 
-@pytest.mark.nightly
 @given(named_arrays)
 def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
     ours: dict[str, AnyArray],

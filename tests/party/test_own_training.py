@@ -106,7 +106,6 @@ def test_a_party_that_says_otherwise_than_when_the_run_began_does_not_go_on(node
     assert asked(context, train(2, epoch=1, gradient=gradient())).exchange == 2
 
 
-@pytest.mark.nightly
 def test_the_others_are_trained_as_the_run_says(tmp_path: Path) -> None:
     still: dict[str, Any] = {"party-lr": 0.0}
 

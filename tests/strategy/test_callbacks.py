@@ -106,7 +106,7 @@ def test_a_callback_reads_the_state_of_its_run(tmp_path: Path) -> None:
     assert watch.heard == ["began in run", "trained", "saved", "ended"]
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "ef-vfl", "frozen", "centralised"])
 def test_a_callback_stops_a_run_which_finishes_as_any_other(tmp_path: Path, strategy: str) -> None:
     stop = StopAfter(epoch=2)

@@ -93,7 +93,7 @@ def listening(app: ASGIApp, serving: ServingConfig) -> Iterator[str]:
         ) from None
     server = uvicorn.Server(config)
     with _bound(host, port, serving.serve_address) as bound:
-        thread = Thread(target=_run, args=(server, bound), daemon=True)
+        thread = Thread(target=_run, args=(server, bound), name="serving", daemon=True)
         thread.start()
         while thread.is_alive() and not server.started:
             thread.join(0.01)
