@@ -111,7 +111,8 @@ def test_a_cell_has_the_95_percent_interval_of_the_mean() -> None:
     assert text == f"0.75 ± {(high - low) / 2:.2g}" and figures["by_seed"] == values
     hundreds = page.figure(last("test_accuracy", 1000), [run(each) for each in (0.5, 0.75)])
     assert hundreds[0] == "625 ± 1600"  # and not 1.6e+03
-    assert page.figure(last("test_accuracy"), [run(0.5), []]) == ("diverges", {})
+    assert page.figure(last("test_accuracy"), [run(0.5), []]) == ("diverges (1 of 2)", {})
+    assert page.figure(last("test_accuracy"), [[], []]) == ("diverges", {})
     assert page.figure(last("test_accuracy"), []) == ("not run", {})
 
 

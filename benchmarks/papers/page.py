@@ -81,8 +81,10 @@ def figure(
     """
     if not histories:
         return "not run", {}
-    if not all(histories):
-        return "diverges", {}
+    diverged = sum(not each for each in histories)
+    if diverged:
+        some = f" ({diverged} of {len(histories)})" if diverged < len(histories) else ""
+        return f"diverges{some}", {}
     found = [column(history) for history in histories]
     have = [each for each in found if each is not None]
     if not have:
