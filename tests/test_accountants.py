@@ -365,7 +365,7 @@ def composed(one: Density, other: Density, multiplier: float, steps: int, delta:
     return float(brentq(excess, 0, 20))
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("eps", "rows", "batch", "steps"), [(1.0, 2000, 32, 100), (4.0, 2000, 32, 630), (2.0, 90, 9, 9)]
 )
@@ -403,7 +403,6 @@ def divergence(a: complex, b: complex, eps: float, rate: float, multiplier: floa
     return float((density(a) - math.exp(eps) * density(b)).clip(0).sum())
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("eps", [0.0, 0.2, 1.0])
 def test_no_change_of_a_label_is_told_better_than_from_one_end_to_the_other(eps: float) -> None:
     # A record's effect lies in a ball: of one number, or of a gradient.
@@ -416,7 +415,6 @@ def test_no_change_of_a_label_is_told_better_than_from_one_end_to_the_other(eps:
     assert divergence(1, 0, eps, 0.3, 0.8) < 0.9 * worst  # a record that is removed
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize(("eps", "multiplier"), [(0.1, 8.0), (0.3, 4.0)])
 def test_most_steps_is_the_most_that_fit(eps: float, multiplier: float) -> None:
     config = budget_of(eps, 1e-3, 50)

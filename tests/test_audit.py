@@ -69,7 +69,6 @@ class Recording(ClientApp):
 # --- what each attack finds ---------------------------------------------------------------------
 
 
-@pytest.mark.nightly
 def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +97,7 @@ def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-@pytest.mark.nightly
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("strategy", "more"), [("cascaded", {}), ("dpzv", DPZV)])
 def test_scalars_hide_labels_from_an_eavesdropper(
     tmp_path: Path, strategy: str, more: dict[str, Any]
@@ -212,7 +211,6 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
     assert (live.uploaded >= live.answered).all()
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["ef-vfl", "vafl", "cascaded", "dpzv"])
 def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
     keys = {**SHORT, **FEEDBACK, "strategy": strategy, **(DPZV if strategy == "dpzv" else {})}
@@ -222,7 +220,6 @@ def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
     assert tap.embeddings.any()
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("fault", [refuses, answers_in_vain])
 def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
     keys = {**SHORT, **FEEDBACK, "epochs": 6, "on-party-failure": "continue", "strategy": "vafl"}
@@ -251,7 +248,6 @@ def test_gradient_rows_of_a_wiretap_equal_single_rows(run: Start) -> None:
     assert (tap.gradients[is_label] < 0).all() and (tap.gradients[~is_label] > 0).all()
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("differences", ["one-sided", "two-sided"])
 def test_a_curious_client_learns_from_batches_of_one_row(run: Start, differences: str) -> None:
     keys = {**SUMMING, "strategy": "cascaded", "batch-size": 1, "window": 64}
@@ -329,7 +325,6 @@ def test_what_cannot_be_audited_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.nightly
 def test_too_few_rows_in_mini_batches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give the run more epochs"):
         keys = {**SHORT, **DPZV, **SECRET, "strategy": "dpzv", "epochs": 1, "out": str(tmp_path)}

@@ -379,7 +379,6 @@ class Counting:
         return reply
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "more", [{}, {"strategy": "vafl-t", "quorum": 2}, {"max-delay": 6}], ids=str
 )
@@ -396,14 +395,12 @@ def test_asynchronous_run_counts_what_was_sent(run: Start, more: dict[str, Any])
         assert summary["epsilon"] == epsilon(resolve(keys), 455, most)
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["cascaded", "syn-zoo"])
 def test_a_pair_of_embeddings_counts_as_two_uploads(run: Start, strategy: str) -> None:
     keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 3, "strategy": strategy}
     assert run(2, keys).summary["epsilon"] == epsilon(resolve(keys), 455, 6)
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize(("strategy", "each"), [("vafl", 1), ("split-nn", 1), ("cascaded", 2)])
 def test_uploads_of_poisson_batches_are_counted_row_by_row(
     run: Start, strategy: str, each: int
