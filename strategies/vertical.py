@@ -222,8 +222,8 @@ class Vertical(Strategy):
         if config:
             hooks.refuse_config("train_config", config)
         run, window = self.run, self.run.adaptive_window
-        # An evaluation may stop training, and so may a checkpoint. Parties in step wait for it, so
-        # that all have the same windows.
+        # After an evaluation, a run may stop or write a checkpoint. Parties in step wait for it, so
+        # that none has a window more than the others.
         together = run.schedule.coordinated
         for record in run.records:
             if record.state is not State.IDLE or run.budget.left <= 0:

@@ -25,7 +25,7 @@ from tests.organisations import ID, Organisations, cut, read
 from tests.serving import served
 from vfl_flower.config.errors import VflError
 from vfl_flower.data import drift as measure
-from vfl_flower.data import on_disk
+from vfl_flower.data import tables
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.drift import Watch, Window, columns_of, drift_of, stability_index
 from vfl_flower.data.on_disk import LargeTable
@@ -385,7 +385,7 @@ def test_of_masked_sums_only_the_sum_has_an_index(trained: Trained) -> None:
 def test_a_table_on_the_disk_has_the_same_raw_columns(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, columns_at_once: int
 ) -> None:
-    monkeypatch.setattr(on_disk, "_AT_ONCE", 8 * ROWS * columns_at_once)
+    monkeypatch.setattr(tables, "_AT_ONCE", 8 * ROWS * columns_at_once)
     file, places = trained.organisations.files[0], np.array([5, 0, 77, 1400])
     sources = [kind(str(file), ID, **WORDS, party=0) for kind in (OwnFile, LargeTable)]
     for names in (None, ["f2", "f0"]):

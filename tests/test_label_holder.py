@@ -649,3 +649,24 @@ def test_embeddings_of_one_window_are_refused_where_parties_step_alone(
     monkeypatch.setattr(run_module, "LabelHolder", lambda *given: forced(*given[:5]))
     with pytest.raises(VflError, match="a window that all parties have uploaded"):
         learnt({"strategy": "vafl"})
+
+
+def test_a_window_table_serves_the_latest_window_of_all_parties_alone() -> None:
+    table = WindowTable({0: slice(0, 1), 1: slice(1, 2)}, np.zeros((9, 0)), torch.device("cpu"), 3)
+    first, second, long = (
+        Window(np.array(ids, np.int32), np.array([len(ids)], np.int32))
+        for ids in ([4, 2], [7, 2], [1, 3, 5, 7])
+    )
+    for party in range(2):
+        table.write(party, first, torch.full((2, 1), party + 1.0))
+    assert table.take(first).tolist() == [[1, 2], [1, 2]]
+    with pytest.raises(VflError, match="has other rows"):
+        table.take(second)  # another window
+    table.write(0, second, torch.full((2, 1), 3.0))
+    for window in (first, second):  # party 1 still has the first
+        with pytest.raises(VflError, match="has other rows"):
+            table.take(window)
+    table.write(1, second, torch.full((2, 1), 4.0))
+    assert table.take(second).tolist() == [[3, 4], [3, 4]]
+    with pytest.raises(VflError, match=r"window of 4 rows.*Correct `most_rows`"):
+        table.write(0, long, torch.zeros(4, 1))

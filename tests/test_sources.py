@@ -79,7 +79,7 @@ def pixels_of(content: bytes) -> Array:
 @pytest.fixture
 def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_disk, "_LARGE", 0)
-    monkeypatch.setattr(on_disk, "_AT_ONCE", 3 * 8 * 60)
+    monkeypatch.setattr(tables, "_AT_ONCE", 3 * 8 * 60)
     monkeypatch.setattr(LargeTable, "piece", 7)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.provenance import free_memory
-from vfl_flower.data.frames import raw_columns
 from vfl_flower.data.own_files import OwnFile, as_frame
 from vfl_flower.data.row_file import RowFile, unnamed
 from vfl_flower.data.samples import Arrays
@@ -27,7 +26,6 @@ from vfl_flower.data.source import Preparation, Source
 Array = NDArray[Any]
 
 _LARGE = 2**30  # bytes of a table in double precision; a larger table stays on disk
-_AT_ONCE = 2**24  # bytes of columns to process at once
 
 
 class KeptSource(Source):
@@ -184,12 +182,7 @@ def _type_of(kinds: set[str]) -> Any:
 class LargeTable(KeptFile):
     """A table too large for memory. A model reads the same rows as from `OwnFile`."""
 
-    def raw_columns(
-        self, places: Array, names: Sequence[str] | None = None
-    ) -> Iterator[tuple[str, Array]]:
-        """Yield columns by name, as `Source.raw_columns`; read a few columns at a time."""
-        for group in self._groups(self.feature_names if names is None else list(names)):
-            yield from raw_columns(self._read(group)[group], places)
+    raw_columns = OwnFile.raw_columns
 
     def _some(self, names: list[str]) -> Any:
         return self._read(names)[names]

@@ -33,7 +33,7 @@ from vfl_flower.data.source import Preparation, Source, scaled, scaling
 log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
-_AT_ONCE = 2**24  # bytes of columns to learn from at a time
+_AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
 _MOST_VALUES = 100  # values of a text column; each becomes a column
 
@@ -204,8 +204,9 @@ class Table(Source):
         return (names[at : at + few] for at in range(0, len(names), few))
 
     def _some(self, names: list[str]) -> Any:
-        """Return a frame of these feature columns."""
-        return self._frame[names]
+        """Return a frame of these columns."""
+        known = set(names) <= set(self.feature_names)
+        return (self._frame if known else self._read(names))[names]
 
     def check_features(self) -> None:
         """Raise `ConfigError` if there is no feature column."""
@@ -245,12 +246,10 @@ class Table(Source):
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""
-        names = self._check_columns(preparation)
-        known = set(names) == set(self.feature_names)
+        self._check_columns(preparation)
         found = np.empty((len(places), len(preparation.mean)), np.float32)
         for part, columns in self._parts(preparation):
-            group = [*part.numbers, *part.texts]
-            frame = (self._some(group) if known else self._read(group))[group]
+            frame = self._some([*part.numbers, *part.texts])
             for at in range(0, max(1, len(places)), _ROWS):
                 rows = slice(at, at + _ROWS)
                 found[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
@@ -275,11 +274,8 @@ class Table(Source):
         self, places: Array, names: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Array]]:
         """Yield columns by name, as `Source.raw_columns`."""
-        wanted = self.feature_names if names is None else list(names)
-        known = set(wanted) <= set(self.feature_names)
-        for group in self._groups(wanted):
-            frame = self._some(group) if known else self._read(group)
-            yield from raw_columns(frame[group], places)
+        for group in self._groups(self.feature_names if names is None else list(names)):
+            yield from raw_columns(self._some(group), places)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""

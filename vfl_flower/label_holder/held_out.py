@@ -33,6 +33,8 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.subsets import Copies, row_losses
 from vfl_flower.transport.messages import Arrays, Upload
 
+_AT_ONCE = 2**14  # rows to evaluate at once, so that hidden units of millions fit in memory
+
 
 class Evaluated(NamedTuple):
     """Figures of the model at one evaluation.
@@ -127,7 +129,7 @@ class HeldOut:
         A row has the embeddings of the parties that have the row.
         """
         top.eval()
-        given = top(self.validation_rows), self.labels[: self.validation]
+        given = outputs_of(top, self.validation_rows), self.labels[: self.validation]
         self.calibration = calibration.fit(method, *given, self.label_noise.kept)
         top.train()
 
@@ -177,9 +179,6 @@ class HeldOut:
         check_finite(mean := losses.mean())
         found = replace(found, loss=mean.item())
         return corrected(found, outputs, labels, self.label_noise)
-
-
-_AT_ONCE = 2**14  # rows to evaluate at once, so that hidden units of millions fit in memory
 
 
 def outputs_of(top: TopModel, rows: Tensor) -> Tensor:

@@ -208,7 +208,8 @@ class WindowTable(Table):
         most: int,
     ) -> None:
         self._own, self._width = own, np.asarray(own[:0]).shape[1]
-        self._ids: dict[int, Ids] = {}  # party -> rows of its latest upload
+        self._ids: Ids = np.zeros(0, np.int32)  # rows of the latest window
+        self._parties: set[int] = set()  # those that have uploaded it
         super().__init__(columns, np.zeros((most, self._width), np.float32), device)
 
     def take(self, window: Window) -> Tensor:
@@ -217,9 +218,10 @@ class WindowTable(Table):
         Raises
         ------
         VflError
-            If a party's latest upload has other rows.
+            If these are other rows, or a party has not uploaded them.
         """
-        if not all(np.array_equal(self._ids.get(party, ()), window.ids) for party in self.columns):
+        there = len(self._parties) == len(self.columns)
+        if not there or not np.array_equal(self._ids, window.ids):
             raise VflError(
                 "A synchronous run answers a window that all parties have uploaded, and this one "
                 "has other rows. Gather the window of the arrivals, whole."
@@ -233,10 +235,14 @@ class WindowTable(Table):
     def _put(self, party: int, window: Window, rows: Tensor) -> None:
         if len(rows) > len(self.rows):
             raise VflError(
-                f"sent {len(rows)} rows, but the sampling's `most_rows` allows {len(self.rows)}."
+                f"has a window of {len(rows)} rows, and `most_rows` of the sampling promises at "
+                f"most {len(self.rows)}. Correct `most_rows`."
             )
+        if not np.array_equal(self._ids, window.ids):
+            self._ids = window.ids
+            self._parties.clear()
+        self._parties.add(party)
         self._of[party][: len(rows)] = rows
-        self._ids[party] = window.ids
 
     def ids_of(self, party: int) -> Ids:
         """Return the ids of all rows, which every party has."""

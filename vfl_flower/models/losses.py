@@ -19,6 +19,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import class_weights
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
+_FEW = 1000  # classes, whose unit rows take 4 MB
 
 
 def loss_per_row(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
@@ -127,9 +128,6 @@ class Loss:
     def _other(self, outputs: Tensor) -> float:
         """Return the probability that a label names one given false class."""
         return (1 - self.kept) / max(1, outputs.shape[1] - 1)
-
-
-_FEW = 1000  # classes, whose unit rows take 4 MB
 
 
 @lru_cache(maxsize=4)
