@@ -215,6 +215,16 @@ BY_ROWS = [
     ({"presence": 0.5}, (60, 20.0, 0.002, 0.002), (60, 20.0, 0.002, 0.002)),
     ({"presence": 0.5, "optimizer": "sgd"}, (60, 20.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
     ({"privacy": "labels", "epsilon": 1.0}, (20, 10.0, 5e-4, 5e-4), (60, 20.0, 5e-4, 5e-4)),
+    (  # by differences: Adam too, at the system's own rates
+        {"strategy": "cascaded", "privacy": "labels", "epsilon": 1.0},
+        (20, 10.0, 0.001, 0.002),
+        (60, 20.0, 0.001, 0.002),
+    ),
+    (
+        {"strategy": "dpzv", "privacy": "labels", "epsilon": 1.0},
+        (200, 10.0, 0.002, 0.002),
+        (200, 20.0, 0.002, 0.002),
+    ),
 ]
 
 

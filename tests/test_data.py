@@ -638,3 +638,11 @@ def test_hugging_face_without_a_training_part(tmp_path: Path, hugging_face: Any)
     hugging_face.DatasetDict({"validation": part}).save_to_disk(str(tmp_path / "data"))
     with pytest.raises(ConfigError, match="train"):
         load_labels(config_of(f"hf:{tmp_path / 'data'}"))
+
+
+def test_few_rows_are_named_before_training(caplog: pytest.LogCaptureFixture) -> None:
+    load_labels(config_of("digits", test_fraction=0.99)).warn_of_few()
+    assert "There are 17 training rows and 1780 test rows." in caplog.text
+    caplog.clear()
+    load_labels(config_of("digits")).warn_of_few()
+    assert not caplog.text

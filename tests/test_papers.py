@@ -111,7 +111,10 @@ def test_a_cell_has_the_95_percent_interval_of_the_mean() -> None:
     assert text == f"0.75 ± {(high - low) / 2:.2g}" and figures["by_seed"] == values
     hundreds = page.figure(last("test_accuracy", 1000), [run(each) for each in (0.5, 0.75)])
     assert hundreds[0] == "625 ± 1600"  # and not 1.6e+03
-    assert page.figure(last("test_accuracy"), [run(0.5), []]) == ("diverges (1 of 2)", {})
+    some = page.figure(last("test_accuracy"), [run(0.5), []])
+    assert some == ("0.5, 1 of 2 diverged", {"mean": 0.5, "by_seed": [0.5, None]})
+    two = [run(0.5), run(0.75)], [run(0.25), run(0.5), run(0.5)]
+    assert page.difference(last("test_accuracy"), *two) == "0.25 ± 0"
     assert page.figure(last("test_accuracy"), [[], []]) == ("diverges", {})
     assert page.figure(last("test_accuracy"), []) == ("not run", {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,20 @@ def test_predictions_are_the_models_outputs_by_id(organisations: Organisations) 
     found = summary_of(organisations.folder / "run" / "predictions.csv")
     assert found["accuracy"] == pytest.approx(np.mean((chances > 0.5) == labels))
     assert found["rows"] == len(ids)
+
+
+def test_people_who_trained_the_model_are_counted(
+    organisations: Organisations, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = organisations.predict("run", organisations.labels)
+    found = summary_of(organisations.folder / "run" / "predictions.csv")
+    held_out = math.ceil(KEYS["test-fraction"].default * len(table))
+    assert found["training_rows"] == len(table) - held_out > 0
+    assert f"{found['training_rows']} of these {len(table)} people trained or" in caplog.text
+    caplog.clear()
+    out = organisations.folder / "new-people.csv"
+    organisations.predict("run", organisations.folder / "new.csv", out=str(out))
+    assert "training_rows" not in summary_of(out) and "trained or chose" not in caplog.text
 
 
 @pytest.mark.one_by_day

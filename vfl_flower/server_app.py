@@ -178,6 +178,7 @@ def _train_in(
             named = OBSERVERS.load(config.running.observer)()
             shown = progress.of_run(results.folder)
             told = [results, named, *callbacks, *([shown] if shown else [])]
+            labels.warn_of_few()
             mechanism_of(config).warn(labels)
             strategy = strategy_of(config)(config, labels, told, keeper)
             strategy.start(transport)

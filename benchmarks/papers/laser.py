@@ -43,5 +43,7 @@ def credit(data: Data) -> dict[str, Job]:
 
 
 ROWS = {
-    "laser": Row("credit: rows that some parties lack", credit, {**ACCURACY, **MEGABYTES}),
+    "laser": Row(
+        "credit: rows that some parties lack", credit, {**ACCURACY, **MEGABYTES}, missing="none"
+    ),
 }

@@ -1,7 +1,8 @@
 """Write the pages of results, each from its template and the kept runs.
 
 A template has the text. A line ``{{ROW}}`` stands for a row's table, ``{{ROW; TABLE}}`` for another
-table of it, and ``{{ROW; RUN; COLUMN}}`` for one mean.
+table of it, and ``{{ROW; RUN; COLUMN}}`` for one mean. ``{{ROW; RUN; minus RUN; COLUMN}}`` is the
+mean difference of two runs, seed by seed, with its interval.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ def render(template: str, rows: Mapping[str, Row], of: Mapping[str, Histories]) 
             return "\n".join(table(rows[name], of[name]))
         if len(place) == 1:
             return "\n".join(rows[name].tables[place[0]](of[name]))
+        if len(place) == 3:
+            run, other, column = place
+            pair = of[name][run], of[name][other.removeprefix("minus ")]
+            return difference(rows[name].columns[column], *pair)
         run, column = place
         text, _ = figure(rows[name].columns[column], of[name][run])
         return text.partition(" ± ")[0]
@@ -73,7 +78,7 @@ def line(name: str, row: Row, histories: Sequence[History]) -> str:
 def figure(
     column: Column, histories: Sequence[History], missing: str = "not reached"
 ) -> tuple[str, dict[str, Any]]:
-    """Return a cell, "mean ± half of the 95 % interval of the mean", and its figures.
+    """Return a cell, "mean ± half the width of the 95 % interval of the mean", and its figures.
 
     Parameters
     ----------
@@ -82,24 +87,35 @@ def figure(
     if not histories:
         return "not run", {}
     diverged = sum(not each for each in histories)
-    if diverged:
-        some = f" ({diverged} of {len(histories)})" if diverged < len(histories) else ""
-        return f"diverges{some}", {}
-    found = [column(history) for history in histories]
+    if diverged == len(histories):
+        return "diverges", {}
+    found = [column(history) if history else None for history in histories]
     have = [each for each in found if each is not None]
-    if not have:
-        return missing, {"by_seed": found}
-    text = _rounded(mean(have), 4)
-    if len(have) > 1:
-        text += f" ± {_rounded(half_interval(have), 2)}"
-    if len(have) < len(found):
+    text = interval(have) if have else missing
+    if have and len(have) + diverged < len(found):
         text += f" ({len(have)} of {len(found)})"
+    if diverged:
+        text += f", {diverged} of {len(found)} diverged"
     by_seed = [None if each is None else float(f"{each:.6g}") for each in found]
-    return text, {"mean": float(f"{mean(have):.6g}"), "by_seed": by_seed}
+    mean_of_all = {"mean": float(f"{mean(have):.6g}")} if have else {}
+    return text, {**mean_of_all, "by_seed": by_seed}
+
+
+def difference(column: Column, histories: Sequence[History], others: Sequence[History]) -> str:
+    """Return "mean ± half the width of the interval" of differences, over seeds of both runs."""
+    pairs = zip(map(column, histories), map(column, others), strict=False)
+    found = [one - other for one, other in pairs if one is not None and other is not None]
+    return interval(found, digits=3)
+
+
+def interval(values: Sequence[float], digits: int = 4) -> str:
+    """Return "mean ± half the width of the 95 % interval of the mean"; of one value, itself."""
+    text = _rounded(mean(values), digits)
+    return text + (f" ± {_rounded(half_interval(values), 2)}" if len(values) > 1 else "")
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the mean of at least two values, by Student's t."""
+    """Return half the width of the 95 % interval of a mean of values, by Student's t."""
     return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
 
 

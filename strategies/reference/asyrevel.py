@@ -6,7 +6,7 @@ answers the losses of both. Each side steps along its own random direction u.
 
 Where this page and the paper differ: the server sends the difference of the two losses, which is
 all that line 6 uses. The factor phi(d) is 1 for Gaussian directions and d for the unit sphere,
-where Eq. (15) and (16) have d for both: so E[phi u u^T] is the identity.
+where Eq. (15) and (17) have d for both: so E[phi u u^T] is the identity.
 
 Notation: q parties; B rows in a mini-batch; E numbers in an embedding; d parameters of a model.
 """
@@ -53,7 +53,7 @@ class Party:
 
     @torch.no_grad()
     def update(self, difference: Tensor) -> None:
-        """Lines 6 and 7, Eq. (16), from h^ - h, the difference of the two mean losses."""
+        """Lines 6 and 7, Eq. (15), from h^ - h, the difference of the two mean losses."""
         v = self.phi / self.mu * difference * self.u
         vector_to_parameters(self.w - self.lr * v, self.model.parameters())
 
@@ -84,8 +84,8 @@ class Server:
         h = self._loss(w, rows)  # line 9: h, and h with bar, and h with hat
         h_of_party = self._loss(w, rows, m, c_perturbed)
         h_of_server = self._loss(w + self.mu * u, rows)
-        v = self.phi / self.mu * (h_of_server - h) * u  # line 10, Eq. (15)
-        vector_to_parameters(w - self.lr * v, self.model.parameters())  # line 11, Eq. (17)
+        v = self.phi / self.mu * (h_of_server - h) * u  # line 10, Eq. (17)
+        vector_to_parameters(w - self.lr * v, self.model.parameters())  # line 11
         return h_of_party - h
 
     def _loss(self, w: Tensor, rows: Tensor, m: int = 0, instead: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,10 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.data.drift import Watch
 from vfl_flower.data.source import Preparation, Rows
 
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
+
 Array = NDArray[Any]
+FEW = 50  # training or test rows
 _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 
 
@@ -98,6 +102,16 @@ class Labels:
             segments={name: values[first:] for name, values in self.segments.items()},
             validation=0,
         )
+
+    def warn_of_few(self) -> None:
+        """Warn if figures on so few rows would depend on chance."""
+        test = len(self.test) - self.validation
+        if min(len(self.train), test) < FEW:
+            notice.warning(
+                "There are %d training rows and %d test rows. Figures on fewer than %d depend on "
+                "chance: use more rows, or another test-fraction.",
+                *(len(self.train), test, FEW),
+            )
 
     def about(self, private: bool = False) -> dict[str, Any]:
         """Return the rows' identity, and what prediction needs: for a checkpoint, in JSON.

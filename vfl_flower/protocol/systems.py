@@ -178,7 +178,7 @@ BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # for sgd on few rows
-_NOISY_RATE = 0.0005  # for adam with noise on labels
+_NOISY_RATE = 0.0005  # for adam with noise on labels, by first order
 _RATE_KEYS = ("party-lr", "server-lr")
 _OF_LAYERS = ("linear", "mlp")
 _OF_STEPS = {"optimizer", *_RATE_KEYS}
@@ -204,8 +204,9 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}
     if _learns_through_noise(config.values()) and kind == "adam":
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
-        batch = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
-        chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
+        chosen["batch-size"] = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
+        if config.estimator.kind == "first-order":
+            chosen |= dict.fromkeys(_RATE_KEYS, _NOISY_RATE)
     few |= config.data.partial and steps_are_free  # each party has only some of the rows
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
@@ -249,16 +250,15 @@ def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learns_through_noise(values: Mapping[str, Any]) -> bool:
-    """Return whether gradients go through noise on labels.
+    """Return whether gradients, or differences of losses, go through noise on labels.
 
     The corrected loss of K classes has gradients that are smaller by about p - q. A label stays
     true with probability p, and becomes each other class with probability q. A rate of plain SGD
     would depend on epsilon and K, which no party knows. Adam's steps do not depend on the size of
     gradients.
     """
-    first_order = values.get("estimator", "first-order") == "first-order"
     noisy: bool = MECHANISMS.load(values.get("privacy", "none")).learns_from_noise
-    return first_order and noisy
+    return noisy
 
 
 _EXACT = ("identity", "float16", "bfloat16")

@@ -41,7 +41,7 @@ class ServingConfig:
         "Names the file of callers and their bearer tokens, `NAME TOKEN` in each line. The empty "
         "text stands for RUN/serve.token. The label holder makes a file that is missing. "
         "Prometheus needs a token too.",
-        example="task='serve' model='runs/a' serve-token='tokens.txt'",
+        example="task='serve' model='runs/a' serve-token='/etc/vfl/callers.txt'",
         engine=_FLOWER,
         related=("serve-address",),
     )
