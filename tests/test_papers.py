@@ -89,7 +89,7 @@ def test_missing_data_are_one_sentence_before_any_work(
     row: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.papers.__main__.data_of", None)
-    here = {name: tmp_path for name in ("mnist", "credit", "cifar")} | {option: tmp_path / "none"}
+    here = dict.fromkeys(("mnist", "credit", "cifar"), tmp_path) | {option: tmp_path / "none"}
     words = [f"--{name}={place}" for name, place in here.items()]
     monkeypatch.setattr("sys.argv", ["papers", row, "--quick", *words])
     with pytest.raises(SystemExit, match=f"^--{option}: there is no .*none; give your own .*$"):

@@ -114,7 +114,7 @@ def check_data(options: argparse.Namespace) -> None:
         return
     named = Data("--mnist", "--credit", "--credit", "--cifar", "--table", "--mnist")
     needed = {
-        job.keys.get("dataset")
+        job.keys.get("dataset", "")
         for row in (ROWS.values() if options.row == "all" else [ROWS[options.row]])
         for name, job in row.jobs(named).items()
         if options.only in name
