@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import report
+from benchmarks.common import check_there, report
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import fit, probabilities
@@ -44,6 +44,8 @@ def main() -> None:
     made.add_argument("--epochs", type=int, help="instead of the default, to try it out")
     made.add_argument("--data", nargs="+", choices=DATA, default=DATA)
     options = made.parse_args()
+    if "credit" in options.data:
+        check_there("--credit", options.credit)
     figures: dict[str, Any] = {"seeds": options.seeds}
     places = {"credit": f"npz:{options.credit}"}
     for name in options.data:

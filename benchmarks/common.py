@@ -62,6 +62,13 @@ ZEROTH_ORDER: dict[str, dict[str, Any]] = {  # learning rates for the 196-16 mod
     "dpzv": {"party-lr": 0.05, "server-lr": 0.1, "clip": 0.5},
 }
 
+_DATA = {
+    "--mnist": ("file", "npz of X_train, y_train, X_test and y_test"),
+    "--credit": ("file", "npz of X and y"),
+    "--npz": ("file", "npz of X and y"),
+    "--cifar": ("folder", "folder of train.parquet and test.parquet"),
+}
+
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A command line with the place of MNIST, and how much of it to use."""
@@ -80,9 +87,17 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def check_there(option: str, place: str) -> None:
+    """End the command with one sentence if the data of an option are missing."""
+    if not Path(place).exists():
+        kind, own = _DATA[option]
+        raise SystemExit(f"{option}: there is no {kind} {place}; give your own {own}.")
+
+
 @contextmanager
 def mnist_of(options: argparse.Namespace, rows: int | None = None) -> Iterator[str]:
     """The place of MNIST, or of its first rows: as many as options or ``rows`` say, if fewer."""
+    check_there("--mnist", options.mnist)
     most = min((each for each in (options.rows, rows) if each), default=None)
     if most is None:
         yield options.mnist

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import ALL_ROWS, local_epoch, report
+from benchmarks.common import ALL_ROWS, check_there, local_epoch, report
 from vfl_flower.config.plugins import load_place
 from vfl_flower.data import samples
 from vfl_flower.data.at_label_holder import load_labels
@@ -111,6 +111,7 @@ def main() -> None:
     made.add_argument("--ways", nargs="*", help="some of plain, split-nn, ef-vfl, cascaded, dpzv")
     made.add_argument("--times", type=int, default=1, help="each, one after the other in turns")
     options = made.parse_args()
+    check_there("--cifar", options.cifar)
     # A row's gradient has little to do with that of an epoch ago, which a surrogate would hold.
     down = {"downlink-codec": "top-k", "downlink-keep": 0.15}
     ways: dict[str, dict[str, Any]] = {

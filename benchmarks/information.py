@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import report
+from benchmarks.common import check_there, report
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.raw_columns import partition_columns
@@ -58,6 +58,7 @@ def main() -> None:
     made.add_argument("--draws", type=int, default=20)
     made.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 0.5, 2.0, 4.0])
     options = made.parse_args()
+    check_there("--npz", options.npz)
     evidence_files._draw = lambda path, columns: None  # only figures are needed
     dataset = f"npz:{Path(options.npz).absolute()}"
     true = exact(dataset)

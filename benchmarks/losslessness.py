@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import quiet_run, report
+from benchmarks.common import check_there, quiet_run, report
 
 KEYS: dict[str, Any] = {
     "strategy": "asyrevel",
@@ -43,6 +43,8 @@ def main() -> None:
     made.add_argument("--epochs", type=int, help="instead of 1000 and 20, to try it out")
     made.add_argument("--data", nargs="+", choices=RATES, default=list(RATES))
     options = made.parse_args()
+    if "credit default" in options.data:
+        check_there("--credit", options.credit)
     if options.trials < 2:
         made.error("--trials: a deviation needs two")
     places = {"breast-cancer": "breast-cancer", "credit default": f"npz:{options.credit}"}

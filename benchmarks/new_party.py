@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import report
+from benchmarks.common import check_there, report
 from benchmarks.partial_bank import KEYS, PARTIES, cut
 from vfl_flower.launch.engines import run_local
 
@@ -37,6 +37,7 @@ def main() -> None:
     made.add_argument("--epochs", type=int, default=25)
     made.add_argument("--more", type=int, default=5, help="epochs after the third has joined")
     options = made.parse_args()
+    check_there("--npz", options.npz)
     figures: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ["VFL_HOME"] = name  # so that no alignment of an earlier run is used again

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.common import ALL_ROWS, report
+from benchmarks.common import ALL_ROWS, check_there, report
 from vfl_flower.launch.engines import run_local
 
 PARTIES, KNOWN = 3, 0.6
@@ -69,6 +69,7 @@ def main() -> None:
     made.add_argument("--npz", default="../shared/data/uci_credit_default.npz", metavar="FILE")
     made.add_argument("--seeds", type=int, default=1)
     options = made.parse_args()
+    check_there("--npz", options.npz)
     figures: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ["VFL_HOME"] = name  # so that no alignment of an earlier run is used again

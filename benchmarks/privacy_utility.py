@@ -24,7 +24,15 @@ from typing import Any
 from dp_accounting import get_sigma_gaussian
 from tqdm.auto import tqdm
 
-from benchmarks.common import PARTIES, SIGMOID_MODEL, mnist_of, parser, quiet_run, report
+from benchmarks.common import (
+    PARTIES,
+    SIGMOID_MODEL,
+    check_there,
+    mnist_of,
+    parser,
+    quiet_run,
+    report,
+)
 
 DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -118,6 +126,7 @@ def main() -> None:
     made.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     made.add_argument("--picture", type=Path, default=Path("benchmarks/privacy_utility.png"))
     options = made.parse_args()
+    check_there("--credit", options.credit)
     figures: dict[str, Any] = {"delta": DELTA, "seeds": options.seeds}
     todo = jobs(options.epsilons, options.epochs)
     with mnist_of(options) as mnist:

@@ -117,6 +117,10 @@ def _check_table(sizes: Sequence[int], labels: Labels) -> None:
         )
 
 
+def _size(of: float) -> str:
+    return f"{of / 1e6:.1f} MB" if of >= 1e6 else f"{of / 1e3:.1f} kB"
+
+
 def _check_surrogates(
     transport: Transport, config: RunConfig, labels: Labels, parties: int
 ) -> None:
@@ -129,11 +133,10 @@ def _check_surrogates(
         return
     here = (1 + estimator.holder_tables()) * parties * table
     notice.info(
-        "Error feedback keeps surrogates of %d x %d numbers: %.1f MB a party, %.1f MB at the "
-        "label holder",
+        "Error feedback keeps surrogates of %d x %d numbers: %s a party, %s at the label holder",
         *shape,
-        of_party / 1e6,
-        here / 1e6,
+        _size(of_party),
+        _size(here),
     )
     whose = "all parties' and the label holder's" if transport.simulated else "the label holder's"
     check_memory(whose, here + parties * of_party * transport.simulated)

@@ -50,6 +50,12 @@ def tables(tmp_path: Path) -> Path:
         ("dataset='csv:{}/unlabelled.csv'", 2, "has no label column 'label'"),
         ("dataset='csv:{}/empty.csv' label='target'", 2, "has no rows"),
         ("dataset='csv:{}/none.csv'", 2, "there is no such file"),
+        (
+            "codec='nofile.py:Signs'",
+            2,
+            "nofile.py:Signs' cannot be loaded: there is no such file.",
+        ),
+        ("strategy='vafl' aggregation='secure'", 2, "parties that do not step together"),
         ("dataset='csv:{}/unlabelled.csv' label='target'", 3, "too few to divide among 3"),
         ("dataset=breast-cancer", 2, "cannot be read. Write option=value pairs"),
         ("epochs=[1,2]", 2, "cannot be read. Write option=value pairs"),
@@ -170,8 +176,13 @@ def test_results_of_another_run_are_not_written_over(
     assert main(arguments) == 0
     before = contents(tmp_path / "out")
     assert main(arguments) == 1
-    assert "already holds a run. Name another folder" in capsys.readouterr().err
+    said = "already holds a run. Name another folder, or move this one away."
+    assert capsys.readouterr().err.endswith(f"{said}\n")
     assert contents(tmp_path / "out") == before
+    (tmp_path / "out" / "summary.json").unlink()
+    assert main(arguments) == 1
+    resume = f"{said} Or set resume='{tmp_path / 'out'}' to continue it.\n"
+    assert capsys.readouterr().err.endswith(resume)
 
 
 def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
@@ -219,4 +230,5 @@ def test_parties_that_cannot_be_are_one_line_for_every_system(
 ) -> None:
     assert main(command(tmp_path, f"strategy='{strategy}'", 100)) == 1
     printed = capsys.readouterr()
-    assert "too few to divide" in printed.err and len(printed.err.splitlines()) == 1
+    assert "among 100 parties" in printed.err and len(printed.err.splitlines()) == 1
+    assert "failed" not in printed.err and not (tmp_path / "out").exists()

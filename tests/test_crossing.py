@@ -58,7 +58,7 @@ plain                       94      94     94      93     93      92       30   
 label noise 1               N50     N50    N50     N65    N50     N05      N05     N05
 label noise 4               4       4      4       4      A72     5        4       8
 noise on embeddings         3       3      3       3      3       E65      3       E35
-secure                      3       a      c       s      c       d        d       d
+secure                      3       a      c       s      c       a        a       a
 presence                    P82     P82    P82     k      P70     P72      D05     P45
 laser                       P82     P82    P82     k      P75     P78      l       P50
 sampled                     3       3      3       k      3       3        D05     10
@@ -70,7 +70,7 @@ bfloat16                    3       3      3       3      3       b        b    
 clipped                     3       3      3       3      4       5        D05     10
 window 64                   W88     3      3       3      W85     4        6       6
 delays                      3       3      3       3      3       5        6       6
-secure, label noise         4       a      c       s      c       d        d       d
+secure, label noise         4       a      c       s      c       a        a       a
 presence, label noise       Q75     Q75    Q75     k      Q70     Q65      Q30     Q50
 presence, balanced          P82     P80    P82     k      P72     P74      w       P45
 linear                      3       3      3       3      3       3        6       4
@@ -81,7 +81,6 @@ REFUSALS = {
     "a": "parties that do not step together upload other rows at other times",
     "b": "precision = 'bfloat16' rounds off the differences that zeroth order learns from",
     "c": "codec = 'top-k' has nothing to compress in masked numbers, which look random",
-    "d": "each party's difference depends on its own embeddings alone",
     "k": "labels = 'shared' has parties use the top model",
     "l": "subsets = 'laser' weighs copies of a row",
     "s": "labels = 'shared' sends embeddings to all parties",

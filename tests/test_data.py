@@ -16,6 +16,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import ArrayBlock, load_features, load_partition
+from vfl_flower.data.partitioned import check_parties
 from vfl_flower.protocol.systems import resolve
 
 Array = NDArray[Any]
@@ -472,13 +473,43 @@ def test_object_arrays_are_never_unpickled(tmp_path: Path) -> None:
     [
         ("breast-cancer", {}, "breast-cancer has 30 columns, too few to divide among 31"),
         ("digits", {"image_split": "rows"}, "digits has 8 rows of pixels, too few .* among 31"),
-        ("digits", {}, "digits has 8 columns of pixels, too few .* among 31"),
+        ("digits", {}, "digits has 8 x 8 pixels, .* as a grid of 1 x 31. Use 30, the la"),
         ("digits", {"bottom_model": "lstm"}, "digits has 8 columns, too few .* among 31"),
     ],
 )
 def test_more_parties_than_columns(dataset: str, keys: dict[str, Any], sentence: str) -> None:
+    config = config_of(dataset, **keys)
     with pytest.raises(ConfigError, match=sentence):
-        load_features(config_of(dataset, **keys), 0, 31)
+        load_features(config, 0, 31)
+    with pytest.raises(ConfigError, match=sentence):
+        check_parties(config.data, config.models.bottom == "lstm", 31)
+
+
+@pytest.mark.parametrize(("parties", "works"), [(200, 64), (63, 56)])
+def test_the_largest_number_of_parties_that_works_is_said(parties: int, works: int) -> None:
+    data = config_of("digits").data
+    with pytest.raises(ConfigError, match=f"among {parties} parties as .* Use {works}, the"):
+        check_parties(data, False, parties)
+    check_parties(data, False, works)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight"])
+def test_too_many_parties_are_found_before_a_party_reads_its_columns(
+    tmp_path: Path, kind: str
+) -> None:
+    if kind == "npz":
+        dataset = save_npz(tmp_path, X=np.zeros((4, 3)), y=np.arange(4) % 2)
+    elif kind == "svmlight":
+        (tmp_path / "rows").write_text("0 1:1 3:2\n1 2:1\n")
+        dataset = f"svmlight:{tmp_path / 'rows'}"
+    else:
+        frame = pd.DataFrame(np.zeros((4, 3)), columns=list("abc")).assign(label=[0, 1, 0, 1])
+        getattr(frame, f"to_{kind}")(tmp_path / "table", index=False)
+        dataset = f"{kind}:{tmp_path / 'table'}"
+    data = config_of(dataset).data
+    check_parties(data, False, 3)
+    with pytest.raises(ConfigError, match=r"3 columns, too few to divide among 4 parties\. Use 3"):
+        check_parties(data, False, 4)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])

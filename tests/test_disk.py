@@ -92,6 +92,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, before: bytes | 
         sentence = rf"{path} cannot be written (File too large). Fix that, and try again."
         assert str(raised.value) == sentence
         assert there(tmp_path) == ({"file": before} if before else {})
+    with pytest.raises(VflError, match=r"\(No such file or directory\). Name a path that you can"):
+        make_file = tmp_path / "none" / "file"
+        write_whole(make_file, b"")
     with pytest.raises(Cut), whole(path) as file:
         file.write(b"x")
         raise Cut

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -541,3 +543,11 @@ def test_a_party_goes_on_in_another_process(
         assert kept.keys() == kept_elsewhere.keys()
         for name, values in kept.items():
             np.testing.assert_array_equal(kept_elsewhere[name], values)
+
+
+def test_small_surrogates_are_logged_in_kilobytes(
+    run: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr.notice"):
+        run(2, {"strategy": "ef-vfl", "embedding-size": 4, "epochs": 1, "window": 15})
+    assert re.search(r"surrogates of .*: [1-9][0-9.]+ kB a party, [1-9][0-9.]+ kB at", caplog.text)

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 import tomli_w
 
@@ -144,10 +145,13 @@ def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_se
     finished = run_ray(2, {**private, "out": str(tmp_path / "dpzv")})
     assert finished.summary["test_accuracy"] > 0.5
     assert 30 < finished.summary["epsilon"] < 40.0001
-    with pytest.raises(VflError, match="too few to divide among 80"):
-        run_ray(80, {"bottom-model": "lstm", "out": str(tmp_path / "too-many")})
-    log = (tmp_path / "too-many" / "flower.log").read_text()
-    assert "too few to divide among 80" in log and "Traceback" not in log
+    text = {"a": ["x", "y"] * 20, "b": [0.0] * 40, "label": [0, 1] * 20}
+    pd.DataFrame(text).to_csv(tmp_path / "text.csv", index=False)
+    keys = {"dataset": f"csv:{tmp_path / 'text.csv'}", "out": str(tmp_path / "text")}
+    with pytest.raises(VflError, match="is not numeric"):
+        run_ray(2, keys)
+    log = (tmp_path / "text" / "flower.log").read_text()
+    assert "is not numeric" in log and "Traceback" not in log
     assert [processes_of(home) for home in homes] == [[], [], []]
 
 

@@ -193,6 +193,7 @@ def test_an_explanation_says_what_decides_a_default(capsys: pytest.CaptureFixtur
         (["masked"], "sum-peers =", "dataset ="),  # of a party rule
         (["asynchronous"], "quorum =", "seed ="),
         (["learning", "rate"], "party-lr =", "window ="),
+        (["y-lr"], "party-lr =", "window ="),  # of a name
     ],
 )
 def test_search_finds_by_words_of_the_help_text(
@@ -200,6 +201,14 @@ def test_search_finds_by_words_of_the_help_text(
 ) -> None:
     text = printed(words, capsys)
     assert f"\n  {found}" in text and f"\n  {not_found}" not in text
+
+
+def test_search_shows_where_each_entry_has_the_words(
+    listed: list[listing.Entry], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(["noise"], capsys)
+    entries = re.split(r"\n  (?=\S)", text.partition("`vfl list")[0])[1:]
+    assert len(entries) > 10 and all("noise" in each.lower() for each in entries)
 
 
 @pytest.mark.one_by_day

@@ -490,7 +490,7 @@ BAD = {
     ),
     "an id twice": (
         ids(lambda each: each.where(each.index > 0, each.iloc[1])),
-        "1 rows that repeat the id",
+        "1 row that repeats the id",
         "",
     ),
     "a missing id": (ids(lambda each: each.where(each.index > 0)), "", ""),
@@ -653,6 +653,14 @@ def test_every_party_must_have_named_a_file(tmp_path: Path, number: int) -> None
         match=r"needs a file of each|^\d node configurations",
     ):
         party_run(organisations, node_configs)
+
+
+def test_a_number_of_parties_that_nobody_gave_is_said_to_be_the_default(tmp_path: Path) -> None:
+    from vfl_flower.launch.engines import prepare
+
+    keys = {"dataset": f"files:{cut(tmp_path, small()).labels}"}
+    with pytest.raises(ConfigError, match=r"each of the 4 parties \(--parties is 4 by default\)\."):
+        prepare(4, keys, ())
 
 
 def party_run(organisations: Organisations, node_configs: list[dict[str, str]]) -> None:

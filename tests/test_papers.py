@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.papers import label_privacy, page, tuning
-from benchmarks.papers.__main__ import ROWS, Runs
+from benchmarks.papers.__main__ import ROWS, Runs, main
 from benchmarks.papers.draw import through_ends
 from benchmarks.papers.results import Results, digest
 from benchmarks.papers.rows import ACCURACY, Data, History, Job, Row, last
@@ -79,6 +79,21 @@ def test_the_best_trial_gives_the_rates_also_to_a_run_like_it(
     again = Runs("row", DATA, "", {}, Results(tmp_path, "row", tmp_path))
     again.tune()
     assert again.histories(2) == found and len(asked) == 9 + 4  # nothing is run again
+
+
+@pytest.mark.parametrize(
+    ("row", "option"),
+    [("vafl-fig2", "mnist"), ("laser", "credit"), ("vafl-fig2-cifar", "cifar")],
+)
+def test_missing_data_are_one_sentence_before_any_work(
+    row: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.papers.__main__.data_of", None)
+    here = dict.fromkeys(("mnist", "credit", "cifar"), tmp_path) | {option: tmp_path / "none"}
+    words = [f"--{name}={place}" for name, place in here.items()]
+    monkeypatch.setattr("sys.argv", ["papers", row, "--quick", *words])
+    with pytest.raises(SystemExit, match=f"^--{option}: there is no .*none; give your own .*$"):
+        main()
 
 
 class Here:

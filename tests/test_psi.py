@@ -94,7 +94,7 @@ def test_numbers_beyond_64_bits_are_whole_numbers() -> None:
         (pd.Series([True, False]), "but boolean"),
         (pd.Series(pd.to_datetime(["4711-01-01"]).astype("datetime64[s]")), "but datetime64"),
         (pd.Series([4711, 5, 4711, 4711]), "2 rows that repeat the id"),
-        (pd.Series(["4711", "4711"]), "1 rows that repeat the id"),
+        (pd.Series(["4711", "4711"]), "1 row that repeats the id"),
         (pd.Series([], dtype=object), "no rows"),
     ],
 )

@@ -242,7 +242,7 @@ def test_what_needs_more_than_sums_is_refused_before_training(
     ("parties", "keys", "sentence"),
     [
         (1, {}, "a sum over one party hides nothing"),
-        (3, {"strategy": "vafl"}, "set quorum = 3"),
+        (3, {"strategy": "vafl"}, "set quorum to the number of parties"),
         (3, {"quorum": 2}, "do not step together"),
     ],
 )

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from benchmarks.common import parser, quiet_run, report, trained
+from benchmarks.common import check_there, parser, quiet_run, report, trained
 from benchmarks.images import cifar_of
 from benchmarks.papers import (
     asyrevel,
@@ -61,6 +61,7 @@ Wanted = Mapping[tuple[str, int], tuple[Job, Mapping[str, Any]]]
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     made = parser(__doc__)
+    made.prog = "python -m benchmarks.papers"
     made.add_argument(
         "row",
         nargs="?",
@@ -76,8 +77,18 @@ def arguments() -> argparse.ArgumentParser:
         "cifar": "../shared/data/cifar10",
         "table": "breast-cancer",
     }
-    made.add_argument("--credit", default=places["credit"], metavar="PATH", help="an npz of X, y")
-    made.add_argument("--cifar", default=places["cifar"], metavar="FOLDER", help="parquet files")
+    made.add_argument(
+        "--credit",
+        default=places["credit"],
+        metavar="PATH",
+        help="the credit-default table: an npz of X, y (default: %(default)s)",
+    )
+    made.add_argument(
+        "--cifar",
+        default=places["cifar"],
+        metavar="FOLDER",
+        help="CIFAR-10: train.parquet and test.parquet (default: %(default)s)",
+    )
     made.add_argument(
         "--table",
         default=places["table"],
@@ -95,6 +106,21 @@ def arguments() -> argparse.ArgumentParser:
         "--quick", action="store_true", help=f"{FEW} rows, one epoch and seed, to try it out"
     )
     return made
+
+
+def check_data(options: argparse.Namespace) -> None:
+    """End the command with one sentence if a file that its runs need is missing."""
+    if options.row == "page":  # runs nothing
+        return
+    named = Data("--mnist", "--credit", "--credit", "--cifar", "--table", "--mnist")
+    needed = {
+        job.keys.get("dataset", "")
+        for row in (ROWS.values() if options.row == "all" else [ROWS[options.row]])
+        for name, job in row.jobs(named).items()
+        if options.only in name
+    }
+    for option in sorted(needed & {"--mnist", "--credit", "--cifar"}):
+        check_there(option, getattr(options, option.removeprefix("--")))
 
 
 @contextmanager
@@ -123,7 +149,7 @@ def data_of(options: argparse.Namespace) -> Iterator[Data]:
 
 
 def part_of(place: Path, rows: int, to: Path) -> Path:
-    """A file of the first rows of each array in an npz file, if there is that."""
+    """A file of the first rows of each array in an npz file, which may be missing."""
     if place.is_file():
         with np.load(place, allow_pickle=False) as file:
             names = [name for name in file.files if name[0] in "Xy"]
@@ -272,6 +298,7 @@ def main() -> None:
         for name, each in ROWS.items():
             print(f"{name:24s} {each.about}")
         return
+    check_data(options)
     more: dict[str, Any] = dict(QUICK) if options.quick else {}
     more |= {"epochs": options.epochs} if options.epochs else {}
     whole = options.row in ("all", "page")

@@ -170,6 +170,7 @@ def theirs(python: Path, module: str, rows: Path, epochs: int, folder: Path) -> 
 
 def main() -> None:
     made = parser(__doc__)
+    made.prog = "python -m benchmarks.peers"
     made.add_argument("--environments", type=Path, default=Path("peers"), metavar="FOLDER")
     made.add_argument("--epochs", type=int, default=3, help="the first is not timed")
     made.add_argument("--only", nargs="+", choices=["ours", *PEERS], default=["ours", *PEERS])

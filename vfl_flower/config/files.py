@@ -291,9 +291,9 @@ def told(path: Path) -> Iterator[None]:
             f"{path} cannot be written: a file stands where a folder must be. Name another path."
         ) from error
     except OSError as error:
-        raise VflError(
-            f"{path} cannot be written ({error.strerror or error}). Fix that, and try again."
-        ) from error
+        elsewhere = error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+        do = "Name a path that you can write to" if elsewhere else "Fix that, and try again"
+        raise VflError(f"{path} cannot be written ({error.strerror or error}). {do}.") from error
 
 
 def _sync(folder: Path) -> None:

@@ -119,6 +119,10 @@ def load_place(place: str, said: str = "") -> Any:
         If it cannot be loaded.
     """
     module, _, name = place.rpartition(":")
+    if module.endswith(".py") and not Path(module).expanduser().is_file():
+        raise ConfigError(
+            f"{said or repr(place)} cannot be loaded: there is no such file. Correct its path."
+        )
     try:
         return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
     except Exception as error:  # user code may raise anything

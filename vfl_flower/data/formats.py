@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from vfl_flower.data.partitioned import Columns, PartitionedData
 log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
+_SHORT_HEADER = np.lib.format.read_array_header_1_0
+_LONG_HEADER = np.lib.format.read_array_header_2_0
 
 
 def shipped(data: DataConfig, place: str) -> PartitionedData:
@@ -31,7 +34,10 @@ def shipped(data: DataConfig, place: str) -> PartitionedData:
         rows, labels = digits.images, digits.target
     else:
         rows, labels = sklearn_datasets.load_breast_cancer(return_X_y=True)
-    return PartitionedData(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
+    shape = rows.shape[1:]
+    return PartitionedData(
+        lambda columns: [rows[columns(shape)]], lambda: [labels], shape=lambda: shape
+    )
 
 
 def npz(data: DataConfig, place: str) -> PartitionedData:
@@ -59,7 +65,16 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
             )
         return [rows[columns(rows.shape[1:])] for rows in parts]
 
-    return PartitionedData(features, lambda: arrays("y"))
+    def shape() -> tuple[int, ...]:
+        """Return the shape of a sample, from the header of its file."""
+        with suppress(KeyError, ValueError, OSError, EOFError, BadZipFile), ZipFile(place) as file:
+            both = {"X_train.npy", "X_test.npy"} <= set(file.namelist())
+            with file.open("X_train.npy" if both else "X.npy") as array:
+                short = np.lib.format.read_magic(array) == (1, 0)
+                return tuple((_SHORT_HEADER if short else _LONG_HEADER)(array)[0][1:])
+        return ()  # the parties say what is wrong
+
+    return PartitionedData(features, lambda: arrays("y"), shape=shape)
 
 
 def table(data: DataConfig, place: str) -> PartitionedData:
@@ -97,7 +112,8 @@ def table(data: DataConfig, place: str) -> PartitionedData:
             )
         return [column.to_numpy()]
 
-    return PartitionedData(features, labels)
+    others = sum(name != data.label for name in names)
+    return PartitionedData(features, labels, shape=lambda: (others,))
 
 
 # --- svmlight -----------------------------------------------------------------------------------
@@ -150,7 +166,12 @@ def svmlight(data: DataConfig, place: str) -> PartitionedData:
         mine = columns(rows[0].shape[1:])[-1]
         return [SparseRows(each[:, mine]) for each in rows]
 
-    return PartitionedData(features, lambda: parts()[1], SparseRows.dense)
+    return PartitionedData(
+        features,
+        lambda: parts()[1],
+        SparseRows.dense,
+        lambda: tuple(parts()[0][0].shape[1:]),
+    )
 
 
 # --- columns of a table ---------------------------------------------------------------------------

@@ -120,10 +120,8 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
             "Store them as one of the two, the same in every file."
         )
     if repeated:
-        raise ConfigError(
-            f"{whose} has {repeated} rows that repeat the id of an earlier row. "
-            "Keep one row of each id."
-        )
+        rows = "1 row that repeats" if repeated == 1 else f"{repeated} rows that repeat"
+        raise ConfigError(f"{whose} has {rows} the id of an earlier row. Keep one row of each id.")
     return encoded
 
 

@@ -52,11 +52,13 @@ class PartitionedData:
     """A data set before its split: one part (all rows) or two (training, test).
 
     made : function that makes samples of features as read; without it, features are scaled.
+    shape : function that returns the shape of a sample, without reading all features.
     """
 
     features: Callable[[Columns], list[Array]]
     labels: Callable[[], list[Array]]
     made: Callable[[Any], Arrays] | None = None
+    shape: Callable[[], tuple[int, ...]] | None = None
 
 
 def open_dataset(data: DataConfig) -> PartitionedData:
@@ -141,34 +143,67 @@ def _stat(path: Path) -> os.stat_result | None:
 # --- columns of a party -------------------------------------------------------------------------
 
 
+def check_parties(data: DataConfig, sequences: bool, parties: int) -> None:
+    """Raise `ConfigError` if the columns of a data set are too few for so many parties.
+
+    A data set without `PartitionedData.shape` passes. Then the parties check.
+    """
+    found = opened(decisive(data), version_of(data))
+    if found.shape is not None and (shape := found.shape()):
+        _check_cuts(data, sequences, shape, parties)
+
+
 def columns_of(
     data: DataConfig, sequences: bool, shape: tuple[int, ...], party: int, parties: int
 ) -> Any:
     """Return the index of a party's columns in [rows, *shape]: even contiguous blocks."""
+    _check_cuts(data, sequences, shape, parties)
     if len(shape) == 1 or sequences:
         # Columns of a table, or signals of a sequence: each party sees every time step.
-        columns = _cut(shape[-1], party, parties, "columns", data.dataset)
-        return (..., columns)
+        return (..., _cut(shape[-1], party, parties))
     if data.image_split == "flat":
-        pixels = _cut(shape[0] * shape[1], party, parties, "pixels", data.dataset)
+        pixels = _cut(shape[0] * shape[1], party, parties)
         return (slice(None), *np.unravel_index(np.r_[pixels][:, None], shape[:2]))
     if data.image_split == "rows":
-        return (slice(None), _cut(shape[0], party, parties, "rows of pixels", data.dataset))
+        return (slice(None), _cut(shape[0], party, parties))
     if data.image_split == "columns":
-        mine = _cut(shape[1], party, parties, "columns of pixels", data.dataset)
-        return (slice(None), slice(None), mine)
-    down = max(d for d in range(1, math.isqrt(parties) + 1) if parties % d == 0)
-    across = parties // down
-    return (
-        slice(None),
-        _cut(shape[0], party // across, down, "rows of pixels", data.dataset),
-        _cut(shape[1], party % across, across, "columns of pixels", data.dataset),
-    )
+        return (slice(None), slice(None), _cut(shape[1], party, parties))
+    down, across = _grid(parties)
+    rows, columns = _cut(shape[0], party // across, down), _cut(shape[1], party % across, across)
+    return (slice(None), rows, columns)
 
 
-def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
-    if parts > size:
-        raise ConfigError(
-            f"{dataset} has {size} {what}, too few to divide among {parts}. Use fewer parties."
-        )
+def _cut(size: int, part: int, parts: int) -> slice:
     return slice(part * size // parts, (part + 1) * size // parts)
+
+
+def _grid(parties: int) -> tuple[int, int]:
+    """Return how many parties an image has down and across: as square as possible."""
+    down = max(d for d in range(1, math.isqrt(parties) + 1) if parties % d == 0)
+    return down, parties // down
+
+
+def _check_cuts(data: DataConfig, sequences: bool, shape: tuple[int, ...], parties: int) -> None:
+    """Raise `ConfigError` if a party's part of samples of this shape would be empty."""
+    grid = False
+    if len(shape) == 1 or sequences:
+        most, what = shape[-1], f"{shape[-1]} columns"
+    elif data.image_split in ("rows", "columns"):
+        most = shape[data.image_split == "columns"]
+        what = f"{most} {data.image_split} of pixels"
+    else:
+        most, what = shape[0] * shape[1], f"{shape[0]} x {shape[1]} pixels"
+        grid = data.image_split != "flat"
+
+    def fits(number: int) -> bool:
+        down, across = _grid(number) if grid else (1, 1)
+        return number <= most and (not grid or (down <= shape[0] and across <= shape[1]))
+
+    if fits(parties):
+        return
+    best = next(filter(fits, range(min(parties, most), 0, -1)), 0)
+    how = " as a grid of {} x {}".format(*_grid(parties)) if grid else ""
+    use = f"Use {best}, the largest number below {parties} that works" if best else "Add columns"
+    raise ConfigError(
+        f"{data.dataset} has {what}, too few to divide among {parties} parties{how}. {use}."
+    )

@@ -41,8 +41,9 @@ class Results(Callback):
         self.history: list[dict[str, Any]] = list(history or ())
         self._outdated = history is not None  # the file may hold entries after the checkpoint
         if history is None and any((folder / name).exists() for name in _OF_A_RUN):
+            resume = f" Or set resume='{folder}' to continue it." if _resumable(folder) else ""
             raise ConfigError(
-                f"{folder} already holds a run. Name another folder, or move this one away."
+                f"{folder} already holds a run. Name another folder, or move this one away.{resume}"
             )
         with told(self._file):
             self._file.touch(0o600)  # marks the folder as taken
@@ -85,6 +86,13 @@ class Results(Callback):
 
 
 _OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL)
+
+
+def _resumable(folder: Path) -> bool:
+    """Return whether a folder has the checkpoint of a run that has not finished."""
+    summary = folder / "summary.json"
+    finished = summary.exists() and '"failure": null' in summary.read_text()
+    return (folder / checkpoint.FILE).exists() and not finished
 
 
 def _lines(entries: Sequence[dict[str, Any]]) -> bytes:

@@ -21,6 +21,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.partitioned import check_parties
 from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint
@@ -341,7 +342,8 @@ def prepare(
     if config.running.grow and not config.running.resume:
         earlier = checkpoint.load(config.running.grow)
         earlier_run.check_number(config.running.grow, earlier, config, parties)
-    check_files(config, parties, node_configs)
+    default = parties == 4 and not node_configs
+    check_files(config, parties, node_configs, " (--parties is 4 by default)" if default else "")
     if config.running.parties not in (0, parties):
         raise ConfigError(
             f"parties = {config.running.parties} in the run configuration contradicts the "
@@ -349,18 +351,26 @@ def prepare(
         )
     if not config.data.own_data:
         sized(config, len(load_labels(config).train))
+        check_parties(config.data, config.models.bottom == "lstm", parties)
     return config, {**run_config, "out": str(results_folder(config))}
 
 
-def check_files(config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ConfigError` if parties need files and do not name one each."""
+def check_files(
+    config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]], why: str = ""
+) -> None:
+    """Raise `ConfigError` if parties need files and do not name one each.
+
+    Parameters
+    ----------
+    why : the reason for the number of parties, for the error.
+    """
     if len(node_configs) == parties:
         return
     if config.data.own_data:
         raise ConfigError(
-            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties. "
-            "Name them with --node-config \"file='...' id='...'\", once for each party, in "
-            "process or with --engine supernodes."
+            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} "
+            f"parties{why}. Name them with --node-config \"file='...' id='...'\", once for each "
+            "party, in process or with --engine supernodes."
         )
     if node_configs:
         raise ConfigError(

@@ -109,14 +109,15 @@ def _named(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
 
 
 def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
-    """Return the entries whose name and texts have every word.
+    """Return the entries whose name and texts have every word, and show each word.
 
     Raises
     ------
     ConfigError
         If there is none, with the name that was perhaps meant.
     """
-    found = [each for each in listed if all(_has(each, word.lower()) for word in words)]
+    low = [word.lower() for word in words]
+    found = [_with_reasons(each, low) for each in listed if all(_has(each, word) for word in low)]
     if not found:
         said = " ".join(words)
         close = get_close_matches(said.replace("_", "-"), [each.name for each in listed], 1)
@@ -125,10 +126,23 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     return found
 
 
-def _has(entry: Entry, word: str) -> bool:
+def _texts(entry: Entry) -> list[str]:
     searched = {"meaning", "values", "auto means", "axes"}
-    texts = [text for title, text in entry.details.items() if title in searched]
-    return any(word in text.lower() for text in (entry.name, *texts))
+    return [text for title, text in entry.details.items() if title in searched]
+
+
+def _has(entry: Entry, word: str) -> bool:
+    return any(word in text.lower() for text in (entry.name, *_texts(entry)))
+
+
+def _with_reasons(entry: Entry, words: Sequence[str]) -> Entry:
+    """Add to an entry's summary the first sentence with each word that its lines lack."""
+    said = [entry.summary]
+    for word in words:
+        shown = " ".join((entry.name, entry.choices, *said)).lower()
+        found = [each for text in _texts(entry) for each in sentences(text) if word in each.lower()]
+        said += found[:1] if word not in shown else []
+    return entry._replace(summary=" ".join(said))
 
 
 def _print(tables: Sequence[tuple[str, Table]], note: str = "") -> None:

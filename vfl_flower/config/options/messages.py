@@ -29,9 +29,10 @@ class ScheduleConfig:
         "trips and make embeddings staler.",
         example="window=8",
         basic=True,
-        auto="1 in process. Elsewhere it grows while the loss falls steadily: to 8 under Ray, and "
-        "to 16 between nodes. Zeroth order: 16, and 16 to 64. Over streams, measured times choose "
-        "the longest, up to 32, or 64 for zeroth order.",
+        auto="1 in process. Elsewhere it starts at 1, grows, and shrinks when the loss jumps. It "
+        "grows to at most 8 under Ray, 16 over messages between nodes and 32 over streams. Zeroth "
+        "order: 16 in process, and 16 to 64 elsewhere. Over streams, it grows no longer than "
+        "measured times make worthwhile.",
         least=1,
         related=("max-delay", "transport"),
     )

@@ -21,13 +21,16 @@ def aggregation_of(config: RunConfig) -> Aggregation:
     return kind(config)
 
 
-def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
+def check(
+    config: RunConfig, answers_by_scalars: bool, baseline: bool, coordinated: bool = True
+) -> None:
     """Raise `ConfigError` if the aggregation contradicts other options.
 
     Parameters
     ----------
     answers_by_scalars : whether the label holder answers each step with one number.
     baseline : whether the strategy is a baseline.
+    coordinated : whether parties can step together.
     """
     check_rows(config)
     aggregation, name = aggregation_of(config), config.models.aggregation
@@ -36,6 +39,8 @@ def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
             f"aggregation = {name!r} combines the embeddings itself, and top-model = "
             f"{config.models.top!r} reads them side by side. Choose a built-in top model."
         )
+    if not coordinated and (aggregation.abreast or aggregation.waits):
+        aggregation.check_schedule(2, coordinated)
     aggregation.check(answers_by_scalars, baseline)
     if config.running.grow and not aggregation.may_grow:
         raise ConfigError(

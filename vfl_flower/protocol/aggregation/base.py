@@ -209,7 +209,7 @@ class Aggregation:
         if (self.abreast or self.waits) and not coordinated:
             raise ConfigError(
                 f"aggregation = {self.config.models.aggregation!r} needs parties that step "
-                f"together. Choose a synchronous system, or set quorum = {parties}."
+                "together. Choose a synchronous system, or set quorum to the number of parties."
             )
 
     def permissions(self) -> dict[str, Any]:

@@ -220,7 +220,7 @@ class Secure(Aggregation):
         if not coordinated:
             raise _refusal(
                 "parties that do not step together upload other rows at other times",
-                f"the strategy, or set quorum = {parties}",
+                "the strategy, or set quorum to the number of parties",
             )
 
     def permissions(self) -> dict[str, Any]:
