@@ -9,6 +9,7 @@ from __future__ import annotations
 from benchmarks.papers.page import interval
 from benchmarks.papers.rows import (
     ACCURACY,
+    PERCENT,
     Column,
     Data,
     Histories,
@@ -19,6 +20,7 @@ from benchmarks.papers.rows import (
     Row,
     last,
     until,
+    within,
 )
 
 PARTIES = 8
@@ -97,19 +99,22 @@ def losslessness(data: Data) -> dict[str, Job]:
     """The network: eight parties, and one difference along the direction of the whole model.
 
     Rates fall by a cosine. Joined data have a hundred thousand parameters in one difference, which
-    diverges at the rate of eight parties' top model.
+    diverges at the rate of eight parties' top model. Gradients show what the network can reach.
     """
-    common = {**NETWORK, "dataset": data.mnist, "epochs": 60, "eval-every": 10}
+    common = {**NETWORK, "dataset": data.mnist, "epochs": 20, "eval-every": 5}
     common["lr-schedule"] = "cosine"
     apart: Keys = {"strategy": "asyrevel", "delay": "none", "window": 16}
     apart |= {"party-lr": 0.0012, "server-lr": 0.02}
     joined: Keys = {"strategy": "syn-zoo", "perturbs": "all", "window": 64}
     joined |= {"party-lr": 0.001, "server-lr": 0.001}
-    return {
+    made = {
         f"{name} | {said}": Job(PARTIES, {**common, **keys, "directions": directions})
         for name, directions in (("Gau", "gaussian"), ("Uni", "sphere"))
         for said, keys in (("eight parties", apart), ("joined", joined))
     }
+    gradients: Keys = {"strategy": "vafl", "delay": "none", "window": 8, "epochs": 10}
+    gradients |= {"party-lr": 0.05, "server-lr": 0.05}
+    return {**made, "gradients | eight parties": Job(PARTIES, {**common, **gradients})}
 
 
 def losslessness_of_credit(data: Data) -> dict[str, Job]:
@@ -211,7 +216,7 @@ ROWS = {
     "asyrevel-table4": Row(
         "losslessness, MNIST (or Fashion): eight parties, and the same on joined data",
         losslessness,
-        ACCURACY,
+        {**ACCURACY, "best of 10 epochs": within("test_accuracy", "epoch", 10, PERCENT)},
         theirs={
             "Gau | eight parties": "91.89 ± 0.29",
             "Gau | joined": "91.89 ± 0.25",

@@ -23,6 +23,7 @@ from benchmarks.papers.rows import (
     Row,
     best,
     last,
+    scaled,
     until,
     within,
 )
@@ -74,11 +75,6 @@ def budgets(data: Data) -> dict[str, Job]:
         for epsilon in EPSILONS
         for name, keys in METHODS.items()
     }
-
-
-def scaled(keys: Keys, factor: float) -> Keys:
-    """Multiply both learning rates by a factor."""
-    return {name: float(f"{factor * keys[name]:.3g}") for name in ("party-lr", "server-lr")}
 
 
 def clipping(data: Data) -> dict[str, Job]:

@@ -98,6 +98,11 @@ class Row:
     run: Run | None = None
 
 
+def scaled(keys: Keys, factor: float) -> Keys:
+    """Return both learning rates, multiplied by a factor."""
+    return {name: float(f"{factor * keys[name]:.3g}") for name in ("party-lr", "server-lr")}
+
+
 def value(entry: Mapping[str, Any], name: str) -> float:
     """A figure of an entry."""
     if name == "megabytes":
