@@ -99,7 +99,9 @@ def losslessness(data: Data) -> dict[str, Job]:
     """The network: eight parties, and one difference along the direction of the whole model.
 
     Rates fall by a cosine. Joined data have a hundred thousand parameters in one difference, which
-    diverges at the rate of eight parties' top model. Gradients show what the network can reach.
+    diverges at the rate of eight parties' top model. With "sphere", each model has one; on
+    one sphere of all parameters, a model's part is as long as "scaled-sphere" makes it. Gradients
+    show what the network can reach.
     """
     common = {**NETWORK, "dataset": data.mnist, "epochs": 20, "eval-every": 5}
     common["lr-schedule"] = "cosine"
@@ -109,8 +111,12 @@ def losslessness(data: Data) -> dict[str, Job]:
     joined |= {"party-lr": 0.001, "server-lr": 0.001}
     made = {
         f"{name} | {said}": Job(PARTIES, {**common, **keys, "directions": directions})
-        for name, directions in (("Gau", "gaussian"), ("Uni", "sphere"))
-        for said, keys in (("eight parties", apart), ("joined", joined))
+        for name, said, keys, directions in (
+            ("Gau", "eight parties", apart, "gaussian"),
+            ("Gau", "joined", joined, "gaussian"),
+            ("Uni", "eight parties", apart, "sphere"),
+            ("Uni", "joined", joined, "scaled-sphere"),
+        )
     }
     gradients: Keys = {"strategy": "vafl", "delay": "none", "window": 8, "epochs": 10}
     gradients |= {"party-lr": 0.05, "server-lr": 0.05}

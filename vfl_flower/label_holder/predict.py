@@ -111,7 +111,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         "unknown_rows": int((~known).sum()),
     }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
-    if of_labels and (learnt := of_training(rows, found)):
+    if of_labels and (learnt := _of_training(rows, found)):
         figures["training_rows"] = learnt
         notice.warning(
             "%d of these %d people trained or chose the model: figures on them are too good. Use "
@@ -165,7 +165,7 @@ def _of_labels(
     return {**known_figures, **metrics, "assessment": assessment}
 
 
-def of_training(rows: RowsToPredict, found: Checkpoint) -> int:
+def _of_training(rows: RowsToPredict, found: Checkpoint) -> int:
     """Return how many rows trained or chose the model, if they are of its run's file; else 0."""
     table, known = rows.table, found.rows
     if table is None or rows.places is None or not len(known) or len(table.ids) <= known.max():

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,10 @@ _OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNA
 
 def _resumable(folder: Path) -> bool:
     """Return whether a folder has the checkpoint of a run that has not finished."""
-    summary = folder / "summary.json"
-    finished = summary.exists() and '"failure": null' in summary.read_text()
-    return (folder / checkpoint.FILE).exists() and not finished
+    with suppress(OSError, ValueError):  # no summary, or half of one: it was interrupted
+        if json.loads((folder / "summary.json").read_text())["failure"] is None:
+            return False
+    return (folder / checkpoint.FILE).exists()
 
 
 def _lines(entries: Sequence[dict[str, Any]]) -> bytes:

@@ -24,6 +24,11 @@ class Quorum:
     word: str
     of: Callable[[int], int]  # parties -> uploads
 
+    @property
+    def coordinates(self) -> bool:
+        """Return whether it waits for all parties, at some number of them from 2 to 8."""
+        return any(self.of(parties) >= parties for parties in range(2, 9))
+
 
 ALL = Quorum("sync", lambda parties: parties)
 ONE = Quorum("async", lambda parties: 1)

@@ -156,8 +156,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     estimators.check(config)
     codecs.check(config)
     estimator = estimators.choose(config)(config)
-    waits = any(system.quorum.of(parties) >= parties for parties in range(2, 9))
-    coordinated = waits or config.schedule.quorum is not None
+    coordinated = system.quorum.coordinates or config.schedule.quorum is not None
     aggregation.check(config, estimator.answers_by_scalars, bool(system.baseline), coordinated)
     labels.check(config.data)
     config.assessment.check(config.data)

@@ -39,7 +39,7 @@ def check(
             f"aggregation = {name!r} combines the embeddings itself, and top-model = "
             f"{config.models.top!r} reads them side by side. Choose a built-in top model."
         )
-    if not coordinated and (aggregation.abreast or aggregation.waits):
+    if not coordinated:  # at any number of parties
         aggregation.check_schedule(2, coordinated)
     aggregation.check(answers_by_scalars, baseline)
     if config.running.grow and not aggregation.may_grow:
