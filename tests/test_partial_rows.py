@@ -27,6 +27,7 @@ from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.data.at_party import load_partition
 from vfl_flower.data.row_mask import draw_row_masks
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.models import top_layers
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import trained
@@ -60,6 +61,13 @@ class Average(nn.Module):
         blocks = h.view(len(h), len(self.sizes), -1)
         mean = blocks.sum(1) / present.sum(1, keepdim=True).clamp_min(1)
         return self.last(mean)  # type: ignore[no-any-return]
+
+
+class MeanOfAll(Average):
+    """The same of all parties, which all have the row."""
+
+    def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(h, torch.ones(len(h), len(self.sizes)))
 
 
 def rows_of(own: int = 0) -> tuple[Tensor, Tensor]:
@@ -122,20 +130,33 @@ def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("presence", [0.5, 1.0])
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
-def test_a_pair_is_evaluated_as_its_two_cases(model: dict[str, Any]) -> None:
-    config = resolve({"presence": 0.5, "embedding-size": 3, **model})
+def test_pairs_of_many_parties_are_evaluated_as_each_case_alone(
+    model: dict[str, Any], known: bool, presence: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``known``: the table already has the second embedding of each pair, as one-sided."""
+    monkeypatch.setattr(top_layers, "_AT_ONCE", 2 * ROWS)  # one or two parties at once
+    if presence == 1:
+        model = {**model, "top-model": model["top-model"].replace(":Average", ":MeanOfAll")}
+    config = resolve({"presence": presence, "embedding-size": 3, **model})
     top = aggregation_of(config).build_top(SIZES, OUTPUTS)
-    h, _ = rows_of()
-    columns, blocks = slice(3, 6), (torch.randn(ROWS, 3), torch.randn(ROWS, 3))
+    h = rows_of()[0][:, : None if presence < 1 else sum(SIZES)]
+    blocks = []
+    for start in (0, 3, 6):
+        at = slice(start, start + 3)
+        blocks.append((at, torch.randn(ROWS, 3), h[:, at] if known else torch.randn(ROWS, 3)))
     with torch.no_grad():
-        pair = top.pair(h, columns, *blocks, [ROWS], b"")
-        for outputs, block in zip(pair, blocks, strict=True):
-            replaced = h.clone()
-            replaced[:, columns] = block
-            torch.testing.assert_close(outputs, top(replaced), rtol=1e-4, atol=1e-6)
-    absent = h[:, -2] == 0
-    assert absent.any() and torch.equal(pair[0][absent], pair[1][absent])
+        pairs = top.pairs(h, blocks, [ROWS], b"")
+        assert [each.shape for each in pairs] == 2 * [(3, ROWS, OUTPUTS)]
+        for party, (at, *pair) in enumerate(blocks):
+            for outputs, block in zip(pairs, pair, strict=True):
+                replaced = h.clone()
+                replaced[:, at] = block
+                torch.testing.assert_close(outputs[party], top(replaced), rtol=1e-4, atol=2e-6)
+            absent = h[:, 9 + party] == 0 if presence < 1 else torch.zeros(ROWS, dtype=torch.bool)
+            assert torch.equal(pairs[0][party][absent], pairs[1][party][absent])
 
 
 # --- subsets ------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from vfl_flower.party import stacked
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST, Stack
-from vfl_flower.party.state import load_scalars
+from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions, StackedDirections
 from vfl_flower.protocol.systems import load_system, resolve
@@ -265,8 +265,9 @@ def contexts_of(keys: dict[str, Any]) -> list[Context]:
 
 def turns(contexts: list[Context], number: int, answers: list[Arrays]) -> list[Message]:
     """Messages of a turn, each with an answer."""
+    epoch, first = divmod(number - 1, 3)
     order = partial(
-        TrainOrder, exchange=number, epoch=0, first=number - 1, steps=1, coordinated=True
+        TrainOrder, exchange=number, epoch=epoch, first=first, steps=1, coordinated=True
     )
     return [
         to_message(order(arrays=answer), context.node_id, 60.0)
@@ -359,6 +360,38 @@ def test_an_evaluation_learns_in_a_stack_and_feedback_of_no_use_fails_alone(
                     sent(reply)
         else:
             np.testing.assert_allclose(sent(one), sent(other), **ROUNDING)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+@pytest.mark.parametrize("leaves", ["alone", "process"])
+def test_a_party_that_leaves_a_stack_keeps_its_own_optimizer(
+    keys: dict[str, Any], stacks: list[int], optimizer: str, leaves: str
+) -> None:
+    """Parties of a stack share the memory of moments, and count their steps by themselves."""
+    generator, ends = np.random.default_rng(0), []
+    drawn = generator.standard_normal((6, PARTIES, 32, 4), np.float32)
+    for together in (True, False):
+        contexts = contexts_of({**keys, "optimizer": optimizer, "party-lr": 0.01})
+        for number, of_turn in enumerate(drawn, start=1):
+            answers = [{"gradient": each} for each in of_turn] if number > 1 else [{}] * PARTIES
+            messages = turns(contexts, number, answers)
+            apart = PARTIES if not together else int(leaves == "alone" and number == 3)
+            replies = list(map(client_app.app, messages[:apart], contexts[:apart]))
+            if together:
+                replies += client_app.app.serve_turns(messages[apart:], contexts[apart:])
+            if leaves == "process" and number == 3:
+                between.forget(contexts[0].run_id)
+        optimizers = [load_arrays(context.state, "optimizer") for context in contexts]
+        ends.append(([sent(reply) for reply in replies], optimizers))
+        between.forget(contexts[0].run_id)
+    (ours, our_states), (theirs, their_states) = ends
+    np.testing.assert_allclose(ours, theirs, **ROUNDING)
+    for mine, other in zip(our_states, their_states, strict=True):
+        assert mine.keys() == other.keys() and len(mine) > 0
+        for name, array in mine.items():
+            np.testing.assert_allclose(array, other[name], rtol=1e-4, atol=1e-5, err_msg=name)
+            assert not name.endswith("step") or array == 5
+    assert PARTIES - int(leaves == "alone") in stacks
 
 
 def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(

@@ -238,9 +238,9 @@ class WindowTable(Table):
                 f"has a window of {len(rows)} rows, and `most_rows` of the sampling promises at "
                 f"most {len(self.rows)}. Correct `most_rows`."
             )
-        if not np.array_equal(self._ids, window.ids):
-            self._ids = window.ids
+        if self._ids is not window.ids and not np.array_equal(self._ids, window.ids):
             self._parties.clear()
+        self._ids = window.ids
         self._parties.add(party)
         self._of[party][: len(rows)] = rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -15,6 +15,10 @@ from torch.nn import functional
 from vfl_flower.config.options import ModelConfig
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.training import autocast, in_float32
+
+Block = tuple[slice, Tensor, Tensor]
+"""The pair of a party: its columns in rows h, and two embeddings [R, E] for them."""
+_AT_ONCE = 2**20  # numbers of a layer, for the pairs of many parties: 4 MB
 
 
 class TopModel(nn.Module):
@@ -74,7 +78,7 @@ class TopModel(nn.Module):
         change = change / self.blocks if self.combine == "mean" else change
         if not len(self.layers):
             return change
-        weight = next(self.parameters())
+        weight = cast(nn.Linear, self.layers[0]).weight
         return change @ (weight[:, columns] if self.combine == "concat" else weight).T
 
     def rest(self, z: Tensor) -> Tensor:
@@ -83,26 +87,33 @@ class TopModel(nn.Module):
             z = layer(functional.relu(z))
         return z
 
-    def pair(
-        self,
-        h: Tensor,
-        columns: slice,
-        first: Tensor,
-        second: Tensor,
-        lengths: Sequence[int],
-        key: bytes,
+    def pairs(
+        self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [R, C] with either block in one party's ``columns``.
+        """Return outputs [P, R, C] of rows h with the first, and with the second of each pair.
+
+        The first layer is linear, and a pair changes the columns of one party. So all pairs share
+        the layer's output for h. The other layers are one pass for many parties.
 
         Parameters
         ----------
         h : rows of a window.
+        blocks : the pair of each of P parties.
         key : decides the random numbers. Buffers do not learn.
         """
-        z = self.first(with_block(h, columns, second))
-        # The first layer is linear, and the blocks of the other parties stay the same.
-        change = self.first_change(columns, first - second, h)
-        return self.rest(z + change), self.rest(z)
+        z = self.first(h)
+        # The second embeddings may be in h already. A GPU would wait for each comparison.
+        in_h = h.is_cpu and all(torch.equal(b, h[:, columns]) for columns, _, b in blocks)
+        firsts, seconds = [], []
+        for some in split(blocks, max(1, _AT_ONCE // max(1, z.numel()))):
+            at_second = z.expand(len(some), *z.shape)
+            if not in_h:
+                moved = [(columns, second - h[:, columns]) for columns, _, second in some]
+                at_second = z + torch.stack([self.first_change(*each, h) for each in moved])
+            changes = [self.first_change(at, first - second, h) for at, first, second in some]
+            firsts.append(self.rest(at_second + torch.stack(changes)))
+            seconds.append(self.rest(at_second))
+        return torch.cat(firsts), torch.cat(seconds)
 
     def embedded(self, h: Tensor) -> Tensor:
         """Return embeddings of all blocks, [R, B * E], of rows h."""
@@ -203,17 +214,11 @@ class CombiningTop(TopModel):
     itself, and is the same in each step.
     """
 
-    def pair(
-        self,
-        h: Tensor,
-        columns: slice,
-        first: Tensor,
-        second: Tensor,
-        lengths: Sequence[int],
-        key: bytes,
+    def pairs(
+        self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [R, C] with either block in one party's ``columns``."""
-        return self(with_block(h, columns, first)), self(with_block(h, columns, second))
+        """Return outputs [P, R, C] of rows h with the first, and with the second of each pair."""
+        return one_by_one(h, blocks, self)
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
         """Return gradient rows of the parties, [R, M * E]."""
@@ -232,9 +237,22 @@ class CombiningTop(TopModel):
         return found
 
 
-def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:
-    """Return rows h [R, ...] with ``block`` in these columns."""
-    return torch.cat([h[:, : columns.start], block, h[:, columns.stop :]], dim=1)
+def one_by_one(
+    h: Tensor, blocks: Sequence[Block], outputs: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return outputs [P, R, C] as `TopModel.pairs`, by two passes over all rows for each party."""
+    pairs = [
+        [outputs(torch.cat([h[:, : at.start], each, h[:, at.stop :]], dim=1)) for each in pair]
+        for at, *pair in blocks
+    ]
+    firsts, seconds = zip(*pairs, strict=True)
+    return torch.stack(firsts), torch.stack(seconds)
+
+
+def split(blocks: Sequence[Block], at_once: int) -> Iterator[Sequence[Block]]:
+    """Yield the pairs of at most ``at_once`` parties at a time."""
+    for first in range(0, len(blocks), at_once):
+        yield blocks[first : first + at_once]
 
 
 # --- widths of linear layers, from the inputs to the outputs --------------------------------------

@@ -37,7 +37,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
-from vfl_flower.models.top_layers import CombiningTop, TopModel, with_block
+from vfl_flower.models.top_layers import Block, CombiningTop, TopModel, one_by_one
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 
 
@@ -69,18 +69,15 @@ class OwnTop(TopModel):
         """Return the arguments of the module's call."""
         return (z,)
 
-    def pair(
-        self,
-        h: Tensor,
-        columns: slice,
-        first: Tensor,
-        second: Tensor,
-        lengths: Sequence[int],
-        key: bytes,
+    def pairs(
+        self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [R, C] with either block in one party's ``columns``."""
-        of_first, of_second = (with_block(h, columns, block) for block in (first, second))
-        return passes.pair(self, of_first, of_second, lengths, key)
+        """Return outputs [P, R, C] of rows h with the first, and with the second of each pair."""
+
+        def outputs(rows: Tensor) -> Tensor:
+            return passes.window(self, rows, lengths, key=key, learns=False)[0]
+
+        return one_by_one(h, blocks, outputs)
 
     def passes(
         self,

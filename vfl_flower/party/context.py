@@ -79,6 +79,7 @@ def _load(context: Context, party: Party) -> None:
     scalars = {"run": str(context.run_id), **state.load_scalars(kept)}
     party.load_state_dict({"scalars": scalars, "large": state.load_large(kept)})
     party.limits = builder.limits_of(context, party.origin.counted_since)
+    here.stack = None
     model = here.model() if here.model else None
     if model is None or model is not kept.get("model"):
         if model is not None:  # the other Context keeps its own copy of this model
@@ -98,7 +99,9 @@ def save(context: Context, party: Party) -> None:
     if learner.model.by_step or model is None or model is not records.get("model"):
         groups |= learner.state_dict()  # else the state's record shares the model's memory
     elif learner.optimizer.state:
-        groups["optimizer"] = optimizer_tensors(learner.optimizer)
+        tensors = optimizer_tensors(learner.optimizer)
+        if not state.shares_memory(records["optimizer"], tensors):
+            groups["optimizer"] = tensors
     state.save_groups(context.state, party.about, groups)
     if party.seal:
         party.seal.keep(context)

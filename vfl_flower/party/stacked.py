@@ -262,6 +262,8 @@ class Stack:
         self.optimizer = cast(Any, type(one.optimizer))([group])
         self.trace: Any = None
         self.pending = [party.pending for party in parties]  # windows that await feedback
+        # State of the optimizer by name, and the tensor whose parts the parties' optimizers hold.
+        self._shared: dict[str, tuple[Tensor, Tensor]] = {}
         self._windows: list[Window] = []
         self._keys: list[bytes] = []  # of each party's directions
         self._directions: StackedDirections | None = None
@@ -290,7 +292,7 @@ class Stack:
         blocks = decode_many(links, arrays, self._windows)
         self._take_optimizers()
         self.estimator.update(self, blocks, pending[0].order, pending[0].rows)
-        self._give_optimizers_back()
+        self._share_optimizers()
         for party in self.members:
             party.forget_window()
         self.pending = [None] * len(self.members)
@@ -309,9 +311,8 @@ class Stack:
         self.pending = [turn.party.pending for turn in turns]
 
     def _take_optimizers(self) -> None:
-        """Stack the per-parameter states of the parties' optimizers, if any."""
-        self.optimizer.state.clear()
-        if self.optimizer.param_groups[0]["plain"]:
+        """Stack the per-parameter states of the parties' optimizers, unless they are stacked."""
+        if self.optimizer.param_groups[0]["plain"] or self._shared:
             return
         kept = [optimizer_tensors(party.learner.optimizer) for party in self.members]
         for name, one in kept[0].items():
@@ -322,14 +323,18 @@ class Stack:
             stacked = torch.stack(of_each) if one.dim() else one.clone()
             self.optimizer.state[parameter][key] = stacked
 
-    def _give_optimizers_back(self) -> None:
-        """Copy the stacked states back to the parties' optimizers."""
+    def _share_optimizers(self) -> None:
+        """Have the parties' optimizers share the memory of the stacked states."""
         for name, stacked in optimizer_tensors(self.optimizer).items():
-            parts = stacked.unbind() if stacked.dim() else [stacked] * len(self.members)
-            for party, part in zip(self.members, parts, strict=True):
-                optimizer = party.learner.optimizer
-                parameter, key = _place(optimizer, name)
-                optimizer.state[parameter][key] = part.clone()
+            known, of_parties = self._shared.get(name, (None, stacked))
+            if known is not stacked:
+                of_parties = stacked if stacked.dim() else stacked.repeat(len(self.members))
+                self._shared[name] = stacked, of_parties
+                for party, part in zip(self.members, of_parties.unbind(), strict=True):
+                    parameter, key = _place(party.learner.optimizer, name)
+                    party.learner.optimizer.state[parameter][key] = part
+            elif not stacked.dim():  # a party that later trains alone counts by itself
+                of_parties.fill_(stacked)
 
     # --- interface for estimators ---------------------------------------------------------------
 

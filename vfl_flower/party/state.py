@@ -47,6 +47,15 @@ def save_group(state: RecordDict, name: str, arrays: Memory) -> None:
     state[name] = record
 
 
+def shares_memory(record: Any, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether a record's arrays are these tensors."""
+    arrays = contents(record)
+    return arrays.keys() == tensors.keys() and all(
+        isinstance(array, _LiveArray) and array.live is tensors[name]
+        for name, array in arrays.items()
+    )
+
+
 def settle(record: ArrayRecord) -> None:
     """Copy the arrays of a record, to detach it from shared memory."""
     for array in record.values():

@@ -150,38 +150,46 @@ class ZerothOrder(Estimator):
         """Answer with scalar differences [S], at the top model before this call."""
         if self.config.estimator.perturbs == "all":
             return self._joint_answer(end, arrivals, joint)
-        answers: dict[int, Blocks] = {}
-        for arrival in arrivals:
-            if arrival.party in end.frozen:
-                answers[arrival.party] = {}
-                continue
-            answers[arrival.party] = {"difference": self._scalars(end, arrival)}
         h, labels = end.gather(joint.window)
+        answers: dict[int, Blocks] = {each.party: {} for each in arrivals}
+        learning = [each for each in arrivals if each.party not in end.frozen]
+        if not joint.places:
+            answers |= self._scalars(end, learning, h, labels)
+        for arrival in learning if joint.places else ():
+            answers |= self._scalars(end, [arrival], *end.gather(arrival.window))
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
         return answers
 
     @torch.no_grad()
-    def _scalars(self, end: HolderEnd, arrival: Arrival) -> Tensor:
-        """Return one difference for each step of a party's window, [S].
+    def _scalars(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], h: Tensor, labels: Tensor
+    ) -> dict[int, Blocks]:
+        """Answer parties that sent the same rows h with one difference a step each, [S].
 
         Take the difference of each row before the mean over rows.
         """
-        sent = arrival.reading.embeddings
-        first, second = (each.to(end.device, non_blocking=True) for each in sent)
-        window, columns, top = arrival.window, end.columns[arrival.party], end.top
-        h, labels = end.gather(window)
+        if not arrivals:
+            return {}
+        window, parties = arrivals[0].window, len(arrivals)
         lengths = of_steps = window.lengths.tolist()
         copies = end.copies(h, lengths, end.steps)
         if copies:
             h, labels, of_steps = copies.h, labels[copies.rows], copies.lengths
-            first, second = first[copies.rows], second[copies.rows]
-        pair = top.pair(h, columns, first, second, of_steps, end.key)
-        values = [end.loss.per_row(each, labels) for each in pair]
-        of_rows, _ = differences(self.config.estimator, values)
-        of_rows = copies.mean(of_rows) if copies else of_rows
-        divided = end.sampling.divisors(arrival.batches.lengths).tolist()
-        return self._means(end, of_rows, lengths, divided)
+        blocks = []
+        for arrival in arrivals:
+            sent = (each.to(end.device, non_blocking=True) for each in arrival.reading.embeddings)
+            first, second = (each[copies.rows] if copies else each for each in sent)
+            blocks.append((end.columns[arrival.party], first, second))
+        pairs = end.top.pairs(h, blocks, of_steps, end.key)
+        repeated = labels.repeat(parties)
+        values = [end.loss.per_row(each.flatten(0, 1), repeated) for each in pairs]
+        of_rows = differences(self.config.estimator, values)[0].view(parties, -1)
+        of_rows = copies.mean(of_rows.T).T if copies else of_rows
+        divided = end.sampling.divisors(arrivals[0].batches.lengths).tolist()
+        scalars = self._means(end, of_rows.flatten(), parties * lengths, parties * divided)
+        of_parties = zip(arrivals, scalars.view(parties, -1), strict=True)
+        return {arrival.party: {"difference": each} for arrival, each in of_parties}
 
     @torch.no_grad()
     def _joint_answer(
