@@ -3,20 +3,25 @@
 Ids are whole numbers, and nine in ten are on both sides. Both sides are in this process, one step
 after the other, and each step uses all cores. So the sum is also the time of both sides on this
 machine. With a machine each, the two first blindings could happen at the same time. Processor
-seconds, over all cores, depend less on other work of the machine. The peak is this process's, with
-the data of both sides. Prints one JSON object as its last line.
+seconds, over all cores, depend less on other work of the machine. The floor is four multiplications
+and two hashes to the group for each id, on all cores, with nothing else. It is measured on some ids
+before and after. The peak is this process's, with the data of both sides. Prints one JSON object as
+its last line.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 
+from vfl_flower.alignment import psi
 from vfl_flower.alignment.psi import Blinding, answer, is_answer, match, outputs, question, shuffled
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.data.ids import chosen, encode_ids
@@ -39,6 +44,25 @@ class Watch:
         print(f"{name:36s} {self.seconds[name]:7.1f} s", flush=True)
 
 
+def floor_seconds(ids: int) -> float:
+    """Return the seconds of four multiplications and two hashes for each id, on all cores."""
+    hash_to_group, multiply, _ = psi._libsodium()
+
+    def work(number: int) -> None:
+        digest, scalar = os.urandom(64), os.urandom(32)
+        point, product = ctypes.create_string_buffer(32), ctypes.create_string_buffer(32)
+        for _ in range(2 * number):
+            hash_to_group(point, digest)
+            multiply(product, scalar, point)
+            multiply(product, scalar, point)
+
+    cores = os.cpu_count() or 1
+    start = time.perf_counter()
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, [ids // cores] * cores))
+    return time.perf_counter() - start
+
+
 def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -48,6 +72,8 @@ def main() -> None:
     numbers = np.random.default_rng(0).permutation(n + n // 10)
     mine, theirs = numbers[:n], numbers[-n:]
     watch, load = Watch(), os.getloadavg()[0]
+    some = max(os.cpu_count() or 1, min(n, n // 20 + 1000))  # ids of the floor
+    floors = [floor_seconds(some)]
 
     a, b = Blinding(), Blinding()
     with watch.step("label holder: ids, blinded"):
@@ -75,6 +101,9 @@ def main() -> None:
     if not is_answer(secret, answered):
         raise SystemExit("the label holder has not answered")
 
+    floors.append(floor_seconds(some))
+    floor = n / some * sum(floors) / 2
+
     blindings = list(watch.seconds.values())[:2]
     total = sum(watch.seconds.values())
     figures = {
@@ -82,6 +111,8 @@ def main() -> None:
         "common": len(in_mine),
         "seconds": watch.seconds,
         "seconds_in_all": round(total, 1),
+        "floor_seconds": round(floor, 1),
+        "over_the_floor": round(total / floor, 3),
         "seconds_on_a_machine_each": round(total - min(blindings), 1),
         "processor_seconds": round(sum(os.times()[:2]), 1),
         "bytes_to_party": sent.nbytes + 4 * len(in_theirs),

@@ -30,6 +30,7 @@ from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_large
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.local import LocalGrid
 
 logging.getLogger("flwr").disabled = True
@@ -90,6 +91,12 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def no_alignments(states_elsewhere: None) -> None:
     """None is kept from another test, whose files may have the same ids."""
     forget_alignments()
+
+
+@pytest.fixture(autouse=True)
+def a_task() -> None:
+    """Messages name their sender, whichever test of a process comes first."""
+    begin_task()
 
 
 def nightly(*values: Any) -> Any:

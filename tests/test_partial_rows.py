@@ -64,7 +64,7 @@ class Average(nn.Module):
 
 
 class MeanOfAll(Average):
-    """The same of all parties, which all have the row."""
+    """A user's top model of parties that have all rows."""
 
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(h, torch.ones(len(h), len(self.sizes)))
@@ -130,32 +130,36 @@ def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("presence", [0.5, 1.0])
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
 def test_pairs_of_many_parties_are_evaluated_as_each_case_alone(
-    model: dict[str, Any], known: bool, presence: float, monkeypatch: pytest.MonkeyPatch
+    model: dict[str, Any], known: bool, presence: float, own: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``known``: the table already has the second embedding of each pair, as one-sided."""
-    monkeypatch.setattr(top_layers, "_AT_ONCE", 2 * ROWS)  # one or two parties at once
     if presence == 1:
         model = {**model, "top-model": model["top-model"].replace(":Average", ":MeanOfAll")}
-    config = resolve({"presence": presence, "embedding-size": 3, **model})
-    top = aggregation_of(config).build_top(SIZES, OUTPUTS)
-    h = rows_of()[0][:, : None if presence < 1 else sum(SIZES)]
+    keys = {"presence": presence, "embedding-size": 3, "bottom-model": "mlp", "top-hidden": 8}
+    top = aggregation_of(resolve({**keys, **model})).build_top(SIZES, OUTPUTS, own)
+    width = 8 if model["top-model"] == "mlp" else OUTPUTS
+    monkeypatch.setattr(top_layers, "_AT_ONCE", 2 * ROWS * width)
+    h = rows_of(own)[0][:, : None if presence < 1 else sum(SIZES) + own]
     blocks = []
     for start in (0, 3, 6):
         at = slice(start, start + 3)
         blocks.append((at, torch.randn(ROWS, 3), h[:, at] if known else torch.randn(ROWS, 3)))
     with torch.no_grad():
-        pairs = top.pairs(h, blocks, [ROWS], b"")
-        assert [each.shape for each in pairs] == 2 * [(3, ROWS, OUTPUTS)]
+        parts = list(top.pairs(h, blocks, [ROWS], b""))
+        at_once = [1, 1, 1] if "/" in model["top-model"] else [2, 1]
+        assert [len(first) for first, _ in parts] == at_once
+        pairs = [torch.cat(each) for each in zip(*parts, strict=True)]
         for party, (at, *pair) in enumerate(blocks):
             for outputs, block in zip(pairs, pair, strict=True):
                 replaced = h.clone()
                 replaced[:, at] = block
                 torch.testing.assert_close(outputs[party], top(replaced), rtol=1e-4, atol=2e-6)
-            absent = h[:, 9 + party] == 0 if presence < 1 else torch.zeros(ROWS, dtype=torch.bool)
+            absent = h[:, party - 3] == 0 if presence < 1 else torch.zeros(ROWS, dtype=torch.bool)
             assert torch.equal(pairs[0][party][absent], pairs[1][party][absent])
 
 

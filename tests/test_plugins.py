@@ -347,8 +347,8 @@ def test_gradient_rows_of_a_users_aggregation_equal_autograd(own: int, tmp_path:
         rows, _ = by_gradient(top, optimizer, h, labels, [20], [20])
         torch.testing.assert_close(rows, due[:, :9], rtol=1e-4, atol=1e-7)
     first, second = torch.randn(2, 20, 3, generator=generator)
-    pairs = top.pairs(h, [(slice(3, 6), first, second)], [20], b"")
-    for (said,), block in zip(pairs, (first, second), strict=True):
+    (pair,) = top.pairs(h, [(slice(3, 6), first, second)], [20], b"")
+    for (said,), block in zip(pair, (first, second), strict=True):
         replaced = h.clone()
         replaced[:, 3:6] = block
         torch.testing.assert_close(said, top(replaced))

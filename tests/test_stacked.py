@@ -394,6 +394,24 @@ def test_a_party_that_leaves_a_stack_keeps_its_own_optimizer(
     assert PARTIES - int(leaves == "alone") in stacks
 
 
+def test_parties_with_other_optimizer_states_train_alone(
+    keys: dict[str, Any], stacks: list[int]
+) -> None:
+    contexts = contexts_of({**keys, "optimizer": "adam", "party-lr": 0.01})
+    answers: list[Arrays] = [{"gradient": np.ones((32, 4), np.float32)}] * PARTIES
+    for number in (1, 2, 3):
+        if number == 3:  # party 0 has not learned yet
+            party = between._parties[0, PARTIES][1]
+            party.learner.optimizer.state.clear()
+            party.in_process.stack = None
+        messages = turns(contexts, number, answers if number > 1 else [{}] * PARTIES)
+        replies = client_app.app.serve_turns(messages, contexts)
+        assert all(np.isfinite(sent(reply)).all() for reply in replies)
+    steps = [load_arrays(context.state, "optimizer")["0.step"] for context in contexts]
+    assert steps == [1] + [2] * (PARTIES - 1)
+    assert stacks == [PARTIES, PARTIES]
+
+
 def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(
     run: Start, keys: dict[str, Any], stacks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

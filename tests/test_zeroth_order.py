@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.models import top_layers
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.optimizers import build_optimizer
@@ -478,6 +480,46 @@ def test_answer_by_hand(differences: str, clip: float | None) -> None:
     assert expected[1] == 0.0  # a step without rows
     assert bool(clipped) == bool(clip)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def of_rows_together(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A user's loss, in which each row's loss depends on the other rows."""
+    losses = loss_per_row(outputs, labels)
+    return losses / losses.mean()
+
+
+@both_differences
+@pytest.mark.parametrize("kind", ["plain", "noisy", "weighted", "own loss"])
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_parties_in_step_are_answered_together_as_one_by_one(
+    differences: str, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top_layers, "_AT_ONCE", at_once * ROWS * 64)
+    keys: dict[str, Any] = {"differences": differences, "batch_size": 4}
+    if kind == "noisy":
+        keys |= {"privacy": "scalar", "noise_multiplier": 1.0, "noise_seed": 3, "clip": 0.5}
+    if kind == "weighted":
+        keys |= {"class_weights": "balanced"}
+    config, (h, labels) = config_of(**keys), others()
+    noisy = ScalarNoise(config, 1.0) if kind == "noisy" else None
+    holder = holder_of(config, h, labels, noisy)
+    if kind == "own loss":
+        holder.loss = replace(holder.loss, own=of_rows_together)
+    pairs = torch.randn(PARTIES, 2, ROWS, SIZE, generator=generator(6)).unbind()
+    window = window_of(LENGTHS)
+    arrivals = [
+        Arrival(party, window, True, Reading(pair[1], tuple(pair.unbind())), window)
+        for party, pair in enumerate(pairs)
+    ]
+    estimator, found = ZerothOrder(config), []
+    for groups in ([arrivals], [[each] for each in arrivals]):
+        if noisy:
+            noisy.drawn = 0
+        answers = [estimator._scalars(holder, group, h, labels) for group in groups]
+        found.append([each[m]["difference"] for each in answers for m in each])
+    assert [each.shape for each in found[0]] == PARTIES * [(len(LENGTHS),)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found[0][0], found[0][1], atol=1e-2)
 
 
 @both_differences

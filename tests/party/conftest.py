@@ -14,7 +14,6 @@ from tests.organisations import ID, small, write
 from tests.party.nodes import KEYS, ROWS, Node, align
 from vfl_flower.label_holder import results
 from vfl_flower.party import context as between
-from vfl_flower.transport.flower_internals import begin_task
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +23,6 @@ def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:
-    begin_task()
     between._parties.clear()
     yield
     between._parties.clear()

@@ -10,12 +10,6 @@ import pytest
 from strategies import history, messenger
 from tests.strategy.parts import Warned
 from vfl_flower.transport import base, gather
-from vfl_flower.transport.flower_internals import begin_task
-
-
-@pytest.fixture(autouse=True)
-def a_task() -> None:
-    begin_task()
 
 
 @pytest.fixture

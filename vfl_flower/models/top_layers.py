@@ -18,6 +18,8 @@ from vfl_flower.models.training import autocast, in_float32
 
 Block = tuple[slice, Tensor, Tensor]
 """The pair of a party: its columns in rows h, and two embeddings [R, E] for them."""
+Outputs = tuple[Tensor, Tensor]
+"""Outputs [P, R, C] of P parties, for the first and for the second embeddings."""
 _AT_ONCE = 2**20  # numbers of a layer, for the pairs of many parties: 4 MB
 
 
@@ -89,8 +91,8 @@ class TopModel(nn.Module):
 
     def pairs(
         self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes
-    ) -> tuple[Tensor, Tensor]:
-        """Return outputs [P, R, C] of rows h with the first, and with the second of each pair.
+    ) -> Iterator[Outputs]:
+        """Yield outputs of rows h with the first, and with the second of each party's pair.
 
         The first layer is linear, and a pair changes the columns of one party. So all pairs share
         the layer's output for h. The other layers are one pass for many parties.
@@ -98,22 +100,21 @@ class TopModel(nn.Module):
         Parameters
         ----------
         h : rows of a window.
-        blocks : the pair of each of P parties.
+        blocks : the pair of each party.
         key : decides the random numbers. Buffers do not learn.
         """
         z = self.first(h)
         # The second embeddings may be in h already. A GPU would wait for each comparison.
         in_h = h.is_cpu and all(torch.equal(b, h[:, columns]) for columns, _, b in blocks)
-        firsts, seconds = [], []
-        for some in split(blocks, max(1, _AT_ONCE // max(1, z.numel()))):
+        at_once = max(1, _AT_ONCE // max(1, z.numel(), len(h) * self.outputs))
+        for some in (blocks[i : i + at_once] for i in range(0, len(blocks), at_once)):
             at_second = z.expand(len(some), *z.shape)
             if not in_h:
                 moved = [(columns, second - h[:, columns]) for columns, _, second in some]
                 at_second = z + torch.stack([self.first_change(*each, h) for each in moved])
             changes = [self.first_change(at, first - second, h) for at, first, second in some]
-            firsts.append(self.rest(at_second + torch.stack(changes)))
-            seconds.append(self.rest(at_second))
-        return torch.cat(firsts), torch.cat(seconds)
+            # Equal shapes round alike, so equal rows of a pair have no difference.
+            yield self.rest(at_second + torch.stack(changes)), self.rest(at_second)
 
     def embedded(self, h: Tensor) -> Tensor:
         """Return embeddings of all blocks, [R, B * E], of rows h."""
@@ -216,8 +217,8 @@ class CombiningTop(TopModel):
 
     def pairs(
         self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes
-    ) -> tuple[Tensor, Tensor]:
-        """Return outputs [P, R, C] of rows h with the first, and with the second of each pair."""
+    ) -> Iterator[Outputs]:
+        """Yield outputs of rows h with the first, and with the second of each party's pair."""
         return one_by_one(h, blocks, self)
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
@@ -239,20 +240,11 @@ class CombiningTop(TopModel):
 
 def one_by_one(
     h: Tensor, blocks: Sequence[Block], outputs: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [P, R, C] as `TopModel.pairs`, by two passes over all rows for each party."""
-    pairs = [
-        [outputs(torch.cat([h[:, : at.start], each, h[:, at.stop :]], dim=1)) for each in pair]
-        for at, *pair in blocks
-    ]
-    firsts, seconds = zip(*pairs, strict=True)
-    return torch.stack(firsts), torch.stack(seconds)
-
-
-def split(blocks: Sequence[Block], at_once: int) -> Iterator[Sequence[Block]]:
-    """Yield the pairs of at most ``at_once`` parties at a time."""
-    for first in range(0, len(blocks), at_once):
-        yield blocks[first : first + at_once]
+) -> Iterator[Outputs]:
+    """Yield what `TopModel.pairs` yields, by two passes over all rows for each party."""
+    for at, *pair in blocks:
+        rows = [torch.cat([h[:, : at.start], each, h[:, at.stop :]], dim=1) for each in pair]
+        yield outputs(rows[0])[None], outputs(rows[1])[None]
 
 
 # --- widths of linear layers, from the inputs to the outputs --------------------------------------

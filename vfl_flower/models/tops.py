@@ -20,7 +20,7 @@ Autograd gives its gradients, behind the methods of `TopModel`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
-from vfl_flower.models.top_layers import Block, CombiningTop, TopModel, one_by_one
+from vfl_flower.models.top_layers import Block, CombiningTop, Outputs, TopModel, one_by_one
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 
 
@@ -71,8 +71,8 @@ class OwnTop(TopModel):
 
     def pairs(
         self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes
-    ) -> tuple[Tensor, Tensor]:
-        """Return outputs [P, R, C] of rows h with the first, and with the second of each pair."""
+    ) -> Iterator[Outputs]:
+        """Yield outputs of rows h with the first, and with the second of each party's pair."""
 
         def outputs(rows: Tensor) -> Tensor:
             return passes.window(self, rows, lengths, key=key, learns=False)[0]

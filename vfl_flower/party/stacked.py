@@ -3,7 +3,7 @@
 An estimator treats a `Stack` as one party. The stack of M parties has rows [R, M, ...], embeddings
 [R, M, E], parameters [M, ...] and directions [S, M, d]. One party has [R, ...], [R, E], [...] and
 [S, d]. So the arithmetic is the same. Each party still counts, saves and sends its own data. The
-stack copies parameters from the parties' models, and copies them back after each window.
+parties' models and optimizers share the memory of their stack.
 
 A batched product rounds otherwise than single products. So small groups of parties, and parties
 without a match by `_kind`, are computed one by one, as on separate nodes.
@@ -291,8 +291,10 @@ class Stack:
         links = [party.links.down for party in self.members]
         blocks = decode_many(links, arrays, self._windows)
         self._take_optimizers()
-        self.estimator.update(self, blocks, pending[0].order, pending[0].rows)
-        self._share_optimizers()
+        try:
+            self.estimator.update(self, blocks, pending[0].order, pending[0].rows)
+        finally:  # a failed update keeps its whole steps
+            self._share_optimizers()
         for party in self.members:
             party.forget_window()
         self.pending = [None] * len(self.members)
@@ -315,10 +317,13 @@ class Stack:
         if self.optimizer.param_groups[0]["plain"] or self._shared:
             return
         kept = [optimizer_tensors(party.learner.optimizer) for party in self.members]
+        other_steps = VflError("has trained for another number of steps than other parties.")
+        if any(each.keys() != kept[0].keys() for each in kept):
+            raise other_steps
         for name, one in kept[0].items():
             of_each = [each[name] for each in kept]
             if not one.dim() and not all(map(one.equal, of_each)):  # the step count
-                raise VflError("has trained for another number of steps than other parties.")
+                raise other_steps
             parameter, key = _place(self.optimizer, name)
             stacked = torch.stack(of_each) if one.dim() else one.clone()
             self.optimizer.state[parameter][key] = stacked

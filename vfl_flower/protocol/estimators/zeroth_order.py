@@ -18,7 +18,7 @@ from vfl_flower.config.errors import ConfigError, DivergedError
 from vfl_flower.config.options import EstimatorConfig, TrainingConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
-from vfl_flower.models.losses import penalty
+from vfl_flower.models.losses import Loss, penalty
 from vfl_flower.protocol import server_update
 from vfl_flower.protocol.batches import Joint, Window, step_means
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
@@ -165,7 +165,7 @@ class ZerothOrder(Estimator):
     def _scalars(
         self, end: HolderEnd, arrivals: Sequence[Arrival], h: Tensor, labels: Tensor
     ) -> dict[int, Blocks]:
-        """Answer parties that sent the same rows h with one difference a step each, [S].
+        """Answer parties that embedded the same rows with one difference a step each, [S].
 
         Take the difference of each row before the mean over rows.
         """
@@ -181,15 +181,16 @@ class ZerothOrder(Estimator):
             sent = (each.to(end.device, non_blocking=True) for each in arrival.reading.embeddings)
             first, second = (each[copies.rows] if copies else each for each in sent)
             blocks.append((end.columns[arrival.party], first, second))
-        pairs = end.top.pairs(h, blocks, of_steps, end.key)
-        repeated = labels.repeat(parties)
-        values = [end.loss.per_row(each.flatten(0, 1), repeated) for each in pairs]
-        of_rows = differences(self.config.estimator, values)[0].view(parties, -1)
-        of_rows = copies.mean(of_rows.T).T if copies else of_rows
+        of_parties = []
+        for pair in end.top.pairs(h, blocks, of_steps, end.key):
+            values = [_row_losses(end.loss, outputs, labels) for outputs in pair]
+            of_rows = differences(self.config.estimator, values)[0]
+            of_parties.append(copies.mean(of_rows.T).T if copies else of_rows)
         divided = end.sampling.divisors(arrivals[0].batches.lengths).tolist()
-        scalars = self._means(end, of_rows.flatten(), parties * lengths, parties * divided)
-        of_parties = zip(arrivals, scalars.view(parties, -1), strict=True)
-        return {arrival.party: {"difference": each} for arrival, each in of_parties}
+        flat = torch.cat(of_parties).flatten()
+        scalars = self._means(end, flat, parties * lengths, parties * divided).view(parties, -1)
+        of_each = zip(arrivals, scalars, strict=True)
+        return {arrival.party: {"difference": mine} for arrival, mine in of_each}
 
     @torch.no_grad()
     def _joint_answer(
@@ -262,6 +263,14 @@ class ZerothOrder(Estimator):
             scalars = scalars + weight * penalties(self.config.training, directions, u, steps)
         first = order.epoch * end.sampling.per_epoch + order.first
         descend(end.optimizer, directions, u, scalars, first)
+
+
+def _row_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each row of P parties, [P, R], from their outputs [P, R, C]."""
+    if loss.own:  # it may mix the rows that it gets
+        return torch.stack([loss.per_row(each, labels) for each in outputs])
+    parties = len(outputs)
+    return loss.per_row(outputs.flatten(0, 1), labels.repeat(parties)).view(parties, -1)
 
 
 def penalties(
