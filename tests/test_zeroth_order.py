@@ -494,7 +494,6 @@ def of_rows_together(outputs: Tensor, labels: Tensor) -> Tensor:
 def test_parties_in_step_are_answered_together_as_one_by_one(
     differences: str, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(top_layers, "_AT_ONCE", at_once * ROWS * 64)
     keys: dict[str, Any] = {"differences": differences, "batch_size": 4}
     if kind == "noisy":
         keys |= {"privacy": "scalar", "noise_multiplier": 1.0, "noise_seed": 3, "clip": 0.5}
@@ -503,6 +502,8 @@ def test_parties_in_step_are_answered_together_as_one_by_one(
     config, (h, labels) = config_of(**keys), others()
     noisy = ScalarNoise(config, 1.0) if kind == "noisy" else None
     holder = holder_of(config, h, labels, noisy)
+    width = holder.top.first(h).shape[1]
+    monkeypatch.setattr(top_layers, "_AT_ONCE", at_once * ROWS * max(width, OUTPUTS))
     if kind == "own loss":
         holder.loss = replace(holder.loss, own=of_rows_together)
     pairs = torch.randn(PARTIES, 2, ROWS, SIZE, generator=generator(6)).unbind()

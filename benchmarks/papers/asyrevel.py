@@ -99,9 +99,9 @@ def losslessness(data: Data) -> dict[str, Job]:
     """The network: eight parties, and one difference along the direction of the whole model.
 
     Rates fall by a cosine. Joined data have a hundred thousand parameters in one difference, which
-    diverges at the rate of eight parties' top model. With "sphere", each model has one; on
-    one sphere of all parameters, a model's part is as long as "scaled-sphere" makes it. Gradients
-    show what the network can reach.
+    diverges at the rate of eight parties' top model. With "sphere", each model has its own sphere.
+    The paper has one sphere of all parameters, on which a model's part grows with the model. So
+    joined data have "scaled-sphere". Gradients show what the network can reach.
     """
     common = {**NETWORK, "dataset": data.mnist, "epochs": 20, "eval-every": 5}
     common["lr-schedule"] = "cosine"

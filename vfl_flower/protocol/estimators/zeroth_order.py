@@ -153,10 +153,11 @@ class ZerothOrder(Estimator):
         h, labels = end.gather(joint.window)
         answers: dict[int, Blocks] = {each.party: {} for each in arrivals}
         learning = [each for each in arrivals if each.party not in end.frozen]
-        if not joint.places:
+        if joint.places:  # parties sent different rows
+            for arrival in learning:
+                answers |= self._scalars(end, [arrival], *end.gather(arrival.window))
+        elif learning:
             answers |= self._scalars(end, learning, h, labels)
-        for arrival in learning if joint.places else ():
-            answers |= self._scalars(end, [arrival], *end.gather(arrival.window))
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
         return answers
@@ -169,8 +170,6 @@ class ZerothOrder(Estimator):
 
         Take the difference of each row before the mean over rows.
         """
-        if not arrivals:
-            return {}
         window, parties = arrivals[0].window, len(arrivals)
         lengths = of_steps = window.lengths.tolist()
         copies = end.copies(h, lengths, end.steps)
@@ -188,8 +187,8 @@ class ZerothOrder(Estimator):
             of_parties.append(copies.mean(of_rows.T).T if copies else of_rows)
         divided = end.sampling.divisors(arrivals[0].batches.lengths).tolist()
         flat = torch.cat(of_parties).flatten()
-        scalars = self._means(end, flat, parties * lengths, parties * divided).view(parties, -1)
-        of_each = zip(arrivals, scalars, strict=True)
+        scalars = self._means(end, flat, parties * lengths, parties * divided)
+        of_each = zip(arrivals, scalars.view(parties, -1).cpu(), strict=True)  # once for all
         return {arrival.party: {"difference": mine} for arrival, mine in of_each}
 
     @torch.no_grad()
