@@ -29,7 +29,8 @@ UPLOAD = ("channel.py:encode", "to the CPU")  # a message takes the bytes of the
 CODED = ("channel.py:send", "to the CPU")  # the same: a codec encodes them in NumPy
 STACKED = ("stacked.py:embed", "to the CPU")  # the same, once for all parties of a stack
 ANSWER = ("first_order.py:answer", "to the CPU")  # the gradient rows, once for all parties
-SCALARS = ("channel.py:encode", "to the CPU")  # the answers of zeroth order, or the top model
+SCALARS = ("zeroth_order.py:_scalars", "to the CPU")  # the same in zeroth order
+TOP = ("channel.py:encode", "to the CPU")  # the top model, where all parties hold the labels
 ROWS = ("magnitude.py:peak", "to the CPU")  # no party may get a gradient beyond the bound
 LOSSES = ("magnitude.py:peak", "to the CPU")  # a loss that is not finite gets no answer
 DIFFERENCES = ("zeroth_order.py:_means", "a value")  # nor does a difference beyond the bound
@@ -63,7 +64,7 @@ STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
     "shared labels": (
         3,
         {"strategy": "ef-vfl", "labels": "shared", "codec": "identity", **ADAM},
-        {"upload": [UPLOAD], "answer": [LOSSES, SCALARS]},
+        {"upload": [UPLOAD], "answer": [LOSSES, TOP]},
     ),
     "cascaded": (
         3,
