@@ -365,7 +365,7 @@ def composed(one: Density, other: Density, multiplier: float, steps: int, delta:
     return float(brentq(excess, 0, 20))
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("eps", "rows", "batch", "steps"), [(1.0, 2000, 32, 100), (4.0, 2000, 32, 630), (2.0, 90, 9, 9)]
 )

@@ -97,7 +97,7 @@ def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(("strategy", "more"), [("cascaded", {}), ("dpzv", DPZV)])
 def test_scalars_hide_labels_from_an_eavesdropper(
     tmp_path: Path, strategy: str, more: dict[str, Any]
@@ -211,6 +211,7 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
     assert (live.uploaded >= live.answered).all()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["ef-vfl", "vafl", "cascaded", "dpzv"])
 def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
     keys = {**SHORT, **FEEDBACK, "strategy": strategy, **(DPZV if strategy == "dpzv" else {})}
@@ -325,6 +326,7 @@ def test_what_cannot_be_audited_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.nightly
 def test_too_few_rows_in_mini_batches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give the run more epochs"):
         keys = {**SHORT, **DPZV, **SECRET, "strategy": "dpzv", "epochs": 1, "out": str(tmp_path)}

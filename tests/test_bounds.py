@@ -75,6 +75,7 @@ misbehaving: Any = Misbehaving
 BY_STEP = {**GOES_ON, "bottom-model": "mlp", "window": 1}  # each upload is answered before the next
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("value", [1e30, 9e5], ids=["beyond all bounds", "beyond all before"])
 @pytest.mark.parametrize(
     ("keys", "name"),

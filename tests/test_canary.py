@@ -120,6 +120,7 @@ def test_perturbed_embeddings_hold_and_half_their_sensitivity_would_not() -> Non
     assert of_embeddings(doubled, rows=1000).claimed < found.shown
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [*GRADIENTS, *OTHERS], ids=str)
 def test_training_uploads_hold(keys: dict[str, Any]) -> None:
     uploads = 2 if keys["strategy"] == "cascaded" else 1  # a pair, or one embedding

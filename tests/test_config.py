@@ -270,7 +270,7 @@ def test_masked_embeddings_are_linear_and_so_is_what_is_looked_at_without_masks(
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("strategy", ["split-nn", "centralised", "local-only", "vafl"])
+@pytest.mark.parametrize("strategy", ["centralised", "split-nn", "local-only", "vafl"])
 def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: str) -> None:
     """For `alone` the epochs are of the best of its runs."""
     keys = {"dataset": "breast-cancer", "strategy": strategy, **ALL_ROWS, "eval-every": 20}
@@ -282,7 +282,7 @@ def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: 
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("strategy", ["split-nn", "centralised"])
+@pytest.mark.parametrize("strategy", ["centralised", "split-nn"])
 def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) -> None:
     """A party that names only an optimizer learns like a party that also names its rate."""
 

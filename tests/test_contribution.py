@@ -126,6 +126,7 @@ def test_numbers_are_judged_by_r2(tmp_path: Path) -> None:
         contribution(tmp_path / "run", "auc")
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_told_is_said(clinic: Organisations, tmp_path: Path) -> None:
     whole = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "whole")}
     run_local(2, whole)

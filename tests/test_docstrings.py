@@ -41,6 +41,7 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert examples_of(getattr(vfl_flower, name), name)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", [n for n in vfl_flower.__all__ if n not in STARTS_PROCESSES])
 def test_an_example_runs(name: str) -> None:
     assert run(getattr(vfl_flower, name), name) == []

@@ -40,6 +40,7 @@ def test_imports_keep_the_contract(copy: Path) -> None:
     assert status == 0, said
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("file", "planted", "broken"),
     [
@@ -113,6 +114,7 @@ HEAVY = (
 """Packages that a party needs for some runs alone."""
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("more", ["", "; import pandas"], ids=["", "control"])
 def test_a_partys_app_imports_no_package_that_few_runs_need(more: str) -> None:
     text = (

@@ -626,6 +626,7 @@ def learnt(keys: Mapping[str, Any]) -> tuple[LabelHolder, NDArray[Any]]:
     return holder, holder.held_out.table.rows.numpy()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", TOGETHER, ids=str)
 def test_embeddings_of_one_window_are_enough_where_all_parties_step_together(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -223,6 +223,7 @@ def test_what_a_frozen_model_keeps_besides_parameters_stays_too(tmp_path: Path) 
             assert all(same) if freeze else not any(same)
 
 
+@pytest.mark.nightly
 def test_new_rows_are_prepared_as_before_and_have_the_earlier_classes(tmp_path: Path) -> None:
     table = cancer()
     table["label"] = np.where(table["label"] == 1, "good", "bad")

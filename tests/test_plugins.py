@@ -447,6 +447,7 @@ def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) ->
         np.testing.assert_array_equal(finished.parameters("top")[name], values)
 
 
+@pytest.mark.nightly
 def test_the_command_takes_what_is_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

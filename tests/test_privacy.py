@@ -379,6 +379,7 @@ class Counting:
         return reply
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "more", [{}, {"strategy": "vafl-t", "quorum": 2}, {"max-delay": 6}], ids=str
 )

@@ -295,6 +295,7 @@ def on_the_wire(keep: float) -> ef_vfl.Compressor:
     return compress
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("play", ["of its calibration"], indirect=True)
 @pytest.mark.parametrize("calibration", ["known", "paper"])
 def test_dpzv(play: Callable[..., Recorded], calibration: str) -> None:

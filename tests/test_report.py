@@ -200,6 +200,7 @@ def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
     assert changed.keys() | rest.keys() | {"out"} == KEYS.keys()  # out is the folder
 
 
+@pytest.mark.nightly
 def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
     keys = {"strategy": "dpzv", "noise-multiplier": 2.0, "dataset": "breast-cancer", "epochs": 1}
     secret = {"sampling": "poisson", "calibration": "secret"}
@@ -450,6 +451,7 @@ def test_a_run_that_was_interrupted_shows_its_best_evaluation(
     assert "The best evaluation so far was after epoch 2." in (banner[0].tail or "")
 
 
+@pytest.mark.nightly
 def test_one_row_of_charts_is_shown_and_a_switch_has_each_axis(tmp_path: Path) -> None:
     page = Page(report([left(tmp_path / "a")]))
     switches = [each.attrib for each in page.all("input")]

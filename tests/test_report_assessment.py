@@ -206,6 +206,7 @@ def test_runs_without_these_fields_have_no_such_section(
     assert len(together.points("gain: share of positives found against share of rows")) == 1
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("value", "calibrate", "said"),
     [

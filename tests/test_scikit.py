@@ -83,6 +83,7 @@ def test_classes_are_parameters_that_clones_share() -> None:
     assert (found["strategy"], found["bottom-model"]) == ("vafl", "tests.towers:plain")
 
 
+@pytest.mark.nightly
 def test_it_stands_in_pipelines_and_cross_validation() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     vertical = VerticalClassifier(parties=3, epochs=8, party_lr=0.2, server_lr=0.2, random_state=1)

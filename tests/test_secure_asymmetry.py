@@ -229,6 +229,7 @@ def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
     np.testing.assert_allclose(shifted - together[there], apart, atol=1e-4)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("defended", [True, False])
 def test_embeddings_of_another_size_are_in_no_sum(
     tmp_path: Path, defended: bool, monkeypatch: pytest.MonkeyPatch

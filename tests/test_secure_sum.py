@@ -301,6 +301,7 @@ def test_a_model_predicts_by_sums(tmp_path: Path) -> None:
 # --- neither side's data are seen ---------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_with_noise_on_labels_neither_sides_data_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path
     assert "means of 2 seeds" in Page(report([comparison])).text
 
 
+@pytest.mark.nightly
 def test_a_target_is_reached_if_every_seed_reaches_it(comparison: Path) -> None:
     of_seeds = [Finished(comparison / "vafl" / f"seed-{seed}").summary for seed in (3, 4)]
     worse, better = sorted(each["test_accuracy"] for each in of_seeds)

@@ -83,6 +83,7 @@ def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
 # --- answers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("run", ["run", "any"])
 def test_answers_equal_what_vfl_predict_writes(
     trained: Organisations, tmp_path: Path, run: str
@@ -179,6 +180,7 @@ def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisa
     return organisations, everyone[ID][160:].tolist()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("run", ["run", "any"])
 def test_ids_outside_the_alignment_are_found_in_one_more_round_trip(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path, run: str
@@ -211,6 +213,7 @@ def test_an_id_that_one_party_lacks_is_scored_without_it(
         assert second["missing"] == {}
 
 
+@pytest.mark.nightly
 def test_people_who_come_to_a_partys_file_are_found_while_it_serves(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -301,6 +304,7 @@ def test_a_party_that_is_slow_to_find_an_id_does_not_cost_the_others(
     assert [each["parties"] for each in answers] == [[0]] * 2
 
 
+@pytest.mark.nightly
 def test_a_limit_of_epochs_does_not_limit_new_ids_and_a_limit_of_uploads_does(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -557,6 +561,7 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
 # --- rules --------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("rule", ["max-predictions", "max-predictions-per-day"])
 def test_a_party_refuses_more_predictions_than_its_rule_allows(
     trained: Organisations, tmp_path: Path, rule: str
@@ -592,6 +597,7 @@ def test_only_callers_with_a_token_are_served(some: Served) -> None:
     assert some.http.get("/v1/model").status_code == 200  # control: the right token
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -627,6 +633,7 @@ def test_a_body_without_length_is_cut_off(some: Served) -> None:
     assert reply.status_code == 413
 
 
+@pytest.mark.nightly
 def test_slow_callers_are_cut_off_and_others_are_served(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -670,6 +677,7 @@ def test_a_full_queue_answers_429(some: Served, monkeypatch: pytest.MonkeyPatch)
     assert all(reply.headers.get("retry-after") for reply in found if reply.status_code == 429)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("how", ["shape", "nan", "huge", "type", "extra"])
 def test_embeddings_that_do_not_fit_are_left_out(
     trained: Organisations, tmp_path: Path, how: str
@@ -766,6 +774,7 @@ def test_files_of_tokens_that_are_not_safe_are_refused(
         Tokens(path)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

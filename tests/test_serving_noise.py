@@ -25,6 +25,7 @@ def embedded(found: Served, *rows: int) -> NDArray[Any]:
     return np.asarray(gather(found.grid, {node: order}, Scored, 30)[node].arrays["embedding"])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("seed", [{}, {"noise-seed": 0}], ids=["secret", "seed"])
 @pytest.mark.parametrize("noise", [{}, NOISE], ids=["plain", "noise"])
 def test_no_two_scores_have_the_same_noise(

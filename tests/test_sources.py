@@ -183,6 +183,7 @@ def test_a_label_holder_reads_its_own_large_table_from_disk(
     assert not read  # so the first run alone read from disk
 
 
+@pytest.mark.one_by_day
 @pytest.mark.usefixtures("all_is_large")
 @pytest.mark.parametrize(
     ("value", "words", "sentence"),

@@ -152,6 +152,7 @@ KINDS: dict[str, dict[str, Any]] = {
 BY_DAY = [name if place in (0, 1, 3, 4) else nightly(name) for place, name in enumerate(KINDS)]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kind", BY_DAY)
 def test_so_they_do_by_every_optimizer_and_schedule(
     run: Start, keys: dict[str, Any], stacks: list[int], kind: str
@@ -362,6 +363,7 @@ def test_an_evaluation_learns_in_a_stack_and_feedback_of_no_use_fails_alone(
             np.testing.assert_allclose(sent(one), sent(other), **ROUNDING)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("leaves", ["alone", "process"])
 def test_a_party_that_leaves_a_stack_keeps_its_own_optimizer(

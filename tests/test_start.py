@@ -224,6 +224,7 @@ def test_files_are_named_so_that_they_are_found_from_anywhere(
 # --- what is let go of ----------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

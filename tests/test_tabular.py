@@ -186,6 +186,7 @@ def test_a_model_predicts_by_the_bins_that_it_was_trained_with(tmp_path: Path) -
     )
 
 
+@pytest.mark.nightly
 def test_stacked_parties_keep_their_own_bins(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, Any] = {"dataset": "breast-cancer", "bottom-model": "tabular", "epochs": 2}
     keys |= ALL_ROWS
@@ -200,6 +201,7 @@ def test_stacked_parties_keep_their_own_bins(run: Start, monkeypatch: pytest.Mon
             np.testing.assert_allclose(ours[name], values, atol=1e-4)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

@@ -116,6 +116,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seeds, "draw_curves", lambda *_: None)
 
 
+@pytest.mark.nightly
 def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path, quick: None) -> None:
     keys = {**QUICK, "strategy": "dpzv", "delta": DELTA}
     runs = repeated(run_local, 2, keys, (), 3, tmp_path / "out")

@@ -139,6 +139,7 @@ def test_the_warm_process_ends_with_the_one_that_orders(place: Path) -> None:
     until(lambda: not warm.is_running() or warm.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.nightly
 def test_nothing_that_is_imported_uses_a_gpu() -> None:
     """A fork of a process that uses CUDA cannot use CUDA."""
     modules = sorted({*NEEDED["superlink"], *NEEDED["supernode"]})

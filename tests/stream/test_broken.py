@@ -200,6 +200,7 @@ def test_a_cut_that_meets_the_renewal_of_a_session_changes_nothing(
 # --- who is refused -----------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("token", ["", "wrong", "of the order", "ÿ"])
 def test_a_call_without_a_token_that_serves_is_refused(
     token: str, streamed: Streamed, logged: list[str]
@@ -296,6 +297,7 @@ def test_a_party_cannot_answer_for_another_run_or_node(
     intruding(streamed, forged, line, logged)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("sent", [b"\0" * 1000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff"])
 def test_bytes_of_no_protocol_on_the_port_do_nothing(
     sent: bytes, streamed: Streamed, logged: list[str]

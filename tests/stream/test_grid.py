@@ -101,6 +101,7 @@ def test_windows_that_are_not_given_go_by_what_exchanges_take(streamed: Streamed
     assert figures["test_accuracy"] > 0.85
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [KEYS, EF_VFL], ids=lambda keys: str(keys["strategy"]))
 def test_sessions_are_renewed_and_leave_the_state_in_a_file(
     keys: dict[str, Any], streamed: Streamed, logged: list[str]
@@ -131,6 +132,7 @@ def unreachable(streamed: Streamed, monkeypatch: pytest.MonkeyPatch, **more: Any
     return {**KEYS, "stream-address": f"127.0.0.1:{streamed.reserved_port()}", **more}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("window", ["auto", 5])
 def test_messages_travel_over_flower_where_parties_cannot_connect(
     window: Any, streamed: Streamed, monkeypatch: pytest.MonkeyPatch, logged: list[str]
