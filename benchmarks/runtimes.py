@@ -6,8 +6,9 @@ TLS and authenticate themselves, all on this machine. Over streams, as in proces
 60,000 rows. Over Flower's messages it has as many as take some two minutes. With ``--delays``,
 SuperNodes reach the label holder through a relay that delays every byte by so much, each way.
 Window 0 is the one that the run chooses by measured times and by its losses. Then a figure is also
-the time to a test accuracy of 90 %, with an evaluation each quarter of an epoch. Prints one JSON
-object as its last line.
+the time to a test accuracy of 90 %, with an evaluation each eighth of an epoch. It counts from the
+first evaluation, since the start of nodes takes longer than the training. Prints one JSON object as
+its last line.
 """
 
 from __future__ import annotations
@@ -68,13 +69,18 @@ def main() -> None:
                     keys = {**CASCADED_MODEL, **through, "stream-ports": str(port)}
                     keys |= {"epochs": options.epochs, "dataset": f"npz:{Path(mnist).absolute()}"}
                     keys |= {"window": window} if window else {}
-                    keys |= {"eval-every": 0.25}
+                    keys |= {"eval-every": 0.125}
                     summary, history = quiet_run(PARTIES, keys, "supernodes")
                 name = f"{delay:g} ms each way, window {window or 'auto'}"
                 figures[name] = {
                     **per_step(history),
                     "seconds_to_90_percent": next(
-                        (each["seconds"] for each in history if each["test_accuracy"] >= 0.9), None
+                        (
+                            round(each["seconds"] - history[0]["seconds"], 1)
+                            for each in history
+                            if each["test_accuracy"] >= 0.9
+                        ),
+                        None,
                     ),
                     "measured": summary["window_measured"],
                     "test_accuracy": round(history[-1]["test_accuracy"], 4),

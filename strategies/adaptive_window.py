@@ -6,8 +6,8 @@ whose round trip takes at most a twentieth of its steps' time.
 
 **Loss.** All steps of a window use the party's parameters at its beginning, as one large mini-batch
 would. With a long window, the sum of these steps can overshoot, and the loss jumps where the next
-window begins. So windows start short. They grow by a twentieth with each answer. A jump of the loss
-makes them a quarter as long.
+window begins. So windows start short. They grow by 7 % with each answer. A jump of the loss makes
+them a quarter as long.
 
 Measured times differ from run to run, and so do windows that depend on them. To repeat a run, set
 the window.
@@ -27,7 +27,8 @@ from vfl_flower.protocol.schedule import Schedule
 _PROBES = 1, 8  # steps of the measured windows
 _SAMPLES = 4  # exchanges of each; the quickest counts, since the others waited for something
 _SHARE = 0.05  # largest share of the round trip in the steps' time
-_GROWTH, _SHRINKAGE = 1.05, 0.25  # of the longest window that the loss allows, with each answer
+_GROWTH, _SHRINKAGE = 1.07, 0.25  # of the longest window that the loss allows, with each answer
+_DEVIATIONS = 2.5  # of the loss, for a jump: at 2, chance alone undoes the growth
 _KEPT = 2048  # lengths of coordinated windows to keep
 
 
@@ -44,13 +45,13 @@ class LossJumps:
         self._last = math.nan
 
     def jumps(self, losses: Sequence[float]) -> bool:
-        """Return whether the first of a window's losses is two deviations above the losses before.
+        """Return whether the first of a window's losses is far above the losses before.
 
         Parameters
         ----------
         losses : training losses of the window's steps, in order.
         """
-        jumped = losses[0] > self._mean + 2 * math.sqrt(self._variance)
+        jumped = losses[0] > self._mean + _DEVIATIONS * math.sqrt(self._variance)
         before = [*losses[:-1]] if len(losses) > 1 else [self._last]
         for earlier, later in zip(before, losses[-len(before) :], strict=True):
             square = (later - earlier) ** 2 / 2
