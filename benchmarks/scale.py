@@ -181,7 +181,7 @@ def plain(folder: Path, point: dict[str, int]) -> dict[str, Any]:
 
 
 def measure(point: dict[str, int], folder: Path) -> dict[str, Any]:
-    """Measure both in new processes, since a child process inherits its parent's peak."""
+    """Measure both, each in a new process, so that neither has the peak of the other."""
     figures = {}
     for way in ("write", "ours", "plain"):
         command = [sys.executable, "-m", "benchmarks.scale", "--of", way, str(folder)]

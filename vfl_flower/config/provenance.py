@@ -31,16 +31,25 @@ def versions() -> dict[str, str]:
 
 def free_memory() -> float:
     """Return the bytes of available memory; infinite if the system hides them."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * float(line.split()[1])
-    except OSError:
-        pass
-    return float("inf")
+    found = _linux("/proc/meminfo", "MemAvailable:")
+    return float("inf") if found is None else found
 
 
 def peak_memory_mb() -> float:
     """Return the peak resident memory of this process so far, in MiB."""
+    found = _linux("/proc/self/status", "VmHWM:")
+    if found is not None:  # on Linux, `ru_maxrss` begins with the peak of the parent process
+        return found / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _linux(file: str, name: str) -> float | None:
+    """Return the bytes that a file of the Linux kernel has under a name; None without it."""
+    try:
+        for line in Path(file).read_text().splitlines():
+            if line.startswith(name):
+                return 1024 * float(line.split()[1])
+    except OSError:
+        pass
+    return None
