@@ -35,8 +35,9 @@ _KEPT = 2048  # lengths of coordinated windows to keep
 class LossJumps:
     """Detects that the loss jumps where a window begins, by more than its noise.
 
-    Noise is the difference between successive losses of one window, which hardly depends on the
-    parameters. So a jump does not count as noise.
+    Noise is the difference between successive losses of one window, whose parameters hardly differ.
+    A jump lies between two windows, so it does not count as noise. Windows of one step have only
+    the difference to the window before.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,8 @@ class AdaptiveWindow:
         self._by_loss = float(schedule.window if by_loss else schedule.longest)
         self._jumps = LossJumps() if self.active and by_loss else None
         # Only an epoch with room for both has two windows in a row of the longer probe.
-        self._measures = schedule.measures and self.active and per_epoch > 2 * _PROBES[1]
+        fits = schedule.longest >= _PROBES[1] and per_epoch > 2 * _PROBES[1]
+        self._measures = schedule.measures and self.active and fits
         self._coordinated = schedule.coordinated
         self._records = records
         self._clock = clock

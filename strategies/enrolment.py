@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.provenance import code_digest, free_memory
+from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
@@ -80,7 +78,6 @@ def enrol(
     then = dict(enumerate(before.strategy["holder"]["sizes"])) if before else {}
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
-    _check_table([each.embedding_size for each in descriptions.values()], labels)
     return {
         each.party: Member(node, each.embedding_size, each.columns)
         for node, each in descriptions.items()
@@ -104,17 +101,6 @@ def _check_brought(
         "The run begins with the models of %s. Parties with a model: %d. New parties: %d.",
         *(config.running.grow, then, len(descriptions) - then),
     )
-
-
-def _check_table(sizes: Sequence[int], labels: Labels) -> None:
-    """Refuse embeddings of these sizes that do not fit into memory."""
-    needed = 4 * sum(sizes) * (len(labels.train) + len(labels.test))
-    if needed > free_memory():
-        raise ConfigError(
-            f"All embeddings need {needed / 1e9:.1f} GB of memory, which are not free. Party "
-            f"{int(np.argmax(sizes))} has the largest, of size {max(sizes)}: give it a smaller "
-            "embedding-size."
-        )
 
 
 def _size(of: float) -> str:

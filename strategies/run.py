@@ -114,11 +114,15 @@ class Run:
         )
         config.assessment.check_rows(len(labels.classes), labels.validation)
         check_segments(labels.segments)
-        window_rows = sampling_of(config, rows).most_rows(self.schedule.longest) if in_step else 0
-        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, window_rows)
+        longest = min(self.schedule.longest, self.budget.per_epoch)  # no window crosses an epoch
+        most_rows = sampling_of(config, rows).most_rows(longest)
+        of_table = most_rows if in_step else 0
+        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, of_table)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(
-            self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
+            self._largest(
+                estimator, rows, most_rows, len(labels.test), max(sizes.values(), default=0)
+            )
         )
         self.waiting = Waiting(self.schedule.quorum, self.records, self.budget)
         self.messenger = Messenger(
@@ -136,15 +140,14 @@ class Run:
         )
 
     def _largest(
-        self, estimator: Estimator, rows: int, test_rows: int, size: int
+        self, estimator: Estimator, rows: int, most_rows: int, test_rows: int, size: int
     ) -> dict[str, int]:
         """Return the most bytes of an upload, by the kind of its order."""
         row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
-        most = sampling_of(self.config, rows).most_rows(self.schedule.longest)
         return {
             TrainOrder.kind: SMALL
             + 4 * self.schedule.longest
-            + estimator.uploads_per_row * row * most,
+            + estimator.uploads_per_row * row * most_rows,
             EmbedOrder.kind: SMALL + row * rows,
             EvaluateOrder.kind: SMALL + row * test_rows,
         }

@@ -179,9 +179,13 @@ def test_results_of_another_run_are_not_written_over(
     said = "already holds a run. Name another folder, or move this one away."
     assert capsys.readouterr().err.endswith(f"{said}\n")
     assert contents(tmp_path / "out") == before
+    resume = f"{said} Or set resume='{tmp_path / 'out'}' to continue it.\n"
+    for text in ("{}", "[]", "{"):
+        (tmp_path / "out" / "summary.json").write_text(text)
+        assert main(arguments) == 1
+        assert capsys.readouterr().err.endswith(resume)
     (tmp_path / "out" / "summary.json").unlink()
     assert main(arguments) == 1
-    resume = f"{said} Or set resume='{tmp_path / 'out'}' to continue it.\n"
     assert capsys.readouterr().err.endswith(resume)
 
 

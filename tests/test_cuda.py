@@ -21,7 +21,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import optimizer_arrays
+from vfl_flower.models.training import optimizer_tensors
 from vfl_flower.party import context as between
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.systems import resolve
@@ -107,7 +107,7 @@ def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
     tables = holder.table.rows, holder.held_out.table.rows, holder.labels, holder.held_out.labels
     seen += [each.device for each in (*tables, *holder.top.parameters())]
     assert len(seen) > 100 and {each.type for each in seen} == {"cuda"}
-    assert all(array.dtype for array in optimizer_arrays(holder.optimizer).values())
+    assert all(each.dtype for each in optimizer_tensors(holder.optimizer).values())
 
 
 class Copies(TorchDispatchMode):

@@ -396,6 +396,31 @@ def test_a_table_on_the_disk_has_the_same_raw_columns(
             pd.testing.assert_series_equal(pd.Series(values), pd.Series(read_again))
 
 
+def test_few_rows_of_a_table_are_read_once_however_often_they_are_asked_for(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service asks for a row at a time."""
+    learnt, source = (
+        OwnFile(str(trained.organisations.files[0]), ID, **WORDS, party=0) for _ in range(2)
+    )
+    preparation = learnt.learn(np.arange(100))
+    reads: list[list[str]] = []
+    read = OwnFile._read
+
+    def counted(self: OwnFile, names: list[str]) -> Any:
+        reads.append(names)
+        return read(self, names)
+
+    monkeypatch.setattr(OwnFile, "_read", counted)
+    monkeypatch.setattr(tables, "_AT_ONCE", 8 * ROWS)  # one column of all rows
+    some = [source.rows(np.array([row]), preparation) for row in (3, 4, 3)]
+    whole = source.rows(np.arange(ROWS), preparation)
+    np.testing.assert_array_equal(np.concatenate(some), whole[[3, 4, 3]])
+    assert len(reads) == 1 + len(source.feature_names)
+    list(source.raw_columns(np.array([3])))
+    assert len(reads) == 1 + len(source.feature_names)
+
+
 # --- a service ----------------------------------------------------------------------------------
 
 

@@ -640,6 +640,22 @@ def test_embeddings_of_one_window_are_enough_where_all_parties_step_together(
     np.testing.assert_array_equal(by_window, by_all)
 
 
+def test_a_window_table_has_no_more_rows_than_an_epoch() -> None:
+    holder, _ = learnt({"sampling": "replacement", "window": 10**5})
+    assert isinstance(holder.table, WindowTable)
+    assert len(holder.labels) <= len(holder.table.rows) < len(holder.labels) + 32
+
+
+def test_embeddings_that_do_not_fit_are_refused_unless_a_window_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vfl_flower.label_holder.table.free_memory", lambda: 50_000.0)
+    learnt({"strategy": "split-nn", "window": 1})
+    sentence = r"needs 0\.0 GB of memory.* Party 0 has the largest, of size 32: give it a smaller"
+    with pytest.raises(ConfigError, match=sentence):
+        learnt({"strategy": "vafl"})
+
+
 def test_embeddings_of_one_window_are_refused_where_parties_step_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -396,6 +396,22 @@ def test_a_party_that_leaves_a_stack_keeps_its_own_optimizer(
     assert PARTIES - int(leaves == "alone") in stacks
 
 
+def test_parties_whose_stack_could_not_embed_learn_on_in_a_new_stack(
+    run: Start, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation comes before and after: a stack that has moved on must not come back."""
+    embed, calls = Stack.embed, count(1)
+
+    def fails_once(stack: Stack, turns: Any) -> None:
+        if next(calls) == 2:
+            raise MemoryError
+        embed(stack, turns)
+
+    monkeypatch.setattr(Stack, "embed", fails_once)
+    assert_same(run, {**keys, "eval-every": 1 / 3})
+    assert next(calls) > 5
+
+
 def test_parties_with_other_optimizer_states_train_alone(
     keys: dict[str, Any], stacks: list[int]
 ) -> None:

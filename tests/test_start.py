@@ -303,7 +303,11 @@ def test_a_superlink_that_ends_at_once_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "actors", "asked"), [(0, 4, None), (1, 3, "0.3333"), (2, 4, "0.5"), (4, 2, "2")]
+    ("gpus", "actors", "asked"),
+    [
+        *((0, 4, None), (1, 3, "0.3333"), (2, 4, "0.5"), (4, 2, "2")),
+        *((2, 3, "0.5"), (3, 4, "0.5"), (4, 5, "0.5"), (2, 5, "0.3333")),  # a GPU for each part
+    ],
 )
 def test_ray_actors_share_the_gpus_of_this_machine(
     gpus: int, actors: int, asked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,7 +318,9 @@ def test_ray_actors_share_the_gpus_of_this_machine(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     superlink = SuperLink(simulation=True)
     superlink.home = tmp_path
-    superlink.submit({}, actors, tmp_path / "log")
-    words = dict(word.split("=") for word in sent[0][-1].split())
+    for config in ({}, {"device": "cpu"}):
+        superlink.submit(config, actors, tmp_path / "log")
+    words, on_cpu = (dict(word.split("=") for word in each[-1].split()) for each in sent)
     assert words.get("client-resources-num-gpus") == asked
+    assert "client-resources-num-gpus" not in on_cpu
     assert words["num-supernodes"] == str(actors)

@@ -22,7 +22,14 @@ from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.rates import Rates
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import autocast, flat, load_optimizer, optimizer_arrays, step_along
+from vfl_flower.models.training import (
+    arrays_of,
+    autocast,
+    flat,
+    load_optimizer,
+    optimizer_tensors,
+    step_along,
+)
 from vfl_flower.protocol.directions import differences as zeroth_order
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.first_order import descend
@@ -174,7 +181,7 @@ def test_steps_equal_torch_with_its_schedule_and_clipping(name: str) -> None:
         theirs.step()
         scheduler.step()
         if step == 11:  # as after an interruption
-            kept, ours = optimizer_arrays(ours), build_optimizer(config, model, 0.05, 5)
+            kept, ours = arrays_of(optimizer_tensors(ours)), build_optimizer(config, model, 0.05, 5)
             load_optimizer(ours, kept)
         step_along(ours, gradients, step)
     assert min(norms) < 0.7 < max(norms)  # some are clipped

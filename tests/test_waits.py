@@ -33,7 +33,7 @@ SCALARS = ("zeroth_order.py:_scalars", "to the CPU")  # the same in zeroth order
 TOP = ("channel.py:encode", "to the CPU")  # the top model, where all parties hold the labels
 ROWS = ("magnitude.py:peak", "to the CPU")  # no party may get a gradient beyond the bound
 LOSSES = ("magnitude.py:peak", "to the CPU")  # a loss that is not finite gets no answer
-DIFFERENCES = ("zeroth_order.py:_means", "a value")  # nor does a difference beyond the bound
+DIFFERENCES = LOSSES  # nor does a difference beyond the bound
 MASK = ("subsets.py:copies", "to the CPU")  # NumPy draws the subsets of each row's parties
 FINITE = ("learner.py:noise", "a value")  # noise would hide that the model has diverged
 # With error feedback the table on the GPU holds the sums, which are checked before they stay.

@@ -116,7 +116,7 @@ class PartyApp(ClientApp):
                     turns.append(StackedTurn(between.resume(context), order))
             except Exception as error:
                 turns.append(error)
-        stacked.train([turn for turn in turns if isinstance(turn, StackedTurn)])
+        stacked.serve([turn for turn in turns if isinstance(turn, StackedTurn)])
         return [
             _answer_turn(message, context, turn)
             for message, context, turn in zip(messages, contexts, turns, strict=True)

@@ -62,6 +62,19 @@ def test_no_fixed_window_up_to_the_longest_is_quicker_by_a_tenth(way: float, ste
     assert chosen == 1 or of_step[shorter] > 1.0499 * step  # and none is longer than that takes
 
 
+def test_no_measured_window_is_longer_than_the_bound_on_delays() -> None:
+    asynchronous = schedule(True, strategy="vafl", max_delay=4)
+    assert asynchronous.measures and asynchronous.longest == 4
+    records = [PartyRecord(0, 0)]
+    window = AdaptiveWindow(asynchronous, PER_EPOCH, records)
+    for _ in range(100):
+        assert window.next(records[0]) <= 4
+        window.ordered(records[0], 1)
+        records[0].exchange += 1
+        window.answered([1.0])
+    assert window.next(records[0]) == 4
+
+
 def test_parties_that_go_in_step_have_the_same_windows_throughout() -> None:
     world = World(0.01, 0.001, parties=3)
     windows = [world.turn(waits=0.05 * (turn % 3 == 0)) for turn in range(40)]

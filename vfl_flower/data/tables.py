@@ -35,6 +35,7 @@ log = logging.getLogger("flwr")
 Array = NDArray[Any]
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
+_FEW = 100  # of so many rows of a table, one is few
 _MOST_VALUES = 100  # values of a text column; each becomes a column
 
 
@@ -182,9 +183,8 @@ class Table(Source):
     def learn(self, train: Array) -> Preparation:
         """Return medians, text values, means and deviations of the training rows."""
         self.check_features()
-        parts = [
-            self._learn(self._some(group).iloc[train]) for group in self._groups(self.feature_names)
-        ]
+        groups = self._groups(self.feature_names, self.count)
+        parts = [self._learn(self._some(group).iloc[train]) for group in groups]
 
         def in_order(values: str) -> list[float]:  # numbers first
             firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
@@ -198,9 +198,13 @@ class Table(Source):
             in_order("deviation"),
         )
 
-    def _groups(self, names: list[str]) -> Iterator[list[str]]:
-        """Yield these columns in groups of bounded size, since double precision takes memory."""
-        few = max(1, _AT_ONCE // (8 * max(1, self.count)))
+    def _groups(self, names: list[str], rows: int) -> Iterator[list[str]]:
+        """Yield these columns in groups of bounded size, since double precision takes memory.
+
+        A service asks for few rows, and often. These have one group, so that `_some` reads once.
+        """
+        rows = self.count if rows > self.count / _FEW else rows
+        few = max(1, _AT_ONCE // (8 * max(1, rows)))
         return (names[at : at + few] for at in range(0, len(names), few))
 
     def _some(self, names: list[str]) -> Any:
@@ -248,21 +252,21 @@ class Table(Source):
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""
         self._check_columns(preparation)
         found = np.empty((len(places), len(preparation.mean)), np.float32)
-        for part, columns in self._parts(preparation):
+        for part, columns in self._parts(preparation, len(places)):
             frame = self._some([*part.numbers, *part.texts])
             for at in range(0, max(1, len(places)), _ROWS):
                 rows = slice(at, at + _ROWS)
                 found[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
         return found
 
-    def _parts(self, preparation: Preparation) -> Iterator[tuple[Preparation, slice]]:
+    def _parts(self, preparation: Preparation, rows: int) -> Iterator[tuple[Preparation, slice]]:
         """Yield the preparation of a group of columns, and their places in the prepared rows."""
         names = [*preparation.numbers, *preparation.texts]
-        if len(list(self._groups(names))) == 1:
+        if len(list(self._groups(names, rows))) == 1:
             yield preparation, slice(None)
             return
         mean, deviation, end = preparation.mean, preparation.deviation, 0
-        for group in self._groups(list(preparation.numbers)):
+        for group in self._groups(list(preparation.numbers), rows):
             part = slice(end, end := end + len(group))
             medians = {name: preparation.numbers[name] for name in group}
             yield Preparation(medians, {}, mean[part], deviation[part]), part
@@ -274,7 +278,8 @@ class Table(Source):
         self, places: Array, names: Sequence[str] | None = None
     ) -> Iterator[tuple[str, Array]]:
         """Yield columns by name, as `Source.raw_columns`."""
-        for group in self._groups(self.feature_names if names is None else list(names)):
+        wanted = self.feature_names if names is None else list(names)
+        for group in self._groups(wanted, len(places)):
             yield from raw_columns(self._some(group), places)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:

@@ -186,3 +186,12 @@ def load(folder: str | Path) -> Checkpoint:
         raise ConfigError(
             f"{path} is damaged, or another version wrote it. Name another results folder."
         ) from error
+
+
+def has_finished(folder: Path) -> bool:
+    """Return whether a folder has the summary of a run that has finished."""
+    try:
+        failure = json.loads((folder / "summary.json").read_text())["failure"]
+        return failure is None
+    except (OSError, ValueError, KeyError, TypeError):  # no summary, or half of one
+        return False

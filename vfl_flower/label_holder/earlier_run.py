@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
-from vfl_flower.label_holder.checkpoint import Checkpoint, load
+from vfl_flower.label_holder.checkpoint import Checkpoint, has_finished, load
 from vfl_flower.models.optimizers import kind_of
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
@@ -25,17 +24,9 @@ def to_go_on_from(folder: str | Path) -> Checkpoint:
         See `load`. Also if that run has finished.
     """
     found = load(folder)
-    if found.finished and _has_results(Path(folder).expanduser()):
+    if found.finished and has_finished(Path(folder).expanduser()):
         raise ConfigError(f"The run in {folder} has finished. Leave the option resume out.")
     return found
-
-
-def _has_results(folder: Path) -> bool:
-    try:
-        failure = json.loads((folder / "summary.json").read_text())["failure"]
-        return failure is None
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 _MAY_DIFFER = (  # a resumed run may change these options: they do not change its results

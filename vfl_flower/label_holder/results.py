@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,7 @@ _OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNA
 
 def _resumable(folder: Path) -> bool:
     """Return whether a folder has the checkpoint of a run that has not finished."""
-    with suppress(OSError, ValueError):  # no summary, or half of one: it was interrupted
-        if json.loads((folder / "summary.json").read_text())["failure"] is None:
-            return False
-    return (folder / checkpoint.FILE).exists()
+    return not checkpoint.has_finished(folder) and (folder / checkpoint.FILE).exists()
 
 
 def _lines(entries: Sequence[dict[str, Any]]) -> bytes:

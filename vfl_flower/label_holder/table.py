@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, PoisonError, VflError
 from vfl_flower.config.plugins import BOTTOMS
+from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.source import Rows
@@ -50,6 +51,11 @@ class Table:
     own : the label holder's own features, [N, F].
     max_delay : bound D on the age of embeddings in use, in label-holder steps; 0: none.
     present : row mask [N, M], if parties may lack rows.
+
+    Raises
+    ------
+    ConfigError
+        If the table does not fit into memory.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class Table:
         if present is not None:
             self.present = dict(zip(columns, present.T, strict=True))
             own = np.concatenate([own, present.astype(np.float32)], axis=1)
+        _check_memory(columns, 4 * len(own) * (self.received + own.shape[1]))
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
         self._of = {party: self.rows[:, mine] for party, mine in self.columns.items()}
@@ -248,12 +255,29 @@ class WindowTable(Table):
         """Return the ids of all rows, which every party has."""
         return np.arange(len(self._own), dtype=np.int32)
 
+    def forget(self, party: int) -> None:
+        """Clear a party's embeddings, as before its upload of this window."""
+        super().forget(party)
+        self._parties.discard(party)
+
     def state_dict(self) -> Arrays:
         """Return the N rows without embeddings: the next answer needs no earlier one."""
         return {"rows": np.zeros((len(self._own), 0), np.float32)}
 
     def load_state_dict(self, arrays: Arrays) -> None:
         """Do nothing: the table has no state."""
+
+
+def _check_memory(columns: Mapping[int, slice], needed: int) -> None:
+    """Refuse a table of so many bytes that does not fit into memory."""
+    if needed > free_memory():
+        sizes = {party: each.stop - each.start for party, each in columns.items()}
+        largest = max(sizes, key=lambda party: sizes[party])
+        raise ConfigError(
+            f"The table of embeddings needs {needed / 1e9:.1f} GB of memory, which are not free. "
+            f"Party {largest} has the largest, of size {sizes[largest]}: give it a smaller "
+            "embedding-size."
+        )
 
 
 def _peak(blocks: Sequence[Tensor]) -> float:

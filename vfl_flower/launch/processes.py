@@ -144,7 +144,8 @@ class SuperLink:
             resources = "client-resources-num-cpus=1"
             if not ray_cluster():
                 resources += f" init-args-num-cpus={nodes}"
-                if share := _gpus_of_each(nodes):
+                on_gpus = run_config.get("device") != "cpu"
+                if share := _gpus_of_each(nodes) if on_gpus else 0:
                     resources += f" client-resources-num-gpus={share:g}"
             command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
         return self.start(command, log)
@@ -273,8 +274,13 @@ def _write_toml(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _gpus_of_each(actors: int) -> float:
-    """Return this machine's GPUs per actor. Ray hides the GPUs from an actor that asks for none."""
+    """Return this machine's GPUs per actor. Ray hides the GPUs from an actor that asks for none.
+
+    Ray takes a part of a GPU from one GPU alone. So each GPU serves equally many actors.
+    """
     import torch
 
-    share = torch.cuda.device_count() / actors
-    return math.floor(share) if share >= 1 else math.floor(share * 10_000) / 10_000  # Ray's units
+    gpus = torch.cuda.device_count()
+    if not 0 < gpus < actors:
+        return gpus // actors
+    return math.floor(10_000 / math.ceil(actors / gpus)) / 10_000  # Ray's units

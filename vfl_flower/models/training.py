@@ -196,11 +196,6 @@ def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     return arrays_of(model_tensors(model))
 
 
-def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
-    """Return `optimizer_tensors` as arrays."""
-    return arrays_of(optimizer_tensors(optimizer))
-
-
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the state of a torch optimizer; the tensors share its memory.
 
@@ -216,7 +211,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load the state that `optimizer_arrays` returned."""
+    """Load the state that `optimizer_tensors` returned, as arrays."""
     optimizer.state.clear()
     parameters = optimizer.param_groups[0]["params"]
     for key, array in arrays.items():

@@ -30,6 +30,7 @@ from vfl_flower.models.training import (
 from vfl_flower.party.inputs import Inputs
 from vfl_flower.protocol.batches import Window, joined, take
 from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.estimators.base import window_key
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling import sampling_of
@@ -139,7 +140,7 @@ class Learner:
 
     def directions(self, order: TrainOrder) -> Directions:
         """Return the directions of the window of an order."""
-        key = directions_key(self.secret, order)
+        key = window_key(self.secret, order)
         return Directions(self.config.estimator, key, self.model)
 
     # --- interface for the party ----------------------------------------------------------------
@@ -193,8 +194,3 @@ class Learner:
         """Copy the arrays of a model and its optimizer."""
         load_model(self.model, state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
-
-
-def directions_key(secret: bytes, order: TrainOrder) -> bytes:
-    """Return the key of a party's directions for the window of an order."""
-    return secret + f"|{order.exchange}".encode()

@@ -27,11 +27,11 @@ from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, Perturb
 from vfl_flower.models.training import is_large, kind_of, optimizer_tensors, trained
-from vfl_flower.party.learner import directions_key
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.channel import Blocks, decode_many
 from vfl_flower.protocol.directions.window import StackedDirections
+from vfl_flower.protocol.estimators.base import window_key
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.transport.messages import Arrays, EvaluateOrder, TrainOrder, Upload
@@ -44,7 +44,7 @@ _MOST = 128  # parties of a stack: more would exceed the processor's cache
 _DIRECTIONS = 2**25  # numbers in the directions of a stack: 128 MB
 
 
-def train(turns: Sequence[StackedTurn]) -> None:
+def serve(turns: Sequence[StackedTurn]) -> None:
     """Serve each party's turn, as `Party.train` or `Party.evaluate` does."""
     memory_mb = peak_memory_mb()  # to ask for each party would take long
     for turn in turns:
@@ -258,6 +258,7 @@ class Stack:
         self.model: BottomModel = StackedModel([party.learner.model for party in parties])
         for party in parties:
             party.in_process.model = None  # its record shares another memory
+            party.in_process.stack = None  # a former stack has lost them
         group = {**one.optimizer.param_groups[0], "params": list(trained(self.model).values())}
         self.optimizer = cast(Any, type(one.optimizer))([group])
         self.trace: Any = None
@@ -287,7 +288,7 @@ class Stack:
         if not pending:
             return
         self._windows = [each.rows for each in pending]
-        self._keys = [directions_key(each.secret, each.order) for each in pending]
+        self._keys = [window_key(each.secret, each.order) for each in pending]
         links = [party.links.down for party in self.members]
         blocks = decode_many(links, arrays, self._windows)
         self._take_optimizers()
@@ -304,7 +305,7 @@ class Stack:
         self._windows = [turn.window for turn in turns]
         orders = [cast(TrainOrder, turn.order) for turn in turns]
         secrets = [party.learner.secret for party in self.members]
-        self._keys = list(map(directions_key, secrets, orders))
+        self._keys = list(map(window_key, secrets, orders))
         blocks = self.estimator.embed(self, orders[0], self._windows[0])
         of_each = [rows.detach().cpu().unbind(1) for rows in blocks.values()]
         for turn, *mine in zip(turns, *of_each, strict=True):

@@ -26,7 +26,7 @@ class Quorum:
 
     @property
     def coordinates(self) -> bool:
-        """Return whether it waits for all parties, at some number of them from 2 to 8."""
+        """Return whether it waits for all parties, where 2 to 8 train."""
         return any(self.of(parties) >= parties for parties in range(2, 9))
 
 

@@ -13,7 +13,7 @@ import heapq
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
@@ -53,12 +53,12 @@ def serve_messages(
     ----------
     before_many : is called before many turns are served together.
     """
-    if len(messages) >= getattr(app, "fewest_turns", math.inf):  # it `ServesTurns`
+    if len(messages) >= getattr(app, "fewest_turns", math.inf):
         nodes = {message.metadata.dst_node_id for message in messages}
         kinds = {message.metadata.message_type for message in messages}
         if kinds in ({"train"}, {"evaluate"}) and len(nodes) == len(messages):
             before_many()
-            served: Any = app
+            served = cast(ServesTurns, app)
             yield from served.serve_turns(messages, contexts)
             return
     for message, context in zip(messages, contexts, strict=True):

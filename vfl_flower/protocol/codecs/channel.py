@@ -206,9 +206,8 @@ def decode_many(
             if not all(each is not None and (each.dtype, each.shape) == form for each in sent):
                 raise VflError(f"{name!r} is missing, or has another form.")
             rows = np.stack(cast(list[Rows], sent), axis=1)
-            blocks[name] = torch.from_numpy(
-                bounded(name, checked({name: rows}, name, link.dtype, rows.shape))
-            )
+            checked({name: rows}, name, link.dtype, rows.shape, LARGEST)
+            blocks[name] = torch.from_numpy(rows)
         else:
             received = [
                 end[name].receive(name, arrays, window)

@@ -142,7 +142,10 @@ class StackedDirections(Directions):
         self._drawn: Tensor | None = None  # a window of one step adds its direction several times
 
     def can_be_stacked(self, steps: int) -> bool:
-        """Return whether a window has more than one step; a party alone stacks only those."""
+        """Return whether a window has more than one step.
+
+        A stack of parties is small enough that no other limit of a single party applies.
+        """
         return steps > 1
 
     def stack(self, steps: int) -> Tensor:

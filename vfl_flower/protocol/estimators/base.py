@@ -35,6 +35,11 @@ from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 
+def window_key(secret: bytes, order: TrainOrder) -> bytes:
+    """Return the key of what a party draws for the window of an order."""
+    return secret + f"|{order.exchange}".encode()
+
+
 class PartyEnd(Protocol):
     """The party, as an estimator sees it."""
 

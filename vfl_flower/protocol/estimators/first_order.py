@@ -23,7 +23,7 @@ from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd, window_key
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling.base import Sampling
 from vfl_flower.protocol.uploads import Arrival
@@ -51,7 +51,7 @@ class FirstOrder(Estimator):
         """Embed the window's rows, [R, E]."""
         x = end.features(window)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
-        lengths, key = window.lengths.tolist(), end.secret + f"|{order.exchange}".encode()
+        lengths, key = window.lengths.tolist(), window_key(end.secret, order)
         h, hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
         in_one = end.optimizer.param_groups[0]["plain"] or len(window.lengths) == 1
         end.trace = x, hs if in_one else None
@@ -91,7 +91,7 @@ class FirstOrder(Estimator):
         x, hs = end.trace or (end.features(window), None)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         rows, lengths = rows.to(end.device, non_blocking=True), window.lengths.tolist()
-        key, training = end.secret + f"|{order.exchange}".encode(), self.config.training
+        key, training = window_key(end.secret, order), self.config.training
         first = order.epoch * end.sampling.per_epoch + order.first
         descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
 

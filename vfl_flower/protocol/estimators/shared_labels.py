@@ -25,7 +25,7 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
-from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd, window_key
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import Arrays, TrainOrder
@@ -212,7 +212,7 @@ class SharedLabels(FirstOrder):
         columns = slice(end.index * end.size, (end.index + 1) * end.size)
         parameters = end.optimizer.param_groups[0]["params"]
         training, y, start = self.config.training, loss.targets(labels, top.outputs), 0
-        key = end.secret + f"|{order.exchange}".encode()
+        key = window_key(end.secret, order)
         first = order.epoch * end.sampling.per_epoch + order.first
         for step, (length, divisor) in enumerate(zip(lengths, divided, strict=True)):
             rows = slice(start, start + length)
