@@ -136,7 +136,8 @@ def test_a_synchronous_run_is_the_same_as_in_process(
 def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_sentence(
     tmp_path: Path, homes: list[Path]
 ) -> None:
-    finished = run_ray(2, {"strategy": "vafl", "epochs": 8, "out": str(tmp_path / "vafl")})
+    keys = {"strategy": "vafl", "epochs": 8, "window": 8, "out": str(tmp_path / "vafl")}
+    finished = run_ray(2, keys)
     assert finished.summary["test_accuracy"] > 0.8
     assert finished.summary["exchanges"] == 2 * 8 * 5
     private = {"strategy": "dpzv", "epochs": 6, "epsilon": 40.0, "delta": 1e-3, "batch-size": 100}
