@@ -113,7 +113,7 @@ class Fleet:
         log = out / "flower.log"
         return self.superlink.submit({**keys, "out": str(out)}, self.parties, log), Run(out)
 
-    def finish(self, submitted: tuple[subprocess.Popen[bytes], Run], seconds: float = 400) -> Run:
+    def finish(self, submitted: tuple[subprocess.Popen[bytes], Run], seconds: float = 900) -> Run:
         """A run that has ended well."""
         process, finished = submitted
         process.wait(seconds)
