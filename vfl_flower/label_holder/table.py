@@ -73,7 +73,8 @@ class Table:
         if present is not None:
             self.present = dict(zip(columns, present.T, strict=True))
             own = np.concatenate([own, present.astype(np.float32)], axis=1)
-        _check_memory(columns, 4 * len(own) * (self.received + own.shape[1]))
+        if device.type == "cpu" and columns:
+            _check_memory(columns, 4 * len(own) * (self.received + own.shape[1]))
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
         self._of = {party: self.rows[:, mine] for party, mine in self.columns.items()}
