@@ -413,6 +413,7 @@ def test_few_rows_of_a_table_are_read_once_however_often_they_are_asked_for(
 
     monkeypatch.setattr(OwnFile, "_read", counted)
     monkeypatch.setattr(tables, "_AT_ONCE", 8 * ROWS)  # one column of all rows
+    monkeypatch.setattr(tables, "_FEW", 10)
     some = [source.rows(np.array([row]), preparation) for row in (3, 4, 3)]
     whole = source.rows(np.arange(ROWS), preparation)
     np.testing.assert_array_equal(np.concatenate(some), whole[[3, 4, 3]])

@@ -35,7 +35,7 @@ log = logging.getLogger("flwr")
 Array = NDArray[Any]
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
-_FEW = 100  # of so many rows of a table, one is few
+_FEW = 4096  # rows: a service asks for no more at a time
 _MOST_VALUES = 100  # values of a text column; each becomes a column
 
 
@@ -203,7 +203,7 @@ class Table(Source):
 
         A service asks for few rows, and often. These have one group, so that `_some` reads once.
         """
-        rows = self.count if rows > self.count / _FEW else rows
+        rows = self.count if rows > _FEW else rows
         few = max(1, _AT_ONCE // (8 * max(1, rows)))
         return (names[at : at + few] for at in range(0, len(names), few))
 
