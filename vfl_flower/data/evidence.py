@@ -31,6 +31,8 @@ Groups = NDArray[np.uint8]
 NORMAL = 1.959964  # 95 % of a normal distribution is within so many deviations
 _SMOOTHED = 0.5  # least count of a class in a bin
 _CLEAR = 4.0  # least count of the rarer class in an average bin, over the deviation of its noise
+MOST_TOLD = 0.2
+"""Largest of `leverages`. A label with noise explains tanh^2(eps / 2) of itself: 0.21 at eps 1."""
 
 
 @dataclass(frozen=True)
@@ -201,3 +203,29 @@ def _enough(evidence: Evidence, least: float, min_rows: int) -> bool:
     rows, events = evidence.rows.sum(), evidence.events.sum()
     exact = evidence.kept == 1
     return bool(rows >= least and (not exact or min(events, rows - events) >= min_rows))
+
+
+# --- what sums say about one person ---------------------------------------------------------------
+
+
+def leverages(sums: Array, times: Array | None = None) -> Floats:
+    """Return what sums over people say about each of them at most, [N].
+
+    The leverage of person i is a_i' (A A')^+ a_i, where a_i is its column in A. It is the share of
+    its value's variance that the best linear estimate explains. At 1, the sums determine the value.
+
+    Parameters
+    ----------
+    sums : matrix A [K, N] of zeros and ones: a row for each sum, a column for each person.
+    times : number of people with each column, [N]. Each counts once by default.
+    """
+    times = np.ones(sums.shape[1]) if times is None else times
+    pieces = [slice(at, at + 65536) for at in range(0, sums.shape[1], 65536)]
+    gram = np.zeros((len(sums),) * 2)
+    for some in pieces:
+        piece = sums[:, some].astype(np.float64)
+        gram += (piece * times[some]) @ piece.T
+    values, vectors = np.linalg.eigh(gram)
+    real = values > 1e-14 * len(sums) * values[-1]  # others are zero but for rounding
+    whitened = (vectors[:, real] / np.sqrt(values[real])).T
+    return np.concatenate([np.square(whitened @ sums[:, some]).sum(0) for some in pieces])

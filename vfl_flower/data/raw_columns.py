@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,14 @@ class RawColumns:
     alignment : statement about the rows, as in `transport.messages.Description`.
     rows : number n of its training rows.
     read : function that yields the name and the values [n] of each column (`Source.raw_columns`).
+    people : function that returns a number for the person of each row, [n]: by its id if it has
+        one, or else the row's number.
     """
 
     alignment: str
     rows: int
     read: Callable[[], Iterator[tuple[str, Array]]]
+    people: Callable[[], NDArray[np.uint64]]
 
 
 def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
@@ -48,7 +52,8 @@ def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
     train = train[train >= 0]
     if not len(train):
         raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
-    return RawColumns(common.name, len(train), lambda: _checked(own, train))
+    read, people = partial(_checked, own, train), partial(own.people, train)
+    return RawColumns(common.name, len(train), read, people)
 
 
 def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
@@ -90,10 +95,11 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
     alignment = digest_of_rows(numbers, test_numbers)
     if config.data.presence < 1:
         rows = 1 + max(int(part.max()) for part in (numbers, test_numbers))
-        train = train[draw_row_masks(config, rows, parties)[numbers, party]]
+        mask = draw_row_masks(config, rows, parties)[numbers, party]
+        train, numbers = train[mask], numbers[mask]
 
     def read() -> Iterator[tuple[str, Array]]:
         for number, column in enumerate(train.T):
             yield str(number), column.astype(np.float64)
 
-    return RawColumns(alignment, len(train), read)
+    return RawColumns(alignment, len(train), read, lambda: numbers.astype(np.uint64))

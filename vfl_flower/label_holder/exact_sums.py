@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.data.evidence import MOST_TOLD, leverages
+
 _MOST_SUMS = 2000  # of all parties; more take too long to check
 
 
@@ -14,14 +16,10 @@ class Shown:
     """Sums of labels that exact counts show to all parties of a run, and what they say.
 
     Each group of a column is a row of a matrix A [K, N] of zeros and ones, and parties learn A y.
-    The leverage of label i is a_i' (A A')^+ a_i, where a_i is its column in A. It is the share of
-    the label's variance that the best linear estimate explains. At 1, the sums determine the label.
+    `leverages` bounds what they say.
     """
 
-    most = 0.2
-    """Largest leverage. A label with noise explains tanh^2(eps / 2) of itself: 0.21 at 1."""
-
-    def __init__(self, rows: int, most: float = most) -> None:
+    def __init__(self, rows: int, most: float = MOST_TOLD) -> None:
         self.sums = np.ones((1, rows), np.float32)  # A: all parties know the sum of all labels
         self._rows, self._most = rows, most
 
@@ -46,23 +44,7 @@ class Shown:
             added[first + each.astype(np.int64), rows] = 1
             first += int(each.max()) + 1
         sums = np.concatenate([self.sums, added])
-        if self.leverages(sums).max() > self._most:
+        if leverages(sums).max() > self._most:
             return False
         self.sums = sums
         return True
-
-    @staticmethod
-    def leverages(sums: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the leverage of each label by sums A [K, N]: [N]."""
-        gram = np.zeros((len(sums),) * 2)
-        for at in range(0, sums.shape[1], 65536):
-            piece = sums[:, at : at + 65536].astype(np.float64)
-            gram += piece @ piece.T
-        values, vectors = np.linalg.eigh(gram)
-        real = values > 1e-9 * values[-1]
-        whitened = (vectors[:, real] / np.sqrt(values[real])).T
-        found = np.zeros(sums.shape[1])
-        for at in range(0, sums.shape[1], 65536):
-            piece = whitened @ sums[:, at : at + 65536]
-            found[at : at + 65536] = np.square(piece).sum(0)
-        return found

@@ -247,7 +247,8 @@ def events_of(config: RunConfig, labels: Labels) -> Events:
     Raises
     ------
     ConfigError
-        If there are several classes, or too few rows of one.
+        If there are several classes; or, for exact counts, too few rows of one. With an epsilon,
+        nothing that others see may depend on a true count: `_noisy_labels` decides.
     """
     called = config.data.called
     if len(labels.classes) != 2:
@@ -256,7 +257,7 @@ def events_of(config: RunConfig, labels: Labels) -> Events:
             "is for two. Give a label column that says whether the event happened."
         )
     counts = np.bincount(labels.train, minlength=2)
-    if counts.min() < 2 * config.min_bin:
+    if config.information == "exact" and counts.min() < 2 * config.min_bin:
         raise ConfigError(
             f"The {len(labels.train)} training rows of {called} have only {counts.min()} rows of a "
             f"class, and two bins need {2 * config.min_bin}. Use more rows, or lower min-bin = "

@@ -7,7 +7,6 @@ beside its states has the names of columns and bins. Nobody else gets them.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from dataclasses import astuple
 
@@ -24,7 +23,7 @@ from vfl_flower.data.evidence import Evidence, merged
 from vfl_flower.data.evidence_files import ColumnEvidence, write_files
 from vfl_flower.data.raw_columns import RawColumns, own_columns, partition_columns
 from vfl_flower.party.inputs import own_source
-from vfl_flower.party.limits import add_distinct
+from vfl_flower.party.label_sets import count_labels
 from vfl_flower.party.refusals import check_task, told
 from vfl_flower.transport.early_messages import (
     ColumnBins,
@@ -39,8 +38,6 @@ from vfl_flower.transport.messages import Arrays, checked, refuse_unused
 from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
 from vfl_flower.transport.wire import said as in_one_line
 
-MOST_LABELS, DAYS = 10, 30
-"""Sets of labels that a party answers in so many days."""
 _DIGITS = 3  # decimals of a value that leaves the party
 
 
@@ -74,7 +71,9 @@ def upload_bins(context: Context, order: ColumnBinsOrder) -> ColumnBins:
     config = _config(context, order)
     if config.information != "exact":
         raise VflError("was asked for bins, which noisy labels do not need.")
-    found = [(bins.of(values), bins.count) for _, bins, values in _binned(context, config)]
+    found = [
+        (bins.of(values), bins.count) for _, bins, values in _binned(_columns(context, config))
+    ]
     arrays = {
         "bins": np.array([each for each, _ in found], np.uint8),
         "sizes": np.array([size for _, size in found], np.uint8),
@@ -113,42 +112,39 @@ def compute(context: Context, order: EvidenceOrder) -> ColumnInformation:
 
 
 def _noisy(context: Context, config: RunConfig, order: EvidenceOrder) -> Iterator[ColumnEvidence]:
-    """Yield the evidence of each column by labels with noise."""
+    """Yield the evidence of each column by labels with noise; at last, count the labels.
+
+    A label holder that chooses labels could read bins of single people from the values. A person
+    is known by the id, so the question is the same in each order of the rows.
+    """
     if order.kept == 1:
         raise VflError("was sent labels without noise.")
-    labels = checked(order.arrays, "labels", "uint8", (_columns(context, config).rows,))
+    columns, rules = _columns(context, config), Rules.of(context.node_config)
+    labels = checked(order.arrays, "labels", "uint8", (columns.rows,))
     if labels.max() > 1:
         raise VflError("was sent labels that are neither 0 nor 1.")
-    least = config.min_bin
-    if not simulated(context):
-        _count_labels(context, labels, order.kept)
-        least = max(least, Rules.of(context.node_config).min_rows)
-    for name, bins, values in _binned(context, config):
-        by_bin = Evidence.count(bins.of(values), labels, bins.count, order.kept)
+    limited, least, events = not simulated(context), config.min_bin, int(labels.sum())
+    if limited:
+        least = max(least, rules.min_rows)
+        if min(events, len(labels) - events) < rules.min_rows:
+            raise refused(
+                context,
+                f"labels with fewer than {rules.min_rows} rows of a class: its rule is min-rows = "
+                f"{rules.min_rows}",
+            )
+        people = columns.people()
+        by_person = np.argsort(people)
+        question = hashlib.sha256(repr((order.kept, least)).encode())
+        question.update(people[by_person].tobytes() + labels[by_person].tobytes())
+    for name, bins, values in _binned(columns):
+        at = bins.of(values)
+        if limited:
+            question.update(at[by_person].astype(np.uint8).tobytes())
+        by_bin = Evidence.count(at, labels, bins.count, order.kept)
         groups = merged(by_bin, least)
         yield ColumnEvidence.of(name, bins, by_bin.rows.tolist(), groups, by_bin.grouped(groups))
-
-
-def _count_labels(context: Context, labels: NDArray[np.uint8], kept: float) -> None:
-    """Count these labels, unless the party has answered them before.
-
-    A label holder that chooses labels could read bins of single people from the values.
-    """
-    events, least = int(labels.sum()), Rules.of(context.node_config).min_rows
-    if min(events, len(labels) - events) < least:
-        raise refused(
-            context,
-            f"labels with fewer than {least} rows of a class: its rule is min-rows = {least}",
-        )
-    said = hashlib.sha256(labels.tobytes() + repr(kept).encode()).digest()
-    party, period = context.node_config.get("partition-id"), int(time.time()) // (86400 * DAYS)
-    path = states_folder(context) / f"party-{party}.information-{period}"
-    if not add_distinct(path, int.from_bytes(said[:8], "little"), MOST_LABELS):
-        raise refused(
-            context,
-            f"to compute information values by more than {MOST_LABELS} sets of labels in {DAYS} "
-            "days. Send labels that it has answered, or wait",
-        )
+    if limited:
+        count_labels(context, people, labels, question.digest())
 
 
 def _of_counts(
@@ -161,7 +157,7 @@ def _of_counts(
     checked(order.arrays, "groups", "uint8", groups.shape)
     checked(order.arrays, "counts", "int64", (len(groups), counts.shape[1], 2))
     number = 0
-    for number, (name, bins, values) in enumerate(_binned(context, config), start=1):
+    for number, (name, bins, values) in enumerate(_binned(_columns(context, config)), start=1):
         rows = bins.counts(values)
         if number > len(groups) or groups.shape[1] < bins.count:
             raise VflError("was sent counts of other columns.")
@@ -209,7 +205,7 @@ def _columns(context: Context, config: RunConfig) -> RawColumns:
     return partition_columns(config, party, parties)
 
 
-def _binned(context: Context, config: RunConfig) -> Iterator[tuple[str, Bins, NDArray[np.float64]]]:
+def _binned(columns: RawColumns) -> Iterator[tuple[str, Bins, NDArray[np.float64]]]:
     """Yield the name, the bins and the values of each column."""
-    for name, values in _columns(context, config).read():
+    for name, values in columns.read():
         yield name, Bins.learn(values), values

@@ -149,29 +149,6 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
 # --- counts on disk -----------------------------------------------------------------------------
 
 
-def add_distinct(path: Path, thing: int, most: int) -> bool:
-    """Remember a number of 64 bits, unless ``most`` others are known. Return whether it is known.
-
-    Raises
-    ------
-    VflError
-        If the file is damaged or cannot be written.
-    """
-    try:
-        make_folder(path.parent)
-        with alone_in(path.parent):
-            known = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
-            if thing in known.tolist():
-                return True
-            if len(known) >= most:
-                return False
-            write_sealed(path, np.append(known, np.uint64(thing)).astype("<u8").tobytes())
-    except (OSError, ValueError, VflError) as error:
-        log.warning("The party's counts in %s cannot be kept: %s", path, error)
-        raise VflError("cannot count what it releases. See its own log.") from None
-    return True
-
-
 def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     """Add to counts, unless a count would exceed ``most``. Return whether it added.
 

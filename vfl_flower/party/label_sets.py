@@ -1,0 +1,136 @@
+"""The sets of labels that a party has answered in task "information", by person.
+
+A label holder that chooses labels learns sums over people that it names. Two sets that differ in
+one person show that person's bins. So the party counts sets of labels, and checks what all sets
+together say about one person (`data.evidence.leverages`). It knows a person by the id in its own
+file. So neither the order of rows nor another alignment makes two questions one.
+
+The party writes a set to its disk before it answers. It forgets a set after 30 days.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.data.evidence import MOST_TOLD, leverages
+from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.node import refused, states_folder
+
+log = logging.getLogger("flwr")
+
+MOST_LABELS, DAYS = 10, 30
+"""Sets of labels that a party answers in so many days."""
+
+
+def count_labels(
+    context: Context, people: NDArray[np.uint64], labels: NDArray[np.uint8], question: bytes
+) -> None:
+    """Count a set of labels, unless the party has answered the same question before.
+
+    Parameters
+    ----------
+    people, labels : number of each row's person, and its label, 0 or 1: [R].
+    question : digest of all that the answer depends on.
+
+    Raises
+    ------
+    ConfigError
+        If the party has answered too many sets, or all sets together say too much of one person.
+    VflError
+        If the file is damaged or cannot be written.
+    """
+    path = states_folder(context) / f"party-{context.node_config.get('partition-id')}.information"
+    try:
+        make_folder(path.parent)
+        with alone_in(path.parent):
+            known = _recent(path)
+            asked = np.frombuffer(question, np.uint8)
+            if (known["questions"] == asked).all(1).any():
+                return
+            if len(known["times"]) + _of_older_version(path) >= MOST_LABELS:
+                raise refused(
+                    context,
+                    f"to compute information values by more than {MOST_LABELS} sets of labels in "
+                    f"{DAYS} days. Send labels that it has answered, or wait",
+                )
+            known = _with(known, people, labels, asked)
+            if _told(known["labels"]) > MOST_TOLD:
+                raise refused(
+                    context,
+                    "to compute information values by labels that differ in too few rows from "
+                    f"labels that it answered in {DAYS} days. Send labels that it has answered, or "
+                    "wait",
+                )
+            file = BytesIO()
+            np.savez(file, allow_pickle=False, **known)
+            write_sealed(path, file.getvalue())
+    except ConfigError:
+        raise  # a refusal
+    except (OSError, ValueError, KeyError, VflError) as error:
+        log.warning("The party's count of labels in %s cannot be kept: %s", path, error)
+        raise VflError("cannot count what it releases. See its own log.") from None
+
+
+def _recent(path: Path) -> Arrays:
+    """Return the sets of the last days. A clock that was set back ends none.
+
+    "times" and "questions", [S], are time and digest of each set. "people" [P] are in ascending
+    order. "labels" [S, P] is 0 for a person who is not in the set, else the label and 1.
+    """
+    if not path.exists():
+        none = {"times": np.zeros(0, np.int64), "questions": np.zeros((0, 32), np.uint8)}
+        return {**none, "people": np.zeros(0, np.uint64), "labels": np.zeros((0, 0), np.uint8)}
+    with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
+        found = dict(file)
+    recent = found["times"] > time.time() - 86400 * DAYS
+    labels = found["labels"][recent]
+    there = labels.any(0)
+    times, questions = found["times"][recent], found["questions"][recent]
+    parts = {"people": found["people"][there], "labels": labels[:, there]}
+    return {"times": times, "questions": questions, **parts}
+
+
+def _of_older_version(path: Path) -> int:
+    """Return the sets that version 0.2 has counted by their bytes in the last days."""
+    files = [each.stat() for each in path.parent.glob(f"{path.name}-*")]
+    first = time.time() - 86400 * DAYS
+    return sum(each.st_size // 8 - 4 for each in files if each.st_mtime > first)  # less the seal
+
+
+def _with(
+    known: Arrays, people: NDArray[np.uint64], labels: NDArray[np.uint8], asked: NDArray[np.uint8]
+) -> Arrays:
+    """Return the sets with one more."""
+    everybody = np.union1d(known["people"], people)
+    together = np.zeros((len(known["times"]) + 1, len(everybody)), np.uint8)
+    together[:-1, np.searchsorted(everybody, known["people"])] = known["labels"]
+    together[-1, np.searchsorted(everybody, people)] = labels + 1
+    return {
+        "times": np.append(known["times"], np.int64(time.time())),
+        "questions": np.concatenate([known["questions"], asked[None]]),
+        "people": everybody,
+        "labels": together,
+    }
+
+
+def _told(labels: NDArray[np.uint8]) -> float:
+    """Return what these sets say at most about one person, as the share of a value's variance.
+
+    A column's value may show the sum over all people with an equal label in one set. So each set
+    has two sums. People with the same labels in all sets are equal.
+    """
+    code = np.zeros(labels.shape[1], np.uint16)  # 3^10 is below 2^16
+    for each in labels:
+        code = 3 * code + each
+    kinds, people = np.unique(code, return_counts=True)
+    digits = kinds.astype(np.int64) // 3 ** np.arange(len(labels))[:, None] % 3
+    return float(leverages(np.concatenate([digits == 1, digits == 2]), people).max())
