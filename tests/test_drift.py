@@ -334,6 +334,10 @@ def test_a_node_reports_on_a_row_once_a_day_and_on_few_rows_never(
     monkeypatch.setattr(time, "time", lambda: tomorrow)
     assert asked(node(), range(300)) == [0, 1]
     assert len(list((tmp_path / "states").glob("party-0.drift-rows-*"))) == 1
+    monkeypatch.setattr(time, "time", lambda: tomorrow - 5 * 86400)  # the clock is set back
+    assert asked(node(), range(300)) is None
+    monkeypatch.setattr(time, "time", lambda: tomorrow)
+    assert asked(node(), range(300)) is None
 
 
 def test_counts_near_a_threshold_are_drawn_by_chance() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,9 @@ from flwr.app import Context, Message, RecordDict
 from tests.organisations import ID, Organisations, cut, read
 from tests.releases import learned_from
 from vfl_flower import client_app
-from vfl_flower.alignment.party_rows import is_aligned
+from vfl_flower.alignment.party_rows import PSI, digest_of, is_aligned, save_state
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.files import write_sealed
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels, own_table
 from vfl_flower.data.bins import Bins
@@ -30,6 +34,7 @@ from vfl_flower.label_holder.information import of_column
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import information as at_party
 from vfl_flower.party import label_sets
+from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.draws import path_of_draws
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
@@ -277,6 +282,231 @@ def test_a_party_without_some_rows_gets_labels_of_its_rows_only(tmp_path: Path) 
         keys |= {"epsilon": 3.0} if "information" not in keys else {}
         found = result(run_local(6, {**keys, "out": str(tmp_path / str(len(keys)))}).folder)
         assert any("features" in each for each in found["parties"].values())
+
+
+# --- sets of labels -----------------------------------------------------------------------------
+
+
+class Asked:
+    """A real node with a column of flags, whose label holder names people in any order.
+
+    It asks with hardly any noise, so that values show sums over people.
+    """
+
+    def __init__(self, folder: Path, rows: int = 240, **rules: Any) -> None:
+        self.flags = np.random.default_rng(3).integers(0, 2, rows)
+        self.file, self.folder, self.rows = folder / "flags.csv", folder, rows
+        pd.DataFrame({ID: 1000 + np.arange(rows), "flag": self.flags}).to_csv(
+            self.file, index=False
+        )
+        self.rules = {**rules, "states": str(folder / "node"), "file": str(self.file), "id": ID}
+        keys = {"dataset": "files:elsewhere.csv", "id": ID, "label": "y", "epsilon": 3.0}
+        keys |= {"task": "information", "test-fraction": 0.0, "validation-fraction": 0.0}
+        self.config, self.runs = resolve(keys), 0
+
+    def value(self, labels: Any, people: Any = None, kept: float = 1 - 1e-12, **keys: Any) -> float:
+        """Ask with a label for each of all people; only these people are aligned, in this order."""
+        self.runs += 1
+        words: Any = {**self.rules, "partition-id": 0, "num-partitions": 1}
+        context = Context(self.runs, 2, words, RecordDict(), {"task": "information"})
+        people = np.arange(self.rows) if people is None else people
+        name = np.frombuffer(b"a" * 32, np.uint8)
+        digest = digest_of(own_source(context), people)
+        save_state(context, rows=people, name=name, digest=digest, method=PSI)
+        train = divide(self.config.data, len(people))[0]
+        order = EvidenceOrder(
+            kept=kept,
+            arrays={"labels": np.asarray(labels)[people[train]].astype(np.uint8)},
+            config=json.dumps({**self.config.values(), **keys}),
+        )
+        return float(at_party.compute(context, order).arrays["values"][0, 0])
+
+    def halves(self, number: int = 1) -> list[Any]:
+        """Random halves of the people."""
+        generator = np.random.default_rng(0)
+        return [generator.permutation(self.rows) % 2 for _ in range(number)]
+
+
+def test_sets_of_labels_are_counted_by_person_whatever_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, generator = Asked(tmp_path), np.random.default_rng(1)
+    sets = node.halves(11)
+    values = {node.value(sets[0], generator.permutation(node.rows)) for _ in range(12)}
+    assert len(values) == 1  # one question, in twelve orders
+    for labels in sets[1:10]:
+        node.value(labels)
+    at = divide(node.config.data, node.rows)[0]
+    order = np.empty(node.rows, int)  # the bytes of the first set, for the people of the last one
+    order[at[np.argsort(sets[0][at], kind="stable")]] = np.argsort(sets[10], kind="stable")
+    assert np.array_equal(sets[10][order[at]], sets[0][at])
+    with pytest.raises(ConfigError, match="more than 10 sets of labels in 30 days"):
+        node.value(sets[10], order)
+    # The control: by the bytes of the labels, these would be one question with many answers.
+    seen = set[bytes]()
+    monkeypatch.setattr(
+        at_party, "count_labels", lambda c, p, labels, *_: seen.add(labels.tobytes())
+    )
+    orders = [generator.permutation(node.rows) for _ in range(12)]
+    values = {node.value(sets[0][np.argsort(many)], many) for many in orders}
+    assert len(seen) == 1 and len(values) > 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda node, labels: node.value(1 - labels),  # codes swapped
+        lambda node, labels: node.value(labels, np.arange(200)),  # fewer people
+        lambda node, labels: node.value(labels, kept=0.9),
+        lambda node, labels: node.value(labels, **{"min-bin": 60}),
+        lambda node, labels: node.value(np.roll(labels, 1)),
+        lambda node, labels: changed_flags(node).value(labels),
+    ],
+)
+def test_all_that_changes_the_answer_makes_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Asked, Any], Any]
+) -> None:
+    monkeypatch.setattr(label_sets, "MOST_LABELS", 1)
+    monkeypatch.setattr(label_sets, "_told", lambda labels: 0.0)
+    node = Asked(tmp_path)
+    (labels,) = node.halves()
+    node.value(labels)
+    node.value(labels, np.arange(node.rows)[::-1])  # the control: the same question
+    with pytest.raises(ConfigError, match="more than 1 sets of labels"):
+        change(node, labels)
+
+
+def changed_flags(node: Asked) -> Asked:
+    table = pd.read_csv(node.file)
+    table.assign(flag=1 - table["flag"].where(table.index < 9, 1)).to_csv(node.file, index=False)
+    return node
+
+
+def test_sets_are_counted_over_any_thirty_days_and_with_a_wrong_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, day, turn = Asked(tmp_path), 86400, 700 * 30 * 86400  # a month by the calendar begins
+
+    def at(seconds: float) -> None:
+        monkeypatch.setattr(label_sets.time, "time", lambda: seconds)
+
+    sets = node.halves(13)
+    at(turn - day)
+    for labels in sets[:10]:
+        node.value(labels)
+    for seconds in (turn + day, turn + 28 * day, turn - 40 * day, 0):
+        at(seconds)
+        with pytest.raises(ConfigError, match="more than 10 sets"):
+            node.value(sets[10])
+    at(turn + 30 * day)  # the control
+    node.value(sets[10])
+
+
+def test_two_runs_at_once_get_no_more_sets(tmp_path: Path) -> None:
+    node = Asked(tmp_path)
+
+    def ask(each: tuple[int, Any]) -> bool:
+        mine = copy.copy(node)
+        mine.runs, labels = each
+        try:
+            mine.value(labels)
+        except ConfigError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(ask, enumerate(node.halves(14)))) == 10
+
+
+def test_sets_that_an_older_version_counted_are_still_counted(tmp_path: Path) -> None:
+    node = Asked(tmp_path)
+    (tmp_path / "node").mkdir()
+    write_sealed(tmp_path / "node" / "party-0.information-692", np.arange(9).tobytes())
+    first, second = node.halves(2)
+    node.value(first)
+    with pytest.raises(ConfigError, match="more than 10 sets"):
+        node.value(second)
+
+
+def test_labels_that_differ_in_few_people_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(few: int) -> Any:
+        other = labels.copy()
+        other[np.flatnonzero(labels)[:few]] = 0
+        return other
+
+    node = Asked(tmp_path)
+    (labels,) = node.halves()
+    node.value(labels)
+    someone, others = np.arange(node.rows), np.arange(node.rows)[1:]
+    for question in (
+        lambda: node.value(changed(1)),
+        lambda: node.value(1 - changed(1)),  # and codes swapped
+        lambda: node.value(labels, others),  # without one person
+        lambda: node.value(changed(4)),
+    ):
+        with pytest.raises(ConfigError, match="differ in too few rows"):
+            question()
+    node.value(labels, someone)  # answered before
+    node.value(changed(40))
+    strict = Asked(tmp_path, **{"min-rows": 100, "states": ""})
+    strict.rules["states"] = str(tmp_path / "strict")
+    strict.value(labels)
+    with pytest.raises(ConfigError, match="differ in too few rows"):
+        strict.value(changed(9))
+    # The control: the difference of two answers shows each person's flag, without the check.
+    monkeypatch.setattr(label_sets, "_told", lambda labels: 0.0)
+    open_ = Asked(tmp_path)
+    open_.rules["states"] = str(tmp_path / "open")
+    before, more = open_.value(labels), labels @ node.flags - (1 - labels) @ node.flags
+    right = []
+    for person in np.flatnonzero(labels)[:9]:
+        other = labels.copy()
+        other[person] = 0
+        lower = open_.value(other) < before
+        right.append(lower == (node.flags[person] == (more > 0)))
+    assert np.mean(right) > 0.95
+
+
+def test_sums_of_four_sets_that_isolate_a_person_are_seen() -> None:
+    generator, rows = np.random.default_rng(0), 1000
+    a, b, c, d = (generator.random(rows) < 0.2 for _ in range(4))
+    a, d = a & ~b & ~c, d & ~a & ~b & ~c
+    b, c = b & ~a & ~c, c & ~b & ~a
+    for each in (a, b, c, d):
+        each[0] = False
+    first = a | b
+    first[0] = True
+    sets = np.array([first, a | c, d | b, d | c])
+    assert np.array_equal(np.array([1, -1, -1, 1]) @ sets, np.arange(rows) == 0)
+    distances = [(one != two).sum() for one, two in combinations(sets, 2)]
+    assert min(distances) > 100  # the control: each two of them differ in many people
+    assert label_sets._told(sets.astype(np.uint8) + 1) == pytest.approx(1)
+    assert label_sets._told(sets[:3].astype(np.uint8) + 1) < MOST_TOLD
+
+
+def test_ten_sets_tell_little_of_one_person() -> None:
+    # The figures of docs/how-to/information-value.md. All sums are taken as known exactly.
+    generator = np.random.default_rng(0)
+    random, chosen, rows = [], [], 240
+    for _ in range(60):
+        flags = generator.integers(0, 2, rows)
+        sets = np.array([generator.permutation(rows) % 2 for _ in range(10)])
+        assert label_sets._told(sets.astype(np.uint8) + 1) < MOST_TOLD
+        sums = np.concatenate([sets, 1 - sets])
+        said = np.linalg.pinv(sums) @ sums @ (flags - 0.5)
+        random.append(((said > 0) == flags).mean())
+        groups = np.zeros((10, rows), int)
+        groups[:, rows // 2 :] = 1
+        for number in range(9):
+            groups[number + 1, 5 * number : 5 * number + 5] = 1
+        assert label_sets._told(groups.astype(np.uint8) + 1) <= MOST_TOLD
+        for number in range(9):
+            of_group = flags[5 * number : 5 * number + 5].sum()
+            chosen.append(max(of_group, 5 - of_group) / 5)
+    assert np.mean(random) == pytest.approx(0.57, abs=0.02)
+    assert np.mean(chosen) == pytest.approx(0.69, abs=0.02)
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -560,6 +790,22 @@ def test_labels_that_cannot_be_used_get_a_sentence(
     change(read(organisations.labels)).to_csv(organisations.labels, index=False)
     with pytest.raises(ConfigError, match=said):
         organisations.run("run", EXACT)
+
+
+@pytest.mark.parametrize(("events", "mode"), [(39, "exact"), (39, "noisy"), (3, "noisy")])
+def test_with_an_epsilon_no_true_count_decides_whether_parties_are_asked(
+    tmp_path: Path, events: int, mode: str
+) -> None:
+    table = people()
+    table["label"] = np.where(table.index < events, "paid", "default")
+    keys = {**KEYS, "information": mode, "test-fraction": 0.0, "validation-fraction": 0.0}
+    keys |= {"epsilon": 1.0, "noise-seed": 1} if mode == "noisy" else {}
+    tap, organisations = Tap(), cut(tmp_path, table, known=1.0)
+    # The control is exact. Noise leaves too little, and the sentence has no true count.
+    said = "two bins need 40" if mode == "exact" else "epsilon = 1 leaves too little in 700 rows"
+    with pytest.raises(ConfigError, match=said):
+        organisations.run("run", keys, tap)  # type: ignore[arg-type]
+    assert len(tap.orders(InformationOrder)) == (0 if mode == "exact" else 2)
 
 
 def test_a_column_of_dates_gets_a_sentence_without_its_name(tmp_path: Path) -> None:

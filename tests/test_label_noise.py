@@ -59,6 +59,16 @@ def of_classes(classes: int, rows: int, label: int = 0) -> Labels:
 # --- what is drawn ------------------------------------------------------------------------------
 
 
+def test_no_number_decides_whether_a_run_with_a_range_begins(tmp_path: Path) -> None:
+    equal = np.full(300, 5.0)
+    with pytest.raises(ConfigError, match="all the same"):  # the control: no epsilon, no range
+        encode_labels(resolve({"target": "regression"}).data, equal, equal[:9], "")
+    np.savez(tmp_path / "a.npz", X=np.random.default_rng(0).normal(size=(300, 4)), y=equal)
+    keys = {"dataset": f"npz:{tmp_path / 'a.npz'}", "target": "regression", "label-range": "0,10"}
+    keys |= {"privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "run")}
+    assert run_local(2, keys).summary["test_r2"] == 0  # as of all equal labels
+
+
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_a_label_is_kept_by_the_chance_of_randomised_response(classes: int, epsilon: float) -> None:

@@ -24,10 +24,12 @@ from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, DivergedError
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.figures import headline
+from vfl_flower.label_holder.held_out import HeldOut
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.models.losses import Loss
+from vfl_flower.models.losses import Loss, loss_of
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
 from vfl_flower.party.party import Party
@@ -42,7 +44,7 @@ from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarAccountant
 from vfl_flower.protocol.sampling import sampling_of
-from vfl_flower.protocol.systems import resolve
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
 
 DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
@@ -764,3 +766,30 @@ def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start
     for name in ("top", "party-0", "party-1"):
         for key, values in full.parameters(name).items():
             np.testing.assert_array_equal(more.parameters(name)[key], values)
+
+
+@pytest.mark.parametrize("privacy", ["scalar", "none"])
+def test_no_label_that_epsilon_covers_ends_a_run_by_its_loss(privacy: str) -> None:
+    # A party makes a row's outputs so large that the loss is finite with one of two labels only.
+    keys = {"epsilon": 1.0} if privacy == "scalar" else {"privacy": "none", "sampling": "shuffle"}
+    config = resolve({**DPZV, "test-fraction": 0.0, "validation-fraction": 0.0, **keys})
+    labels = load_labels(config)
+    assert labels.repeats
+    config = sized(config, len(labels.train))
+    outputs = torch.where(torch.from_numpy(labels.test) > 0, 3e38, -3e38)[:, None]
+    loss = loss_of(config, labels.train, 2, 1.0, torch.device("cpu"))
+
+    def evaluated(few: int) -> float:
+        said = outputs.clone()
+        said[:few] *= -1  # as if the labels of these rows were the other class
+        none = np.zeros((len(said), 0), np.float32)
+        held = HeldOut(config, labels, {0: slice(0, 1)}, none, None, torch.device("cpu"))
+        top: Any = lambda rows: said  # noqa: E731
+        return held.metrics(top, loss, None)[1].loss
+
+    assert evaluated(0) == 0
+    if privacy == "scalar":
+        assert evaluated(2) == math.inf
+    else:  # the control
+        with pytest.raises(DivergedError):
+            evaluated(2)

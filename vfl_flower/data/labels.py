@@ -282,7 +282,8 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
         mean, deviation = float(train.mean()), float(train.std())
     if deviation > 1e-9 * abs(mean):  # otherwise they are constant up to rounding
         train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
-    if train.min() == train.max() or test.min() == test.max():
+    # An epsilon may cover labels with a range. Then none may decide whether the run begins.
+    if not named and (train.min() == train.max() or test.min() == test.max()):
         raise ConfigError(
             f"The labels of {data.called} are all the same in the training rows or in the test "
             "rows. Give labels that differ in both."

@@ -75,7 +75,10 @@ class HeldOut:
         self.validation = labels.validation  # number of validation rows
         self.repeats = labels.repeats  # whether the test rows are training rows
         self.deviation = labels.deviation  # unit of regression outputs
-        self.label_noise = mechanism_of(config).label_noise(labels)
+        mechanism = mechanism_of(config)
+        self.label_noise, noisy = mechanism.label_noise(labels), mechanism.learns_from_noise
+        # Whether test rows have true labels that an epsilon covers.
+        self._covered = labels.repeats and mechanism.hides_labels and not noisy
         self.more = METRICS.load(config.models.metrics)
         try_out(self.more, config.models.metrics, labels.outputs, self.labels)
         self.table = Table(columns, own, device, 0, present)
@@ -150,7 +153,8 @@ class HeldOut:
         outputs, first = outputs_of(top, self.table.rows), self.validation
         rows, labels = self.table.rows[first:], self.labels[first:]
         validation = self._validated(top, outputs[:first], loss, copies) if first else None
-        test = metrics(outputs[first:], labels, self.deviation, loss.own, self.more)
+        more = loss.own, self.more, self._covered
+        test = metrics(outputs[first:], labels, self.deviation, *more)
         if self.repeats:  # labels of training rows, perhaps with noise
             test = corrected(test, outputs[first:], labels, self.label_noise)
         if self.by_subsets:

@@ -59,6 +59,7 @@ def metrics(
     deviation: float,
     loss: RowLoss | None = None,
     more: More | None = None,
+    covered: bool = False,
 ) -> Metrics:
     """Return figures of outputs [R, C] as predictions of labels [R].
 
@@ -66,15 +67,19 @@ def metrics(
     ----------
     deviation : unit of regression outputs.
     loss, more : a user's functions for the loss of each row and for further figures, if any.
+    covered : whether an epsilon covers the labels. Then the loss may be infinite, since one label
+        must not decide whether the run ends.
 
     Raises
     ------
     DivergedError
-        If the loss is not finite.
+        If the loss is not finite. If the labels are covered, if an output is not.
     ConfigError
         If the further figures are not numbers by name.
     """
-    found = _metrics(outputs, labels, deviation, loss)
+    found = _metrics(outputs, labels, deviation, loss, covered)
+    if found.rmse is not None and found.r2 is None:
+        found = replace(found, r2=0.0)  # of equal labels, as in scikit-learn
     return replace(found, more=_numbers(more(outputs, labels))) if more else found
 
 
@@ -137,7 +142,7 @@ def by_subset(
     """
 
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:
-        found = _metrics(said[rows], labels[rows], deviation)
+        found = _metrics(said[rows], labels[rows], deviation, covered=True)  # without its loss
         given = {"accuracy": found.accuracy, "auc": found.auc, "r2": found.r2}
         known = {name: value for name, value in given.items() if value is not None}
         return {"rows": int(rows.sum()), **known}
@@ -192,10 +197,14 @@ def no_more(outputs: Tensor, labels: Tensor) -> Mapping[str, Any]:
 
 
 def _metrics(
-    outputs: Tensor, labels: Tensor, deviation: float, own: RowLoss | None = None
+    outputs: Tensor,
+    labels: Tensor,
+    deviation: float,
+    own: RowLoss | None = None,
+    covered: bool = False,
 ) -> Metrics:
     mean = own(outputs, labels).mean() if own else loss_per_row(outputs, labels, "mean")
-    check_finite(mean)
+    check_finite(outputs if covered else mean)
     loss = mean.item()
     if labels.is_floating_point():
         error = (outputs[:, 0] - labels).double().square().mean()
@@ -212,7 +221,7 @@ def _metrics(
     return Metrics(loss, hits.float().mean().item(), auc)
 
 
-def check_finite(losses: Tensor) -> None:
-    """Raise `DivergedError` unless losses are finite."""
-    if not torch.isfinite(losses).all():
+def check_finite(numbers: Tensor) -> None:
+    """Raise `DivergedError` unless losses or outputs are finite."""
+    if not torch.isfinite(numbers).all():
         raise DivergedError

@@ -193,6 +193,8 @@ class DriftReports:
         try:
             make_folder(path.parent)
             with alone_in(path.parent):
+                last = path.parent.glob(f"{self._days.name}-?????")
+                path = max([path, *last])  # a clock that is set back starts no new day
                 for old in path.parent.glob(f"{self._days.name}-*"):
                     if old != path:
                         old.unlink(missing_ok=True)

@@ -144,7 +144,7 @@ def _noisy(context: Context, config: RunConfig, order: EvidenceOrder) -> Iterato
         groups = merged(by_bin, least)
         yield ColumnEvidence.of(name, bins, by_bin.rows.tolist(), groups, by_bin.grouped(groups))
     if limited:
-        count_labels(context, people, labels, question.digest())
+        count_labels(context, people, labels, question.digest(), rules.min_rows)
 
 
 def _of_counts(

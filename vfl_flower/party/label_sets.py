@@ -32,7 +32,11 @@ MOST_LABELS, DAYS = 10, 30
 
 
 def count_labels(
-    context: Context, people: NDArray[np.uint64], labels: NDArray[np.uint8], question: bytes
+    context: Context,
+    people: NDArray[np.uint64],
+    labels: NDArray[np.uint8],
+    question: bytes,
+    min_rows: int,
 ) -> None:
     """Count a set of labels, unless the party has answered the same question before.
 
@@ -40,6 +44,8 @@ def count_labels(
     ----------
     people, labels : number of each row's person, and its label, 0 or 1: [R].
     question : digest of all that the answer depends on.
+    min_rows : the party's rule. Ten sums over so many people each, without overlap, are the most
+        that all sets together may say about one person.
 
     Raises
     ------
@@ -63,7 +69,8 @@ def count_labels(
                     f"{DAYS} days. Send labels that it has answered, or wait",
                 )
             known = _with(known, people, labels, asked)
-            if _told(known["labels"]) > MOST_TOLD:
+            most = min(MOST_TOLD, MOST_LABELS / max(min_rows, 1))
+            if _told(known["labels"]) > most:
                 raise refused(
                     context,
                     "to compute information values by labels that differ in too few rows from "
@@ -133,4 +140,5 @@ def _told(labels: NDArray[np.uint8]) -> float:
         code = 3 * code + each
     kinds, people = np.unique(code, return_counts=True)
     digits = kinds.astype(np.int64) // 3 ** np.arange(len(labels))[:, None] % 3
-    return float(leverages(np.concatenate([digits == 1, digits == 2]), people).max())
+    told = leverages(np.concatenate([digits == 1, digits == 2]), people).max()
+    return round(float(told), 9)  # a group of five people has 0.2
