@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -293,13 +294,14 @@ class Asked:
     It asks with hardly any noise, so that values show sums over people.
     """
 
-    def __init__(self, folder: Path, rows: int = 240, **rules: Any) -> None:
+    def __init__(self, folder: Path, rows: int = 240) -> None:
         self.flags = np.random.default_rng(3).integers(0, 2, rows)
         self.file, self.folder, self.rows = folder / "flags.csv", folder, rows
         pd.DataFrame({ID: 1000 + np.arange(rows), "flag": self.flags}).to_csv(
             self.file, index=False
         )
-        self.rules = {**rules, "states": str(folder / "node"), "file": str(self.file), "id": ID}
+        self.rules: dict[str, Any] = {"states": str(folder / "node"), "file": str(self.file)}
+        self.rules["id"] = ID
         keys = {"dataset": "files:elsewhere.csv", "id": ID, "label": "y", "epsilon": 3.0}
         keys |= {"task": "information", "test-fraction": 0.0, "validation-fraction": 0.0}
         self.config, self.runs = resolve(keys), 0
@@ -388,7 +390,7 @@ def test_sets_are_counted_over_any_thirty_days_and_with_a_wrong_clock(
     node, day, turn = Asked(tmp_path), 86400, 700 * 30 * 86400  # a month by the calendar begins
 
     def at(seconds: float) -> None:
-        monkeypatch.setattr(label_sets.time, "time", lambda: seconds)
+        monkeypatch.setattr(time, "time", lambda: seconds)
 
     sets = node.halves(13)
     at(turn - day)
@@ -450,8 +452,8 @@ def test_labels_that_differ_in_few_people_are_refused(
             question()
     node.value(labels, someone)  # answered before
     node.value(changed(40))
-    strict = Asked(tmp_path, **{"min-rows": 100, "states": ""})
-    strict.rules["states"] = str(tmp_path / "strict")
+    strict = Asked(tmp_path)
+    strict.rules |= {"min-rows": 100, "states": str(tmp_path / "strict")}
     strict.value(labels)
     with pytest.raises(ConfigError, match="differ in too few rows"):
         strict.value(changed(9))

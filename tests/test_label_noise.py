@@ -64,7 +64,11 @@ def test_no_number_decides_whether_a_run_with_a_range_begins(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="all the same"):  # the control: no epsilon, no range
         encode_labels(resolve({"target": "regression"}).data, equal, equal[:9], "")
     np.savez(tmp_path / "a.npz", X=np.random.default_rng(0).normal(size=(300, 4)), y=equal)
-    keys = {"dataset": f"npz:{tmp_path / 'a.npz'}", "target": "regression", "label-range": "0,10"}
+    keys: dict[str, Any] = {
+        "dataset": f"npz:{tmp_path / 'a.npz'}",
+        "target": "regression",
+        "label-range": "0,10",
+    }
     keys |= {"privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "run")}
     assert run_local(2, keys).summary["test_r2"] == 0  # as of all equal labels
 

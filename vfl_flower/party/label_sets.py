@@ -50,7 +50,7 @@ def count_labels(
     Raises
     ------
     ConfigError
-        If the party has answered too many sets, or all sets together say too much of one person.
+        If the party has answered too many sets, or all sets together say too much about a person.
     VflError
         If the file is damaged or cannot be written.
     """
@@ -94,7 +94,7 @@ def _recent(path: Path) -> Arrays:
     order. "labels" [S, P] is 0 for a person who is not in the set, else the label and 1.
     """
     if not path.exists():
-        none = {"times": np.zeros(0, np.int64), "questions": np.zeros((0, 32), np.uint8)}
+        none: Arrays = {"times": np.zeros(0, np.int64), "questions": np.zeros((0, 32), np.uint8)}
         return {**none, "people": np.zeros(0, np.uint64), "labels": np.zeros((0, 0), np.uint8)}
     with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
         found = dict(file)
@@ -107,7 +107,7 @@ def _recent(path: Path) -> Arrays:
 
 
 def _of_older_version(path: Path) -> int:
-    """Return the sets that version 0.2 has counted by their bytes in the last days."""
+    """Return the sets that an earlier version has counted by their bytes in the last days."""
     files = [each.stat() for each in path.parent.glob(f"{path.name}-*")]
     first = time.time() - 86400 * DAYS
     return sum(each.st_size // 8 - 4 for each in files if each.st_mtime > first)  # less the seal
