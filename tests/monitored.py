@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OF_SERVICE = {
+    "vfl_http_answers_total": {"status"},
     "vfl_requests_total": {"outcome"},
     "vfl_rows_total": {"outcome"},
     "vfl_request_seconds_bucket": {"le"},
@@ -30,6 +31,7 @@ OF_RUN = {
     "vfl_failures_total": {"party"},
     "vfl_exchanges_total": {"party"},
     "vfl_bytes_total": {"party", "direction"},
+    "vfl_http_answers_total": {"status"},
     "vfl_epsilon": set(),
     "vfl_checkpoints_total": set(),
     "vfl_checkpoint_timestamp_seconds": set(),

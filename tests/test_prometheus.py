@@ -19,13 +19,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ALL_ROWS
-from tests.monitored import OF_RUN
+from tests.monitored import OF_RUN, OF_SERVICE
 from tests.serving import TOKEN, served
 from tests.test_faults import Misbehaving, gone, raises
 from vfl_flower.config.errors import ConfigError, Interrupted
 from vfl_flower.label_holder import results
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.prometheus import Prometheus
+from vfl_flower.label_holder.serving.guard import STATUSES
 from vfl_flower.launch.engines import Finished, run_local, run_ray, run_supernodes
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.transport.nodes.certificates import self_signed
@@ -201,6 +202,7 @@ def test_no_label_id_or_feature_is_shown(
     shown = {"accuracy", "auc", "loss", "rmse", "r2"}
     values = {"run": {"run"}, "strategy": {finished.summary["strategy"]}, "party": {"0", "1"}}
     values |= {"rows": {"train", "validation", "test"}, "direction": {"up", "down"}, "name": shown}
+    values |= {"status": {str(each) for each in STATUSES}}
     for name, *labels in scrape.found[-1]:
         pairs = dict(each.split("=") for each in labels)
         assert OF_RUN[name] == set(pairs)
@@ -371,7 +373,7 @@ def test_a_service_of_such_a_run_has_metrics_and_tokens_as_any_other(
         with pytest.raises(ConfigError, match="already in use"):
             run_local(2, {**keys, "out": str(tmp_path / "second")})
     assert [key for key in shown if key[0] == "vfl_model_info"]
-    assert not {name for name, *_ in shown} & OF_RUN.keys()
+    assert not {name for name, *_ in shown} & (OF_RUN.keys() - OF_SERVICE.keys())
     assert token(run.folder) == mine
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 
 _MOST = 10_000  # ids of a request
@@ -17,7 +18,8 @@ class Scores:
 
     Parameters
     ----------
-    url : address that `vfl serve` prints, without a path.
+    url : address that `vfl serve` prints, without a path. It begins with https, unless the service
+        listens on this machine.
     token : the token, or the file that has it.
     certificate : file of the certificate (PEM) that the service must have. The default trusts the
         system's authorities.
@@ -26,7 +28,8 @@ class Scores:
     Raises
     ------
     ConfigError
-        If the package httpx is missing, or the file of the token has none.
+        If the package httpx is missing, or the file of the token has none. Also if the URL would
+        send the token unencrypted.
 
     Examples
     --------
@@ -48,10 +51,29 @@ class Scores:
             ) from None
         import ssl
 
+        try:
+            parts = httpx.URL(url)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise ConfigError(
+                f"url = {url!r} is not a URL: {error}. Give https://HOST:PORT."
+            ) from None
+        here = is_loopback(parts.host)
+        if parts.scheme != "https" and not (parts.scheme == "http" and here):
+            raise ConfigError(
+                f"url = {url!r} would send the token unencrypted. Give https://HOST:PORT. Only a "
+                "service on this machine may have http."
+            )
         trusted: Any = ssl.create_default_context(cafile=str(certificate)) if certificate else True
         headers = {"Authorization": f"Bearer {_token(token)}"}
         self._errors = httpx.HTTPError
-        self._http = httpx.Client(base_url=url, headers=headers, verify=trusted, timeout=timeout)
+        self._http = httpx.Client(
+            base_url=url,
+            headers=headers,
+            verify=trusted,
+            timeout=timeout,
+            follow_redirects=False,  # another host would get the token
+            trust_env=not here,  # so would a proxy that the environment names
+        )
 
     def predict(self, ids: Sequence[int | str], explain: bool = False) -> list[dict[str, Any]]:
         """Return a score for each id, in their order; more than 10,000 take several requests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
@@ -106,3 +107,11 @@ def _predicate(kind: str, limits: Mapping[str, Any]) -> str:
     if kind == "string_too_long":
         return f"must have at most {limits['max_length']:,} letters"
     return "is missing" if kind == "missing" else str(limits.get("error", f"is wrong ({kind})"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address means this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

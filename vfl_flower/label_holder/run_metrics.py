@@ -12,14 +12,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import Route, Router
 
 from vfl_flower.label_holder.callbacks import RunState, TrainingRun
-from vfl_flower.label_holder.serving.guard import Guard
+from vfl_flower.label_holder.serving.guard import STATUSES, Guard
 from vfl_flower.label_holder.serving.tokens import Tokens
 
 _ROWS = ("train", "validation", "test")
@@ -37,6 +35,7 @@ class RunMetrics(Collector):
     Attributes
     ----------
     failures : party -> how often it has failed.
+    answers : status -> how many HTTP calls got it.
     checkpoints, saved_at : number of checkpoints, and when the last one was saved (Unix time).
     epsilon : epsilon spent at the last evaluation; None if the run claims none.
     """
@@ -44,6 +43,7 @@ class RunMetrics(Collector):
     def __init__(self, run: TrainingRun, name: str) -> None:
         self._run, self._name = run, name
         self.failures: Counter[int] = Counter()
+        self.answers = Counter(dict.fromkeys(STATUSES, 0))
         self.checkpoints, self.saved_at = 0, 0.0
         self.epsilon: float | None = None
 
@@ -63,6 +63,12 @@ class RunMetrics(Collector):
         yield from _of_model(state)
         if self.epsilon is not None:
             yield GaugeMetricFamily("vfl_epsilon", "Epsilon spent.", self.epsilon)
+        answers = CounterMetricFamily(
+            "vfl_http_answers", "Answers to HTTP calls.", labels=["status"]
+        )
+        for status, number in self.answers.items():
+            answers.add_metric([str(status)], number)
+        yield answers
         yield CounterMetricFamily("vfl_checkpoints", "Checkpoints saved.", self.checkpoints)
         if self.checkpoints:
             yield GaugeMetricFamily(
@@ -100,7 +106,7 @@ def _of_model(state: RunState) -> Iterator[Metric]:
     yield from (loss, others)
 
 
-def app_of(metrics: RunMetrics, tokens: Tokens) -> ASGIApp:
+def app_of(metrics: RunMetrics, tokens: Tokens) -> Guard:
     """Return the application that answers ``GET /metrics`` for callers with a token."""
     registry = CollectorRegistry()
     registry.register(metrics)
@@ -108,4 +114,8 @@ def app_of(metrics: RunMetrics, tokens: Tokens) -> ASGIApp:
     async def answer(call: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Guard(Starlette(routes=[Route("/metrics", answer)]), tokens)
+    def answered(status: int, caller: str) -> None:
+        metrics.answers[status] += 1
+
+    routes = Router([Route("/metrics", answer)], redirect_slashes=False)
+    return Guard(routes, tokens, answered=answered)

@@ -8,6 +8,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from vfl_flower.label_holder.serving.guard import STATUSES
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 _RULES = ("max-predictions-per-day", "max-predictions", "max-uploads")
 _OTHER = "other"
@@ -31,6 +33,9 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
+        self.answers = counter("vfl_http_answers", "Answers to HTTP calls.", "status")
+        for status in STATUSES:
+            self.answers.labels(str(status))
         self.requests = counter("vfl_requests", "Requests for scores.", "outcome")
         self.rows = counter("vfl_rows", "Ids in these requests.", "outcome")
         self.request_seconds = histogram("vfl_request_seconds", "Time of a request.")

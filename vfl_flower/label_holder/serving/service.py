@@ -29,6 +29,7 @@ from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
 from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
+from vfl_flower.label_holder.serving.guard import Refusals
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
 from vfl_flower.label_holder.serving.releases import Releases
@@ -129,12 +130,11 @@ class Service:
     def __init__(
         self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
     ) -> None:
-        self.metrics, self._audit = Metrics(), audit
+        self.metrics, self._audit, self.refusals = Metrics(), audit, Refusals(audit)
         self._load = load
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
         self._looked = time.monotonic()
-        self._strangers = self._recorded = 0  # calls, and those that the audit log has
         self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
 
@@ -204,20 +204,9 @@ class Service:
             **({"explain": True} if explain else {}),
         )
 
-    def record_stranger(self) -> None:
-        """Count a call without a valid token, for the audit log.
-
-        All such calls of a second make one line: else strangers could fill the disk.
-        """
-        self._strangers += 1
-
-    def _record_strangers(self) -> None:
-        now = self._strangers  # the web's thread counts on
-        calls, self._recorded = now - self._recorded, now
-        if not calls:
-            return
+    def _record_refusals(self) -> None:
         try:
-            self._audit.write("stranger", calls=calls, outcome="unauthorised")
+            self.refusals.write()
         except VflError as error:
             log.error("%s", error)
 
@@ -243,11 +232,11 @@ class Service:
         notice.info("Serving model %s, for %d ids.", loaded.name, len(loaded.rows.ids))
 
     def _look(self) -> None:
-        """Load a new version, if there is one. Record strangers."""
+        """Load a new version, if there is one. Record refused calls."""
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
-            self._record_strangers()
+            self._record_refusals()
             if self.loaded.is_outdated:
                 self.reload()
 
@@ -262,7 +251,7 @@ class Service:
             if batch:
                 self._answer(batch)
             elif self.queue.closed:
-                self._record_strangers()
+                self._record_refusals()
                 return
             else:
                 self.loaded.parties.look(_IDLE)

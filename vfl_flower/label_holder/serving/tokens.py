@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import stat
 import time
@@ -13,6 +14,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import check_own, told, write_whole
 from vfl_flower.config.options import ServingConfig
 
+notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
+
 _FILE = "serve.token"
 _LOOK = 1.0  # seconds between two looks at the file
 _SHORTEST = 20  # letters
@@ -20,6 +23,8 @@ _SHORTEST = 20  # letters
 
 class Tokens:
     """The callers in a file, ``NAME TOKEN`` in each line. The file may change at any time.
+
+    While the changed file cannot be used, no token is valid: it may lack one that has leaked.
 
     Parameters
     ----------
@@ -37,31 +42,50 @@ class Tokens:
         if not path.exists():
             with told(path):
                 write_whole(path, f"default {secrets.token_urlsafe(32)}\n".encode())
-        self._version, self._looked = 0, 0.0
+        self._version: tuple[int, ...] = ()
         self._names: dict[bytes, str] = {}
         self._read()
+
+    def are_usable(self) -> bool:
+        """Return whether the file can be used."""
+        self._look()
+        return bool(self._names)
 
     def caller(self, token: str) -> str | None:
         """Return the name of the caller with this token; None if nobody has it.
 
         It compares digests, so that the time does not depend on the token.
         """
-        if time.monotonic() > self._looked + _LOOK:
-            try:
-                self._read()
-            except ConfigError:  # it may be half written: keep the earlier tokens
-                self._looked = time.monotonic()
+        self._look()
         shown, found = _digest(token), None
         for digest, name in self._names.items():
             if hmac.compare_digest(digest, shown):
                 found = name
         return found
 
+    def _look(self) -> None:
+        """Read the file again if it has changed since the last look, a second ago or more."""
+        if time.monotonic() < self._looked + _LOOK:
+            return
+        usable = bool(self._names)
+        try:
+            self._read()
+        except ConfigError as error:
+            self._names, self._version = {}, ()
+            if usable:
+                notice.error("No token is valid until this is mended: %s", error)
+        else:
+            if not usable:
+                notice.warning("The tokens in %s are valid again.", self.path)
+
     def _read(self) -> None:
         self._looked = time.monotonic()
         try:
+            check_own(self.path.parent)
             about = self.path.stat()
-            if about.st_mtime_ns == self._version:
+            # A copy may have the time of another file, and a change of the mode changes only ctime.
+            version = about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+            if version == self._version:
                 return
             if stat.S_IMODE(about.st_mode) & 0o077:
                 raise ConfigError(f"Other users can read {self.path}. Run `chmod 600 {self.path}`.")
@@ -81,7 +105,7 @@ class Tokens:
             names[_digest(token.strip())] = name
         if not names:
             raise ConfigError(f"{self.path} has no token. Write NAME TOKEN in a line.")
-        self._names, self._version = names, about.st_mtime_ns
+        self._names, self._version = names, version
 
 
 def tokens_of(serving: ServingConfig, folder: Path) -> Tokens:

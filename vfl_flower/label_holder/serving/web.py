@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -22,7 +21,6 @@ from pydantic import (
     StrictStr,
     ValidationError,
 )
-from starlette.types import ASGIApp
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
@@ -35,6 +33,7 @@ from vfl_flower.label_holder.serving.tokens import Tokens
 log = logging.getLogger("flwr")
 
 _RETRY = {"Retry-After": "1"}
+_RECORDED = (422, 429)  # refusals that have a line each in the audit log
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
 _Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field()]
@@ -86,20 +85,16 @@ class Answer(BaseModel):
     predictions: list[Prediction]
 
 
-def app_of(service: Service, tokens: Tokens) -> ASGIApp:
+def app_of(service: Service, tokens: Tokens) -> Guard:
     """Return the web application of a service."""
     app = FastAPI(
         title="vfl-flower scores",
         description="Scores of a vertical model. Send the token as `Authorization: Bearer TOKEN`.",
         docs_url=None,  # FastAPI's page loads scripts from other hosts
         redoc_url=None,
+        openapi_url=None,  # FastAPI would write the description anew for each call
+        redirect_slashes=False,  # a redirect goes to the host that the caller names
     )
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        """Return a page about the calls."""
-        return HTMLResponse(_page(app.openapi()))
-
     explaining = Explaining()
     body = {"content": {"application/json": {"schema": Query.model_json_schema()}}}
 
@@ -168,8 +163,8 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
 
     @app.get("/readyz", summary="Whether a request would be answered now")
     async def readyz() -> Response:
-        """Answer 200 if enough parties are connected, else 503."""
-        ready = service.is_ready
+        """Answer 200 if enough parties are connected and the tokens can be read, else 503."""
+        ready = service.is_ready and tokens.are_usable()
         said = {"status": "ready" if ready else "not ready"}
         return Response(orjson.dumps(said), 200 if ready else 503, media_type="application/json")
 
@@ -178,7 +173,24 @@ def app_of(service: Service, tokens: Tokens) -> ASGIApp:
         """Return counters and histograms."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    return Guard(app, tokens, _OPEN, service.record_stranger)
+    page, about_calls = _page(app.openapi()), orjson.dumps(app.openapi())
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """Return a page about the calls."""
+        return Response(page, media_type="text/html")
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        """Return the description of the calls for programs."""
+        return Response(about_calls, media_type="application/json")
+
+    def answered(status: int, caller: str) -> None:
+        service.metrics.answers.labels(str(status)).inc()
+        if 400 <= status < 500 and status not in _RECORDED:
+            service.refusals.count(status, caller)
+
+    return Guard(app, tokens, _OPEN, answered)
 
 
 def _problem(query: Query, loaded: Loaded) -> str:

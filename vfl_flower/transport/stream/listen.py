@@ -7,6 +7,7 @@ import re
 
 import grpc
 
+from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import RunningConfig
 
@@ -38,14 +39,6 @@ def host_and_port(address: str) -> tuple[str, int | None]:
         f"stream-address = {address!r} is no address. Give a host name or an IP address. Add "
         "a colon and a port if parties connect to another port than the one listened on."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address means this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def port_range(running: RunningConfig) -> range:

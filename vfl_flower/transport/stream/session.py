@@ -12,13 +12,14 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.flower_internals import from_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.node import simulated
 from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS, POLL, TOKEN, chunks, frames
-from vfl_flower.transport.stream.listen import host_and_port, is_loopback
+from vfl_flower.transport.stream.listen import host_and_port
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 
 log = logging.getLogger("flwr")
