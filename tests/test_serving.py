@@ -36,7 +36,7 @@ from vfl_flower.config.files import unsealed
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
-from vfl_flower.label_holder.serving import guard
+from vfl_flower.label_holder.serving import guard, web
 from vfl_flower.label_holder.serving import listening as listening_module
 from vfl_flower.label_holder.serving import serve as serve_module
 from vfl_flower.label_holder.serving.requests import Request
@@ -616,6 +616,7 @@ def test_only_callers_with_a_token_are_served(some: Served) -> None:
         (b" " * (2**20 + 1), 413),
         (b" " * 10_000_000, 413),
         (b'{"ids": [1, 1, 1]}', 200),
+        (b'{"ids": [123456789012345678901234567890]}', 422),
     ],
     ids=lambda each: str(each)[:20],
 )
@@ -654,6 +655,75 @@ def test_slow_callers_are_cut_off_and_others_are_served(
             pass
         each.close()
     assert some.ask(one)
+
+
+def test_answers_are_counted_and_refused_calls_are_in_the_audit_log(
+    some: Served, tmp_path: Path
+) -> None:
+    bad, port = {"Authorization": "Bearer x"}, int(some.url.rsplit(":", 1)[1])
+    due = {
+        200: some.http.get("/v1/model"),
+        401: httpx.get(f"{some.url}/v1/predict", headers=bad),
+        404: some.http.get("/v1/else"),
+        405: some.http.put("/v1/predict"),
+        413: some.http.post("/v1/predict", content=b" " * (2**20 + 1)),
+        422: some.http.post("/v1/predict", content=b"{"),
+    }
+    assert list(due) == [each.status_code for each in due.values()]
+    for number, sent in ((400, b"\0\r\n\r\n"), (431, b"GET /" + b"x" * 2**14)):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(sent)
+            assert stranger.recv(2**16).startswith(b"HTTP/1.1 %d" % number)
+        due[number] = due[200]
+    shown = some.http.get("/metrics").text
+    assert all(f'vfl_http_answers_total{{status="{each}"}} 1.0' in shown for each in due)
+    some.service.queue.close()
+    some.service.work()  # as its end does
+    path = tmp_path / "audit" / "audit.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found: dict[str, dict[str, int]] = {"refused": {}, "stranger": {}}
+    for each in lines:
+        for number, calls in each.get("statuses", {}).items():
+            assert each.get("caller") == ("bank" if each["event"] == "refused" else None)
+            found[each["event"]][number] = found[each["event"]].get(number, 0) + calls
+    assert found["refused"] == {"404": 1, "405": 1, "413": 1}
+    assert found["stranger"] == {"400": 1, "401": 1, "431": 1}
+    assert [each["outcome"] for each in lines if each["event"] == "score"] == ["invalid"]
+
+
+def test_nothing_redirects_to_the_host_that_a_caller_names(some: Served) -> None:
+    for path in ("/v1/model/", "//v1/model", "/docs/", "/healthz/", "/v1/predict/"):
+        reply = some.http.get(f"{some.url}{path}", headers={"Host": "evil.example"})
+        assert reply.status_code == 404, path
+    for path in ("/docs", "/openapi.json", "/v1/model", "/healthz"):
+        named = {"Host": "evil.example", "X-Forwarded-Prefix": "/evil.example"}
+        reply = some.http.get(path, headers={**named, "X-Forwarded-Host": "evil.example"})
+        assert reply.status_code == 200 and "evil" not in reply.text + str(reply.headers)
+
+
+def test_pages_answer_head_too_and_are_rendered_once(some: Served) -> None:
+    for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+        head, get = httpx.head(some.url + path), httpx.get(some.url + path)
+        assert head.status_code == get.status_code == 200 and head.content == b""
+        assert head.headers["content-length"] == str(len(get.content))
+    assert httpx.head(f"{some.url}/v1/model").status_code == 401
+    with patch.object(web, "_page", side_effect=AssertionError):
+        assert httpx.get(f"{some.url}/docs").status_code == 200
+
+
+def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
+    some: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfl_flower.label_holder.serving.tokens._LOOK", 0.0)
+    tokens = tmp_path / "tokens"
+    assert httpx.get(f"{some.url}/readyz").status_code == 200
+    tokens.chmod(0o644)
+    assert httpx.get(f"{some.url}/readyz").status_code == 503
+    assert some.http.get("/v1/model").status_code == 401
+    assert httpx.get(f"{some.url}/healthz").status_code == 200
+    tokens.chmod(0o600)
+    assert httpx.get(f"{some.url}/readyz").status_code == 200
+    assert some.http.get("/v1/model").status_code == 200
 
 
 def test_five_hundred_connections_keep_nobody_out(some: Served) -> None:

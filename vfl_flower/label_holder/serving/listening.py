@@ -31,6 +31,8 @@ from vfl_flower.label_holder.serving.guard import Guard
 from vfl_flower.transport.nodes.gate import LogBudget
 from vfl_flower.transport.nodes.strangers import Strangers
 
+logging.getLogger("uvicorn.error").addFilter(LogBudget())  # a failed call is told at length
+
 _SILENT = 10.0  # seconds within which a connection must send a whole head
 _RATE = 2**16  # bytes a second at which a caller must at least take an answer, after that time
 _HEAD = 2**14  # bytes of a head; and bytes of a body's framing: chunk sizes, extensions, trailers
@@ -119,6 +121,8 @@ class _Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head, self._left = False, _HEAD
         self._timer.cancel()
+        if not self.parser.should_keep_alive():  # uvicorn knows no list such as "close, TE"
+            self.headers.append(CLOSE_HEADER)
 
     def on_body(self, body: bytes) -> None:
         self._left += len(body)
@@ -295,10 +299,9 @@ def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
         ) from None
     if config.ssl:
         config.ssl.options |= ssl.OP_NO_RENEGOTIATION
-    server, budget = uvicorn.Server(config), LogBudget()
+    server = uvicorn.Server(config)
     with _bound(host, port, serving.serve_address) as bound:
         thread = Thread(target=_run, args=(server, bound, app), name="serving", daemon=True)
-        logging.getLogger("uvicorn.error").addFilter(budget)
         thread.start()
         while thread.is_alive() and not server.started:
             thread.join(0.01)
@@ -310,7 +313,6 @@ def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(_ENDING + 5)
-            logging.getLogger("uvicorn.error").removeFilter(budget)
 
 
 def _run(server: uvicorn.Server, bound: socket.socket, app: Guard) -> None:

@@ -29,14 +29,17 @@ from vfl_flower.label_holder.serving.guard import Guard
 from vfl_flower.label_holder.serving.requests import Answers
 from vfl_flower.label_holder.serving.service import Loaded, Service, UnavailableError
 from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.transport.nodes.gate import LogBudget
 
-log = logging.getLogger("flwr")
+log = logging.getLogger("flwr.serving")
+log.addFilter(LogBudget())
 
 _RETRY = {"Retry-After": "1"}
 _RECORDED = (422, 429)  # refusals that have a line each in the audit log
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
-_Id = Annotated[StrictInt | Annotated[StrictStr, Field(max_length=1000)], Field()]
+_Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # what an answer can hold
+_Id = Annotated[_Whole | Annotated[StrictStr, Field(max_length=1000)], Field()]
 
 
 class Query(BaseModel):
