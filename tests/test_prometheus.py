@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,22 @@ def test_a_caller_without_a_valid_token_gets_401(keys: dict[str, Any], port: int
     assert [each.status_code for each in replies] == [401] * 3
     assert all("vfl_" not in each.text for each in replies)
     assert (Path(keys["out"]) / "serve.token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_stranger_who_pipelines_has_one_answer_a_connection(
+    keys: dict[str, Any], port: int
+) -> None:
+    def attack() -> None:
+        with socket.create_connection(("127.0.0.1", port), 10) as stranger, suppress(OSError):
+            stranger.sendall(b"GET /x HTTP/1.1\r\n\r\n" * 14_000)
+            while stranger.recv(2**16):
+                pass
+
+    scrape = Scrape(port, attack)
+    finished = run_local(2, keys, observers=[scrape])
+    last, attacks = scrape.found[-1], len(finished.history)
+    assert last["vfl_http_answers_total", "status=401"] == attacks > 0
+    assert last["vfl_http_answers_total", "status=200"] == len(scrape.found) - 1  # the control
 
 
 def test_a_certificate_and_a_file_of_tokens_of_your_own(

@@ -57,7 +57,7 @@ class _Connection(HttpToolsProtocol):
         self._door, self.address = door, address
         self.opening: asyncio.Task[None] | None = None
         self._timer = self.loop.call_soon(lambda: None)
-        self._in_head, self._left = True, _HEAD  # bytes that may come besides those of the body
+        self._in_head, self._left = True, _HEAD  # bytes that may come before or around a body
         self._last = False  # whether no further bytes are parsed
 
     @property
@@ -189,8 +189,8 @@ class _Door:
         self.open: dict[_Connection, None] = {}  # the oldest first
         self.refused = Strangers("Requests that are no HTTP, or have too large a head")
         self._cut = Strangers("Connections that were cut, since too many were open")
-        # Half of the open files that the process may have: streams and files need some too.
-        self._most = min(_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # streams and files need some too
+        self._most = _CONNECTIONS if files < 0 else min(_CONNECTIONS, files // 2)
 
     async def serve(self) -> None:
         """Serve until the server should exit."""

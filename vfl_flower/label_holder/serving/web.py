@@ -38,7 +38,7 @@ _RETRY = {"Retry-After": "1"}
 _RECORDED = (422, 429)  # refusals that have a line each in the audit log
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
-_Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # what an answer can hold
+_Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # an answer holds 64 bits
 _Id = Annotated[_Whole | Annotated[StrictStr, Field(max_length=1000)], Field()]
 
 
