@@ -301,16 +301,22 @@ def begun(front: Front) -> dict[str, socket.socket]:
     client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="x")
     with pytest.raises(ssl.SSLWantReadError):
         client.do_handshake()
-    names = ("silent", "half a head", "idle", "reads no answer", "HTTP/1.0")
-    found = {each: front.socket() for each in names}
+    sent = {
+        "silent": b"",
+        "half a head": b"GET /open HTTP/1.1\r\nX: ",
+        "idle": OPEN,
+        "reads no answer": b"GET /large HTTP/1.1\r\n" + MINE + b"\r\n",
+        "HTTP/1.0": b"GET /large HTTP/1.0\r\nConnection: keep-alive\r\n" + MINE + b"\r\n",
+    }
+    found = {}
+    for name, content in sent.items():
+        found[name] = front.socket()
+        found[name].sendall(content)
+        if name == "idle":
+            assert found[name].recv(2**16)
     if front.tls:
         found |= {each: front.socket(tls=False) for each in ("no handshake", "half a handshake")}
         found["half a handshake"].sendall(hello.read()[:50])
-    found["half a head"].sendall(b"GET /open HTTP/1.1\r\nX: ")
-    found["idle"].sendall(OPEN)
-    assert found["idle"].recv(2**16)
-    found["reads no answer"].sendall(b"GET /large HTTP/1.1\r\n" + MINE + b"\r\n")
-    found["HTTP/1.0"].sendall(b"GET /large HTTP/1.0\r\nConnection: keep-alive\r\n" + MINE + b"\r\n")
     until(lambda: len(front.calls) == 3)
     return found
 
@@ -319,7 +325,7 @@ def begun(front: Front) -> dict[str, socket.socket]:
 def test_connections_that_wait_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
 ) -> None:
-    monkeypatch.setattr(module, "_SILENT", 0.3)
+    monkeypatch.setattr(module, "_SILENT", 0.5)
     monkeypatch.setattr(module, "_RATE", 2**30)
     with opened(tmp_path, tls) as front:
         made = begun(front)

@@ -214,6 +214,7 @@ class _Door:
                 continue
             self.open[connection] = None
             connection.opening = loop.create_task(self._begin(accepted, connection))
+            await asyncio.sleep(0)  # begin it, and serve the others, before the next one
 
     async def _begin(self, accepted: socket.socket, connection: _Connection) -> None:
         tls: dict[str, Any] = {}
