@@ -9,9 +9,10 @@ A label holder can also guess ids by its proof that it knows the ids of rows (`C
 failed proof counts as one id.
 
 The party forces the count to the disk before it blinds the ids. The count is never below the
-number of ids asked about. A service counts some ids ahead, and gives back the rest at its end. Only
-the owner can reset the count, by deleting the file. The first line of the file is JSON, and shows
-how many ids are left (``head -1 party-0.ids``).
+number of ids asked about. A service counts some ids ahead, and gives back the rest to the day on which it
+counted them. Services may ask about half of the ids that a rule allows. So made-up ids of their
+callers leave the other half to alignments. Only the owner can reset the count, by deleting the
+file. The first line of the file is JSON, and shows how many ids are left (``head -1 party-0.ids``).
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ class _Count:
 
     asked : number of distinct points and of failed proofs, and what is counted ahead.
     ahead : the part of ``asked`` that services have counted ahead (`Session`).
+    served : the part of ``asked`` that services have counted.
     wrong : number of failed proofs.
     day : days from 1970 to the day of the count, in UTC.
     that_day : the part of ``asked`` that was counted on that day.
+    served_that_day : the part of ``that_day`` that services have counted.
     key : key of the hash.
     points : hashes of the points, in ascending order, uint64 [asked - wrong - ahead].
     """
@@ -65,12 +68,26 @@ class _Count:
     key: bytes
     points: NDArray[np.uint64]
     ahead: int = 0
+    served: int = 0
+    served_that_day: int = 0
     changed: bool = False  # whether to write it, even if no id was added
 
     def add(self, more: int) -> None:
         """Count ``more`` further ids."""
         self.asked += more
         self.that_day += more
+
+    def left_to_services(self, rules: Rules) -> tuple[int, str]:
+        """Return how many further ids services may ask about, and the rule that says so."""
+        limits = [
+            (self.asked, self.served, rules.max_ids, "max-ids"),
+            (self.that_day, self.served_that_day, rules.max_ids_per_day, "max-ids-per-day"),
+        ]
+        return min(
+            (max(0, min(most - counted, most // 2 - served)), f"its rule is {rule} = {most}")
+            for counted, served, most, rule in limits
+            if most is not None
+        )
 
 
 def count(context: Context, rules: Rules, points: Points) -> None:
@@ -116,7 +133,8 @@ class Session:
     """Counts the ids that a service asks about, a few at a time.
 
     It writes `_AHEAD` ids ahead to the disk, so that most orders write nothing. `close` replaces
-    them by what was asked. After a crash, the count may be too high by that many.
+    them by what was asked. After a crash, the count may be too high by that many. What was counted
+    ahead on a day serves that day alone.
     """
 
     def __init__(self, context: Context, rules: Rules) -> None:
@@ -124,52 +142,80 @@ class Session:
         self._known: set[int] = set()
         self._key = b""
         self._new: list[int] = []
-        self._reserved = 0
+        self._day = self._left = 0  # what is left ahead, and its day
+        self._rule = ""  # that leaves nothing
 
-    def count(self, points: Points) -> None:
-        """Count the ids of the points, as `count` does."""
+    def count(self, points: Points) -> tuple[NDArray[np.bool_], str]:
+        """Count the ids of the points, [n, 32].
+
+        Known ids are free. The first new ids are counted, as far as the rules allow.
+
+        Returns
+        -------
+        which ids are allowed, [n], and the sentence that refuses the others, if any.
+
+        Raises
+        ------
+        VflError
+            If the party cannot keep the count.
+        """
+        allowed = np.ones(len(points), bool)
         if not _counts(self._context):
-            return
+            return allowed, ""
         if not self._key:
-            self._reserve(0, 0)
-        new = set(_hashed(points, self._key).tolist()) - self._known
-        if not new:
-            return
-        lacks = len(self._new) + len(new) - self._reserved
-        if lacks > 0:
-            self._reserve(lacks, len(new))
-        self._new += new
-        self._known |= new
+            self._reserve(0)
+        hashes, new = self._new_of(points)
+        if new and (len(new) > self._left or int(time.time()) // _DAY > self._day):
+            self._reserve(len(new))
+            hashes, new = self._new_of(points)
+        new, beyond = new[: self._left], new[self._left :]
+        allowed[beyond] = False
+        self._left -= len(new)
+        self._new += [hashes[at] for at in new]
+        self._known.update(self._new[len(self._new) - len(new) :])
+        what = f"to be asked about {len(beyond)} more ids"
+        return allowed, str(refused(self._context, f"{what}: {self._rule}")) if beyond else ""
 
-    def _reserve(self, lacks: int, new: int) -> None:
+    def _new_of(self, points: Points) -> tuple[list[int], list[int]]:
+        """Return the hashes of points, and the positions of new ones."""
+        hashes = _hashed(points, self._key).tolist()
+        return hashes, [at for at, one in enumerate(hashes) if one not in self._known]
+
+    def _reserve(self, lacks: int) -> None:
+        """Count ids of today ahead, if the rules allow it; at least so many."""
         with _opened(self._context, self._rules) as kept:
+            self._give_back(kept)
+            most, self._rule = kept.left_to_services(self._rules)
             few = min(_AHEAD, self._rules.max_ids // 100)
-            most = self._rules.max_ids - kept.asked
-            if self._rules.max_ids_per_day is not None:
-                most = min(most, self._rules.max_ids_per_day - kept.that_day)
-            more = lacks if few > most else max(lacks, few)
-            kept.add(more)
-            kept.ahead += more
-            kept.changed = True
-            if new:
-                _check(self._context, self._rules, kept, f"to be asked about {new} more ids")
-            if not self._key:
-                self._known, self._key = set(kept.points.tolist()), kept.key
-        self._reserved += more
+            more = max(lacks, few) if lacks and few <= most else min(lacks, most)
+            self._left = more = min(more, most)
+            for counted in ("asked", "that_day", "ahead", "served", "served_that_day"):
+                setattr(kept, counted, getattr(kept, counted) + more)
+
+    def _give_back(self, kept: _Count) -> None:
+        """Give back what is left, to the day on which it was counted."""
+        kept.changed = True
+        if kept.key != self._key:  # the session begins, or the owner has reset the count
+            self._known, self._key, self._new = set(kept.points.tolist()), kept.key, []
+            self._left = 0
+        of_day = ("that_day", "served_that_day") if kept.day == self._day else ()
+        for counted in ("asked", "ahead", "served", *of_day):
+            setattr(kept, counted, getattr(kept, counted) - self._left)
+        self._day, self._left = kept.day, 0
 
     def close(self) -> None:
         """Write what was asked, and give back the rest."""
-        if not self._reserved:
+        if not self._new and not self._left:
             return
         with _opened(self._context, self._rules) as kept:
-            kept.ahead -= self._reserved
-            kept.changed = True
-            kept.add(-self._reserved)
-            kept.that_day = max(0, kept.that_day)
+            self._give_back(kept)
             new = np.setdiff1d(np.array(self._new, np.uint64), kept.points)
             kept.points = np.union1d(kept.points, new)
-            kept.add(len(new))
-        self._reserved, self._new = 0, []
+            kept.ahead -= len(self._new)
+            twice = len(self._new) - len(new)  # an id that others have counted since counts once
+            kept.asked -= twice
+            kept.served -= twice
+        self._new = []
 
 
 _AHEAD = 1000
@@ -240,12 +286,15 @@ def _read(path: Path) -> _Count:
     said = json.loads(head)
     day = (date.fromisoformat(said["day"]) - _FIRST).days
     points = np.frombuffer(rest[_KEY:], "<u8").astype(np.uint64)
-    ahead = said.get("ahead", 0)  # files of older versions have none
-    kept = _Count(said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points, ahead)
+    ahead = said.get("ahead", 0)
+    of_services = ahead, said.get("served", ahead), said.get("served that day", 0)
+    kept = _Count(
+        said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points, *of_services
+    )
     if len(points) != kept.asked - kept.wrong - ahead:
         raise ValueError("the count does not fit its points")
     if today > day:  # a clock that is set back must not start a new day
-        kept.day, kept.that_day = today, 0
+        kept.day, kept.that_day, kept.served_that_day = today, 0, 0
     return kept
 
 
@@ -261,4 +310,6 @@ def _written(kept: _Count, rules: Rules) -> bytes:
         "left that day": None if per_day is None else max(0, per_day - kept.that_day),
     }
     said |= {"ahead": kept.ahead} if kept.ahead else {}
+    if kept.served:
+        said |= {"served": kept.served, "served that day": kept.served_that_day}
     return json.dumps(said).encode() + b"\n" + kept.key + kept.points.astype("<u8").tobytes()

@@ -147,13 +147,15 @@ class OpenSet:
         self._ids = own.ids if found else []
         self.proof = found.proof if found else None
 
-    def again(self, points: Points, known: int) -> Arrays:
+    def again(self, points: Points, known: int) -> tuple[Arrays, str]:
         """Return the label holder's points, blinded again, and the places after ``known``.
+
+        Further come the positions of points that a rule forbids, if any, and its sentence.
 
         Raises
         ------
         ConfigError, VflError
-            If no set is open, a rule allows no more ids, or the points cannot be used.
+            If no set is open, a rule forbids all points, or the points cannot be used.
         """
         stored = self._opened()
         try:
@@ -164,8 +166,11 @@ class OpenSet:
             raise
         except VflError as error:
             raise VflError(f"was sent {error}") from None
-        self._asked.count(points)
-        return {"again": again, "own": stored.arrays["points"][known:]}
+        allowed, why = self._asked.count(points)
+        if why and not allowed.any():
+            raise ConfigError(why)
+        refused = {"refused": np.flatnonzero(~allowed).astype(np.int32)} if why else {}
+        return {"again": again[allowed], "own": stored.arrays["points"][known:]} | refused, why
 
     def rows(self, places: Places, proofs: Points) -> Places:
         """Return the rows of these places in the party's data, or -1.

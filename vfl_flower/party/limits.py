@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +77,20 @@ class Limits:
             If a row has too many uploads. Then no row is counted.
         """
         if self.uploads is not None and not add(self._path, rows[places], times, self.uploads):
-            raise self._refuse(
-                "to upload a row more often than it allows: its rule is max-uploads = "
-                f"{self.uploads}"
-            )
+            raise self.too_often
+
+    def count_each(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Count one upload of each row that may be uploaded once more. Return which these are."""
+        if self.uploads is None:
+            return np.ones(len(rows), bool)
+        return add_each(self._path, rows, self.uploads)
+
+    @property
+    def too_often(self) -> ConfigError:
+        """The refusal of a row that was uploaded as often as the rule allows."""
+        return self._refuse(
+            f"to upload a row more often than it allows: its rule is max-uploads = {self.uploads}"
+        )
 
 
 class PredictionBudget:
@@ -110,25 +122,46 @@ class PredictionBudget:
         Raises
         ------
         ConfigError
-            If a rule leaves fewer rows. The sentence names the rule.
+            If a rule leaves fewer rows. The sentence names the rule. Then no row is counted.
         """
+        allowed, why = self.take_some(rows)
+        if why:
+            self.give_back(allowed)
+            raise ConfigError(why)
+
+    def take_some(self, rows: int) -> tuple[int, str]:
+        """Count rows before they are embedded, as far as the rules allow.
+
+        Returns
+        -------
+        the number of rows that were counted, and the sentence that refuses the others, if any.
+        """
+        allowed, why = rows, ""
         for path, most, name, daily in self._limits:
+            if most is None:
+                continue
             day = int(time.time()) // 86400 if daily else 0
             then, left = self._ahead[name]
             left = left if then == day else 0
-            if most is None or rows <= left:
-                self._ahead[name] = day, left - (0 if most is None else rows)
-                continue
-            thing = np.full(1, day, np.uint64)
-            for more in (max(rows - left, min(_AHEAD, most // 100)), rows - left):
-                if add(path, thing, more, most):
-                    break
-            else:
-                raise refused(self._context, f"to predict {rows} rows: its rule is {name} = {most}")
-            self._ahead[name] = day, left + more - rows
+            if allowed > left:
+                left += add_ahead(path, day, allowed - left, min(_AHEAD, most // 100), most)
+            self._ahead[name] = day, left
+            if left < allowed:
+                allowed, why = left, f"to predict {rows} rows: its rule is {name} = {most}"
+        self._use(allowed)
+        return allowed, str(refused(self._context, why)) if why else ""
+
+    def give_back(self, rows: int) -> None:
+        """Take back rows that `take` has just counted, since they are not embedded."""
+        self._use(-rows)
+
+    def _use(self, rows: int) -> None:
+        for _, most, name, _ in self._limits:
+            day, left = self._ahead[name]
+            self._ahead[name] = day, left - rows * (most is not None)
 
     def close(self) -> None:
-        """Give back the rows that were counted ahead."""
+        """Give back the rows that were counted ahead, to the day on which they were counted."""
         for path, most, name, _ in self._limits:
             day, left = self._ahead[name]
             if most is not None and left:
@@ -142,8 +175,10 @@ _AHEAD = 1000
 def count_predictions(context: Context, rules: Rules, rows: int) -> None:
     """Count the rows of one prediction, as `PredictionBudget` does."""
     budget = PredictionBudget(context, rules)
-    budget.take(rows)
-    budget.close()
+    try:
+        budget.take(rows)
+    finally:
+        budget.close()
 
 
 # --- counts on disk -----------------------------------------------------------------------------
@@ -162,6 +197,51 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     VflError
         If the file is damaged or cannot be written.
     """
+    with _opened(path, things) as found:
+        after = (found.before + found.often * times).clip(0)
+        if times > 0 and after.max(initial=0) > most:
+            return False
+        found.after = after
+    return True
+
+
+def add_each(path: Path, things: NDArray[Any], most: int) -> NDArray[np.bool_]:
+    """Add to the counts that ``most`` permits, as `add` does. Return which these are, [n]."""
+    with _opened(path, things) as found:
+        fits = found.before + found.often <= most
+        found.after = found.before + found.often * fits
+    allowed: NDArray[np.bool_] = fits[np.searchsorted(found.things, things.astype(np.uint64))]
+    return allowed
+
+
+def add_ahead(path: Path, thing: int, lacks: int, few: int, most: int) -> int:
+    """Add ``lacks`` to one count, or the rest up to ``most``. Return how much it added.
+
+    It adds ``few`` instead, if that is more and ``most`` permits it.
+    """
+    with _opened(path, np.full(1, thing, np.uint64)) as found:
+        left = max(0, most - int(found.before[0]))
+        more = few if lacks <= few <= left else min(lacks, left)
+        found.after = found.before + more
+    return more
+
+
+@dataclass
+class _Open:
+    """Counts in a file that is locked: different numbers, and how often they are to be counted.
+
+    before, after : their counts, int64. Without ``after``, the file stays as it was.
+    """
+
+    things: NDArray[np.uint64]
+    often: NDArray[np.int64]
+    before: NDArray[np.int64]
+    after: NDArray[np.int64] | None = None
+
+
+@contextmanager
+def _opened(path: Path, things: NDArray[Any]) -> Iterator[_Open]:
+    """Yield the counts of these numbers under a lock; write them at the end."""
     try:
         make_folder(path.parent)
         with alone_in(path.parent):
@@ -175,11 +255,11 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
                 first = np.stack([new[~there], np.zeros_like(new[~there])])
                 counts = np.insert(counts, places[~there], first, axis=1)
             changed = np.searchsorted(counts[0], new)
-            counts[1, changed] = (counts[1, changed].astype(np.int64) + often * times).clip(0)
-            if counts[1, changed].max(initial=0) > most and times > 0:
-                return False
-            write_sealed(path, counts.astype("<u8").tobytes())
+            found = _Open(new, often, counts[1, changed].astype(np.int64))
+            yield found
+            if found.after is not None:
+                counts[1, changed] = found.after
+                write_sealed(path, counts.astype("<u8").tobytes())
     except (OSError, ValueError, VflError) as error:
         log.warning("The party's counts in %s cannot be kept: %s", path, error)
         raise VflError("cannot count what it releases. See its own log.") from None
-    return True
