@@ -39,9 +39,8 @@ from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import guard, web
 from vfl_flower.label_holder.serving import listening as listening_module
 from vfl_flower.label_holder.serving import serve as serve_module
-from vfl_flower.label_holder.serving.requests import Request
+from vfl_flower.label_holder.serving.requests import Piece, Request, UnavailableError
 from vfl_flower.label_holder.serving.serve import lasting, serve
-from vfl_flower.label_holder.serving.service import UnavailableError
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import scoring
@@ -233,20 +232,23 @@ def test_made_up_ids_count_and_stop_at_the_partys_rule(
 ) -> None:
     organisations, new = newcomers
     nodes: list[dict[str, Any]] = [dict(each) for each in organisations.node_configs]
-    nodes[1] |= {"max-ids": 3}
+    nodes[1] |= {"max-ids": 6}  # half of them for services
     keys = {"dataset": f"files:{organisations.labels}"}
     for _ in range(2):  # the count outlives the service, and an id counts once
         with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
             assert found.ask(new[0], new[1])[0]["missing"] == {}
             assert found.ask(new[0])[0]["missing"] == {}
-            assert found.ask(*range(-9, 0))[0]["missing"]["1"] == "refused"
-            assert found.ask(new[2], *range(-9, 0))[0]["missing"] == {"1": "refused"}
-            assert found.ask(new[0])[0]["missing"] == {}
+            first, *others = found.ask(*range(-9, 0))  # one id is left
+            assert first["missing"]["1"] == "unknown"
+            assert {each["missing"]["1"] for each in others} == {"refused"}
+            assert found.ask(new[2])[0]["missing"] == {"1": "refused"}
+            mixed = found.ask(new[2], new[0])  # a known id is free, also beside a refused one
+            assert [each["missing"] for each in mixed] == [{"1": "refused"}, {}]
     seeks = (organisations.folder / "any" / "party-1-audit.jsonl").read_text()
     assert seeks.count('"event":"seek"') == 10  # the log shows who probes
-    assert seeks.count('"outcome":"refused"') == 4
+    assert seeks.count('"outcome":"refused"') == 2 and seeks.count('"refused":8') == 2
     kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
-    assert kept["asked"] == 2 and "ahead" not in kept
+    assert kept["asked"] == kept["served"] == 3 and "ahead" not in kept
 
 
 def test_a_place_without_a_right_proof_is_refused_and_counted(
@@ -276,13 +278,14 @@ def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
     nodes: list[dict[str, Any]] = [{**each, "max-ids": 0} for each in organisations.node_configs]
     keys = {"dataset": f"files:{organisations.labels}"}
     found_of: dict[str, Any] = {}
+    batch: list[Piece] = []
     with served(organisations.folder / "run", tmp_path, keys, nodes) as found:
         old = int(found.loaded.rows.ids[0])
         found.service.queue.close()  # so that only this test scores
-        batch = [
-            Request(name, name, ids, partial(found_of.__setitem__, name))
-            for name, ids in (("honest", [old]), ("other", [new[0]]), ("both", [old, new[1]]))
-        ]
+        for name, ids in (("honest", [old]), ("other", [new[0]]), ("both", [old, new[1]])):
+            answer = partial(found_of.__setitem__, name)
+            asked = Request(name, name, ids, answer, new=frozenset(ids) - {old})
+            batch.append(asked.take(100))
         found.service._score(batch)
     assert found_of["honest"][1][0]["missing"] == {}
     assert isinstance(found_of["other"], UnavailableError)

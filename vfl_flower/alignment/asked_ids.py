@@ -9,10 +9,11 @@ A label holder can also guess ids by its proof that it knows the ids of rows (`C
 failed proof counts as one id.
 
 The party forces the count to the disk before it blinds the ids. The count is never below the
-number of ids asked about. A service counts some ids ahead, and gives back the rest to the day on which it
-counted them. Services may ask about half of the ids that a rule allows. So made-up ids of their
-callers leave the other half to alignments. Only the owner can reset the count, by deleting the
-file. The first line of the file is JSON, and shows how many ids are left (``head -1 party-0.ids``).
+number of ids asked about. A service counts some ids ahead. It gives the rest back to the day on
+which it counted them. Services may ask about half of the ids that a rule allows. So made-up ids of
+their callers leave the other half to alignments. Only the owner can reset the count, by deleting
+the file. The first line of the file is JSON, and shows how many ids are left
+(``head -1 party-0.ids``).
 """
 
 from __future__ import annotations

@@ -122,3 +122,4 @@ class Options(TypedDict, total=False):
     serve_key: str | None
     serve_token: str | None
     score_timeout: float | None
+    new_ids_per_day: int | None

@@ -79,11 +79,16 @@ class Limits:
         if self.uploads is not None and not add(self._path, rows[places], times, self.uploads):
             raise self.too_often
 
-    def count_each(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        """Count one upload of each row that may be uploaded once more. Return which these are."""
+    def count_each(self, rows: NDArray[Any], together: bool) -> NDArray[np.bool_]:
+        """Return which rows may be uploaded once more, [n]. Count one upload of each.
+
+        Parameters
+        ----------
+        together : whether to count nothing unless all rows may be uploaded.
+        """
         if self.uploads is None:
             return np.ones(len(rows), bool)
-        return add_each(self._path, rows, self.uploads)
+        return add_each(self._path, rows, self.uploads, together)
 
     @property
     def too_often(self) -> ConfigError:
@@ -205,11 +210,19 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     return True
 
 
-def add_each(path: Path, things: NDArray[Any], most: int) -> NDArray[np.bool_]:
-    """Add to the counts that ``most`` permits, as `add` does. Return which these are, [n]."""
+def add_each(
+    path: Path, things: NDArray[Any], most: int, together: bool = False
+) -> NDArray[np.bool_]:
+    """Add to the counts that ``most`` permits, as `add` does. Return which these are, [n].
+
+    Parameters
+    ----------
+    together : whether to add nothing unless ``most`` permits all.
+    """
     with _opened(path, things) as found:
         fits = found.before + found.often <= most
-        found.after = found.before + found.often * fits
+        if fits.all() or not together:
+            found.after = found.before + found.often * fits
     allowed: NDArray[np.bool_] = fits[np.searchsorted(found.things, things.astype(np.uint64))]
     return allowed
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.seeking import OpenSet
 from vfl_flower.config.audit_log import AuditLog
-from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
@@ -154,8 +154,15 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     there = np.concatenate([at, singles]) >= 0
     ids = [rows.ids[row] if rows.ids else b"i:%d" % row for row in asked.tolist()]
     ids += served.opened.ids(singles) if served.opened and len(singles) else []
-    with _recorded(served, "score", len(ids), ids):
-        _count(served, asked[there[: len(asked)]], singles, int(there.sum()))
+    with _recorded(served, "score", len(ids), ids) as line:
+        refused, why = _refused(served, asked, there)
+        line |= {"refused": len(refused)} if why else {}
+    arrays: Arrays = {"refused": refused.astype(np.int32)} if why else {}
+    seal = served.party.seal
+    if seal and why:
+        return Scored(arrays=arrays, why=why)
+    at[refused[refused < len(at)]] = -1
+    singles[refused[refused >= len(at)] - len(at)] = -1
     embedding = np.zeros((len(there), served.party.learner.size), np.float32)
     if (at >= 0).any():
         places_in_memory = at[at >= 0].astype(np.int32)
@@ -164,14 +171,14 @@ def score(context: Context, order: ScoreOrder) -> Scored:
         embedding[len(at) :][singles >= 0] = _embeddings(
             served, _singles(served, singles[singles >= 0])
         )
-    report = served.drift.of_scores(served.block, rows.own, asked, at, rows.places, singles)
-    if seal := served.party.seal:
+    arrays |= served.drift.of_scores(served.block, rows.own, asked, at, rows.places, singles)
+    if seal:
         if not there.all():
             raise VflError("has lost rows of masked sums. Start the service anew.")
         seal.bind(order)
-        return Scored(arrays=seal.hide({"embedding": embedding}) | report)
-    report |= {"gone": np.flatnonzero(~there).astype(np.int32)} if not there.all() else {}
-    return Scored(arrays={"embedding": embedding} | report)
+        return Scored(arrays=seal.hide({"embedding": embedding}) | arrays)
+    arrays |= {"gone": np.flatnonzero(~there).astype(np.int32)} if not there.all() else {}
+    return Scored(arrays={"embedding": embedding} | arrays, why=why)
 
 
 def open_set(context: Context, order: OpenSetOrder) -> SetKept:
@@ -205,24 +212,57 @@ def seek(context: Context, order: SeekOrder) -> Sought:
         raise OutOfStepError("has opened no set of blinded ids.")
     _current(context, served)
     points = order.arrays.get("ids", np.zeros(0))
-    with _recorded(served, "seek", len(points)):
-        return Sought(arrays=served.opened.again(points, order.known))
+    with _recorded(served, "seek", len(points)) as line:
+        arrays, why = served.opened.again(points, order.known)
+        line |= {"refused": len(arrays["refused"])} if why else {}
+    return Sought(arrays=arrays, why=why)
 
 
-def _count(served: _Served, aligned: Places, singles: Places, rows: int) -> None:
+def _refused(served: _Served, asked: Places, there: NDArray[np.bool_]) -> tuple[Places, str]:
     """Count the rows of an order before they are embedded.
+
+    Rules forbid single rows, so that nobody's rows cost others their scores.
+
+    Parameters
+    ----------
+    asked : numbers of aligned rows, [n].
+    there : whether the data have a row, [n + k].
+
+    Returns
+    -------
+    positions of the rows that a rule forbids, and its sentence.
 
     Raises
     ------
-    ConfigError, VflError
-        If a rule allows no more.
+    ConfigError
+        If a rule allows no row at all, unless sums are masked.
+    VflError
+        If the party cannot keep its counts.
     """
-    limits = served.party.limits
+    limits, together = served.party.limits, bool(served.party.seal)
+    wanted = np.flatnonzero(there)
+    if together:
+        served.budget.take(len(wanted))
+        number, why = len(wanted), ""
+    else:
+        number, why = served.budget.take_some(len(wanted))
+    allowed = there.copy()
+    allowed[wanted[number:]] = False
     if limits and limits.uploads is not None:
-        if len(singles):
-            raise VflError("scores only aligned rows: its rule max-uploads counts them by row.")
-        limits.count(served.block.test_rows, served.block.tested[aligned])
-    served.budget.take(rows)
+        if allowed[len(asked) :].any():
+            why = "It scores only aligned rows: its rule max-uploads counts them by row."
+            allowed[len(asked) :] = False
+        mine = np.flatnonzero(allowed)
+        numbers = served.block.test_rows[served.block.tested[asked[mine]]]
+        often = ~limits.count_each(numbers, together)
+        if often.any():
+            why = str(limits.too_often)
+            allowed[mine[often]] = False
+        served.budget.give_back(number - (0 if together and why else int(allowed.sum())))
+    refused = np.flatnonzero(there & ~allowed)
+    if len(refused) == len(wanted) > 0 and not together:
+        raise ConfigError(why)
+    return refused, why
 
 
 def _embeddings(
@@ -262,23 +302,25 @@ def _close(served: _Served) -> None:
 @contextmanager
 def _recorded(
     served: _Served, event: str, number: int, ids: Sequence[bytes] = ()
-) -> Iterator[None]:
+) -> Iterator[dict[str, Any]]:
     """Write an order to the audit log at the end of the block, also if the block refuses it.
+
+    Yield further fields of the line, for the block to set.
 
     Parameters
     ----------
     number : number of ids that the order is about.
     ids : these ids, if the party knows them.
     """
-    outcome = "refused"
+    outcome, more = "refused", dict[str, Any]()
     try:
-        yield
-        outcome = "answered"
+        yield more
+        outcome = "answered" if more.get("refused", 0) < number else "refused"
     finally:
-        hashes = {"ids": served.audit.hashes(ids)} if ids else {}
+        more |= {"ids": served.audit.hashes(ids)} if ids else {}
         run = served.party.origin.counted_since
         try:
-            served.audit.write(event, run=run, number=number, outcome=outcome, **hashes)
+            served.audit.write(event, run=run, number=number, outcome=outcome, **more)
         except VflError as error:
             log.warning("%s", error)
             raise VflError("cannot write its audit log: its own log says why.") from None

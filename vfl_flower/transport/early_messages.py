@@ -160,9 +160,12 @@ class Sought(Payload):
 
     ``arrays["again"]``, uint8 [n, 32], are the ids in their order, blinded by the party too.
     ``arrays["own"]``, uint8 [m, 32], are outputs of the places after ``known``.
+    ``arrays["refused"]``, int32 [r], are positions of ids that a rule forbids, and ``why`` is the
+    sentence. ``again`` leaves these ids out.
     """
 
-    names: ClassVar = ("again", "own")
+    names: ClassVar = ("again", "own", "refused")
+    why: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -309,11 +309,14 @@ class Scored(Payload):
     """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n + k, E].
 
     ``arrays["gone"]``, int32 [m], are positions in the order whose rows the party's data have lost
-    since it loaded them. Their embeddings are zero. If sums are masked, embeddings are masked too,
-    int32, and no row may be gone. ``arrays["drift"]`` is as in `Predicted`, for the last rows.
+    since it loaded them. ``arrays["refused"]`` are positions of rows that a rule forbids, and
+    ``why`` is the sentence. Both have embeddings of zero. If sums are masked, embeddings are masked
+    too, int32, and no row may be gone. Nothing is embedded then if a row is refused.
+    ``arrays["drift"]`` is as in `Predicted`, for the last rows.
     """
 
-    names: ClassVar = ("embedding", "gone", "drift")
+    names: ClassVar = ("embedding", "gone", "refused", "drift")
+    why: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)

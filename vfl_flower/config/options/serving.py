@@ -47,10 +47,21 @@ class ServingConfig:
     )
     score_timeout: float = key(
         0.2,
-        "Limits the seconds that a score waits for a party. A model of any subset then answers "
-        "without the party. Another model refuses and names the party.",
+        "Limits the seconds that a score waits for a party, and doubles for each 256 ids of a "
+        "batch. A model of any subset then answers without the party. Another model refuses and "
+        "names the party.",
         example="task='serve' model='runs/a' score-timeout=0.5",
         engine=_FLOWER,
         above=0,
         related=("party-timeout", "subsets"),
+    )
+    new_ids_per_day: int = key(
+        1000,
+        "Limits the ids that a caller may ask about in a day of UTC, if they are in no file of the "
+        "label holder. Further requests with such ids get 429. With 0, the parties are asked about "
+        "no such id.",
+        example="task='serve' model='runs/a' new-ids-per-day=20000",
+        engine=_FLOWER,
+        least=0,
+        related=("serve-token", "score-timeout"),
     )

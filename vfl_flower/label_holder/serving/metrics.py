@@ -13,7 +13,7 @@ from vfl_flower.label_holder.serving.guard import STATUSES
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 _RULES = ("max-predictions-per-day", "max-predictions", "max-uploads")
 _OTHER = "other"
-_OUTCOMES = ("answered", "ending", "full", "unavailable", "failed")
+_OUTCOMES = ("answered", "ending", "full", "new-ids", "unavailable", "failed")
 
 
 class Metrics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.label_holder.serving.metrics import Metrics
+from vfl_flower.label_holder.serving.requests import Score, UnavailableError
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,
@@ -369,3 +370,14 @@ class Parties:
         sizes = self._transport.largest
         largest = max(sizes.get(each, SMALL) for each in (ScoreOrder.kind, SeekOrder.kind))
         return read_reply(message, kind, largest)
+
+
+def refusal_of(scores: Sequence[Score]) -> UnavailableError | None:
+    """Return the refusal of a request, if a party that its scores need does not answer."""
+    gone = {
+        party: why for score in scores for party, why in score["missing"].items() if why != UNKNOWN
+    }
+    if not gone:
+        return None
+    who = ", ".join(f"party {party} ({why})" for party, why in sorted(gone.items()))
+    return UnavailableError(f"The model needs all its parties, and these do not answer: {who}.")

@@ -1,4 +1,9 @@
-"""Requests for scores on their way from the web to the service, and their answers."""
+"""Requests for scores on their way from the web to the service, and their answers.
+
+Callers share the service fairly. A batch has at most `BATCH` units of work, and all callers that
+wait get equal shares of it. So a large request is answered in pieces, over several batches, and a
+small request of another caller waits for one batch at most.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,15 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
 
+from vfl_flower.config.errors import VflError
+
 Ids = Sequence[int | str]
 
 MOST_IDS = 10_000
 """Most ids of one request."""
+BATCH = 512
+"""Most work of a batch, in ids of the alignment."""
+_NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
 Score = dict[str, Any]
 """The answer for one id: "prediction", "probabilities", "parties" used, and "missing" parties.
@@ -19,17 +29,30 @@ Score = dict[str, Any]
 Contributions to the score can follow (`contribution_to_score.Explainer`)."""
 
 
+class UnavailableError(VflError):
+    """No answer now. ``outcome`` is for metrics and the audit log, ``status`` is HTTP's.
+
+    retry : seconds after which the caller may try again.
+    """
+
+    def __init__(
+        self, sentence: str, outcome: str = "unavailable", status: int = 503, retry: int = 1
+    ) -> None:
+        super().__init__(sentence)
+        self.outcome, self.status, self.retry = outcome, status, retry
+
+
 class Answers(NamedTuple):
     """The answers of one request.
 
     model : the model's version.
     scores : an answer for each id.
-    explain : adds the contributions to the scores, if the request asks for them. It may take long.
+    explain : add the contributions to the scores, if the request asks for them. Each may take long.
     """
 
     model: str
     scores: list[Score]
-    explain: Callable[[], None] | None = None
+    explain: Sequence[Callable[[], None]] = ()
 
 
 @dataclass(eq=False)
@@ -39,6 +62,7 @@ class Request:
     answer : is called once, from the service's thread, with the answers, or with the reason why
         there are none.
     explain : whether the answers need the contributions to the scores.
+    new : ids outside the alignment, about which the parties are asked.
     """
 
     name: str
@@ -47,48 +71,147 @@ class Request:
     answer: Callable[[Answers | Exception], None]
     explain: bool = False
     came: float = field(default_factory=time.monotonic)
+    new: frozenset[int | str] = frozenset()
+    taken: int = 0
+    _scores: list[Score] = field(default_factory=list)
+    _explain: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """The number of ids that no batch has taken."""
+        return len(self.ids) - self.taken
+
+    @property
+    def work(self) -> int:
+        """The work that is left, at most."""
+        return self.left * (_NEW if self.new else 1)
+
+    def take(self, work: int) -> Piece:
+        """Take the next ids, with at most so much work, but at least one id."""
+        start, done = self.taken, 0
+        while self.left and (done < work or self.taken == start):
+            one = _NEW if self.new and self.ids[self.taken] in self.new else 1
+            if self.taken > start and done + one > work:
+                break
+            self.taken, done = self.taken + 1, done + one
+        return Piece(self, self.ids[start : self.taken], done)
+
+    def add(self, model: str, scores: list[Score], explain: Callable[[], None] | None) -> None:
+        """Add the scores of the next piece. Answer after the last one."""
+        self._scores += scores
+        self._explain += [explain] if explain else []
+        if len(self._scores) == len(self.ids):
+            self.answer(Answers(model, self._scores, self._explain))
+
+    def fail(self, error: Exception) -> None:
+        """Answer that there are no scores. Take no further piece."""
+        self.taken = len(self.ids)
+        self.answer(error)
+
+
+class Piece(NamedTuple):
+    """Some ids of a request, which one batch scores."""
+
+    request: Request
+    ids: Ids
+    work: int
 
 
 class Queue:
-    """Requests that wait for their batch.
+    """Requests that wait for their batches.
 
     Parameters
     ----------
-    most : most ids that wait; further requests are refused.
+    most : most ids of a caller that wait. A request may take half of the places that its caller has
+        left, so that large requests keep out no small ones.
     wake : is called after each request.
     """
 
     def __init__(self, most: int, wake: Callable[[], None]) -> None:
         self._most, self._wake = most, wake
         self._lock = Lock()
-        self._waiting: list[Request] = []
-        self.ids = 0
+        self._lines: dict[str, list[Request]] = {}  # by caller
         self.closed = False
 
-    def put(self, request: Request) -> bool:
-        """Add a request; return whether there was room for it."""
+    @property
+    def ids(self) -> int:
+        """The number of ids that wait."""
         with self._lock:
-            if self.closed or (self.ids and self.ids + len(request.ids) > self._most):
+            return sum(each.left for line in self._lines.values() for each in line)
+
+    def has_room(self, request: Request) -> bool:
+        """Return whether the request may wait."""
+        with self._lock:
+            waiting = sum(each.left for each in self._lines.get(request.caller, ()))
+        return not waiting or 2 * len(request.ids) <= self._most - waiting
+
+    def put(self, request: Request) -> bool:
+        """Add a request; return whether the queue is still open."""
+        with self._lock:
+            if self.closed:
                 return False
-            self._waiting.append(request)
-            self.ids += len(request.ids)
+            self._lines.setdefault(request.caller, []).append(request)
         self._wake()
         return True
 
-    def take(self, most: int) -> list[Request]:
-        """Return the next requests, with at most so many ids, but at least one request."""
+    def take(self, begun: bool = False) -> list[Piece]:
+        """Return the pieces of the next batch, the smallest first.
+
+        Parameters
+        ----------
+        begun : whether to take only requests that an earlier batch has begun.
+        """
+        pieces: list[Piece] = []
         with self._lock:
-            taken, ids = 0, 0
-            for request in self._waiting:
-                if taken and ids + len(request.ids) > most:
-                    break
-                taken, ids = taken + 1, ids + len(request.ids)
-            found, self._waiting = self._waiting[:taken], self._waiting[taken:]
-            self.ids -= ids
-        return found
+            self._lines = {
+                caller: left
+                for caller, line in self._lines.items()
+                if (left := [each for each in line if each.left])
+            }
+            lines = {
+                caller: wanted
+                for caller, line in self._lines.items()
+                if (wanted := [each for each in line if each.taken or not begun])
+            }
+            share, room = _share([_work(line) for line in lines.values()], BATCH), BATCH
+            for caller, line in lines.items():
+                taken = _pieces(line, min(share, room))
+                room -= sum(piece.work for piece in taken)
+                pieces += taken
+                if taken:  # next time, the others come first
+                    served = [piece.request for piece in taken]
+                    waiting = [each for each in self._lines.pop(caller) if each not in served]
+                    self._lines[caller] = waiting + served
+        return sorted(pieces, key=lambda piece: len(piece.ids))
 
     def close(self) -> None:
         """Refuse further requests."""
         with self._lock:
             self.closed = True
         self._wake()
+
+
+def _work(line: Sequence[Request]) -> int:
+    return sum(each.work for each in line)
+
+
+def _pieces(line: Sequence[Request], room: int) -> list[Piece]:
+    """Take the next pieces of one caller's requests, with about so much work."""
+    share, taken = _share([each.work for each in line], room), list[Piece]()
+    for request in line:
+        if room <= 0:
+            break
+        taken.append(request.take(min(share, room)))
+        room -= taken[-1].work
+    return taken
+
+
+def _share(works: Sequence[int], room: int) -> int:
+    """Return the largest equal share of the room: a smaller work leaves its rest to the others."""
+    left = room
+    for place, work in enumerate(sorted(works)):
+        share = -(-left // (len(works) - place))
+        if work >= share:
+            return share
+        left -= work
+    return room

@@ -1,7 +1,7 @@
 """The service: it takes requests in batches, asks the parties, and scores.
 
-A batch takes all requests that wait, up to `_BATCH` ids. So requests that come together share one
-message to each party, and a single request waits for nobody.
+Requests that come together share a batch, and so one message to each party. A single request waits
+for nobody. A large request takes several batches (`requests.Queue`).
 """
 
 from __future__ import annotations
@@ -29,27 +29,32 @@ from vfl_flower.label_holder.predictions import predicted_columns
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
 from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
+from vfl_flower.label_holder.serving.explaining import add_contributions
 from vfl_flower.label_holder.serving.guard import Refusals
 from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties
+from vfl_flower.label_holder.serving.new_ids import NewIds
+from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties, refusal_of
 from vfl_flower.label_holder.serving.releases import Releases
-from vfl_flower.label_holder.serving.requests import MOST_IDS, Answers, Queue, Request, Score
+from vfl_flower.label_holder.serving.requests import (
+    MOST_IDS,
+    Answers,
+    Piece,
+    Queue,
+    Request,
+    Score,
+    UnavailableError,
+)
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
-_BATCH = 2048  # most ids of a batch, unless one request has more
-_WAITING = 20_000  # most ids that wait
-_NEW = 1000  # most ids outside the alignment in a batch
+_WAITING = 40_000  # most ids of a caller that wait
+_MORE = 256  # work of a batch for which parties get `score-timeout` once more
 _LOOK = 1.0  # seconds between two looks for a new version
 _FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
-
-
-class UnavailableError(VflError):
-    """Parties that the model needs do not answer."""
 
 
 class Loaded:
@@ -124,7 +129,7 @@ class Service:
     ----------
     load : loads the current version, given where to put figures.
     wake : ends a wait for parties.
-    audit : gets a line for each request.
+    audit : gets a line for each request. The count of new ids lies beside it.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Service:
         self._load = load
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
+        self._new_ids = NewIds(audit.path.with_name("new-ids.count"))
         self._looked = time.monotonic()
         self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
@@ -168,6 +174,28 @@ class Service:
             said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
+
+    def admit(self, request: Request) -> None:
+        """Take a request of the web. Its ``answer`` will be called.
+
+        Raises
+        ------
+        UnavailableError
+            If the caller has no place left, or has asked about too many new ids today.
+        VflError
+            If the count of new ids cannot be written.
+        """
+        if not self.queue.has_room(request):
+            sentence = "Too many ids of this caller wait for their scores. Try again in a second."
+            raise UnavailableError(sentence, "full", 429)
+        loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
+        if most and loaded.embeddings.can_find:
+            unknown = np.flatnonzero(loaded.rows_of(request.ids) < 0).tolist()
+            request.new = frozenset(request.ids[at] for at in unknown)
+        if request.new and not self.queue.closed:
+            self._new_ids.count(request.caller, request.new, most)
+        if not self.queue.put(request):
+            raise UnavailableError("The service is ending.", "ending")
 
     def record(
         self,
@@ -238,6 +266,8 @@ class Service:
             self._looked = now
             self._record_refusals()
             if self.loaded.is_outdated:
+                while begun := self.queue.take(begun=True):  # one version answers a request
+                    self._answer(begun)
                 self.reload()
 
     # --- batches ----------------------------------------------------------------------------------
@@ -246,7 +276,7 @@ class Service:
         """Answer requests until the queue is closed and empty."""
         while True:
             self._look()
-            batch = self.queue.take(_BATCH)
+            batch = self.queue.take()
             self.metrics.queue_rows.set(self.queue.ids)
             if batch:
                 self._answer(batch)
@@ -256,27 +286,30 @@ class Service:
             else:
                 self.loaded.parties.look(_IDLE)
 
-    def _answer(self, batch: list[Request]) -> None:
-        """Score a batch, and answer each of its requests."""
+    def _answer(self, batch: list[Piece]) -> None:
+        """Score a batch, and answer each request that is complete."""
         began = time.monotonic()
-        for request in batch:
-            self.metrics.stage_seconds.labels("queue").observe(began - request.came)
+        for request, ids, _ in batch:
+            if request.taken == len(ids):  # its first piece
+                self.metrics.stage_seconds.labels("queue").observe(began - request.came)
         try:
             self._score(batch)
         except Exception as error:  # answer all: nobody may wait for ever
             if not isinstance(error, VflError):
                 log.exception("The service failed to score.")
-            for request in batch:
-                request.answer(error)
+            for request, _, _ in batch:
+                request.fail(error)
 
-    def _score(self, batch: list[Request]) -> None:
+    def _score(self, batch: list[Piece]) -> None:
         began, loaded = time.monotonic(), self.loaded
-        until = began + loaded.config.serving.score_timeout
-        ids = [one for request in batch for one in request.ids]
-        asked = loaded.rows_of(ids)
-        new = list(dict.fromkeys(ids[at] for at in np.flatnonzero(asked < 0).tolist()))
+        more = sum(piece.work for piece in batch) / _MORE
+        until = began + loaded.config.serving.score_timeout * (1 + more)
+        asked = loaded.rows_of([one for piece in batch for one in piece.ids])
+        counted = [one for request, ids, _ in batch for one in ids if one in request.new]
+        unknown = np.flatnonzero(loaded.rows_of(counted) < 0).tolist()
+        new = list(dict.fromkeys(counted[at] for at in unknown))
         # A party that is late here has half of the time left to give its aligned rows.
-        found = loaded.embeddings.find(new[:_NEW], (began + until) / 2)
+        found = loaded.embeddings.find(new, (began + until) / 2)
         matched = time.monotonic()
         self.metrics.stage_seconds.labels("match").observe(matched - began)
         rows, place = np.unique(asked, return_inverse=True)
@@ -289,22 +322,20 @@ class Service:
         scores, scored = self._scores(rows, embedded)
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
         nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
-        of_new = dict(zip(new[:_NEW], range(len(rows), len(scores)), strict=False))
+        of_new = dict(zip(new, range(len(rows), len(scores)), strict=False))
         at = iter((place - none).tolist())
-        for request in batch:
-            pairs = zip(request.ids, at, strict=False)
+        for request, ids, _ in batch:
+            pairs = zip(ids, at, strict=False)
             places = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
             answers = [scores[row] if row >= 0 else nobody for row in places]
-            refusal = None if loaded.any_subset else _refusal(answers)
+            refusal = None if loaded.any_subset else refusal_of(answers)
             explain = None
             if request.explain:
                 answers = [dict(each) for each in answers]  # other requests share them
-                explain = partial(_explain, loaded.explainer, scored, places, answers)
-            request.answer(refusal or Answers(loaded.name, answers, explain))
-        watched, self._scored = self._scored, None
-        if watched and loaded.drift.watch(
-            *watched
-        ):  # after the answers, which need not wait for it
+                explain = partial(add_contributions, loaded.explainer, scored, places, answers)
+            request.fail(refusal) if refusal else request.add(loaded.name, answers, explain)
+        watched, self._scored = self._scored, None  # after the answers, which need not wait for it
+        if watched and loaded.drift.watch(*watched):
             self.metrics.drifts(loaded.drift.latest)
 
     def _scores(
@@ -346,44 +377,13 @@ class Service:
 
     def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
         """Return the parties that are not in the score of a row, with the reason."""
-        whys: dict[int, str] = {}
-        for party in np.flatnonzero(~embedded.given[row]).tolist():
-            outside = row >= len(embedded.has) - len(embedded.found.encoded)
-            of_find = embedded.found.missing.get(party, UNKNOWN) if outside else UNKNOWN
-            whys[party] = (
-                embedded.missing.get(party, of_find) if embedded.has[row, party] else of_find
-            )
-            self.metrics.missing.labels(str(party), whys[party]).inc()
+        gone = np.flatnonzero(~embedded.given[row]).tolist()
+        whys = {party: embedded.why(row, party) for party in gone}
+        for party, why in whys.items():
+            self.metrics.missing.labels(str(party), why).inc()
         return whys
 
     def _without_score(self, whys: Mapping[int, str]) -> Score:
         """Return the answer for an id that has no score."""
         missing = {str(party): why for party, why in whys.items()}
         return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
-
-
-def _explain(
-    explainer: Explainer, scored: ScoredRows, places: list[int], scores: list[Score]
-) -> None:
-    """Add the contributions to scores.
-
-    Parameters
-    ----------
-    places : place of each score among the scored rows, or -1.
-    """
-    known = [number for number, each in enumerate(scores) if each["prediction"] is not None]
-    rows = scored.at([places[number] for number in known])
-    found = explainer.explain(rows, [scores[number]["prediction"] for number in known])
-    for number, contributions in zip(known, found, strict=True):
-        scores[number].update(contributions)
-
-
-def _refusal(scores: Sequence[Score]) -> UnavailableError | None:
-    """Return the refusal of a request, if a party that its scores need does not answer."""
-    gone = {
-        party: why for score in scores for party, why in score["missing"].items() if why != UNKNOWN
-    }
-    if not gone:
-        return None
-    who = ", ".join(f"party {party} ({why})" for party, why in sorted(gone.items()))
-    return UnavailableError(f"The model needs all its parties, and these do not answer: {who}.")

@@ -26,8 +26,8 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
 from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.guard import Guard
-from vfl_flower.label_holder.serving.requests import Answers
-from vfl_flower.label_holder.serving.service import Loaded, Service, UnavailableError
+from vfl_flower.label_holder.serving.requests import Answers, UnavailableError
+from vfl_flower.label_holder.serving.service import Loaded, Service
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.transport.nodes.gate import LogBudget
 
@@ -35,6 +35,7 @@ log = logging.getLogger("flwr.serving")
 log.addFilter(LogBudget())
 
 _RETRY = {"Retry-After": "1"}
+_FAILED = "The service failed. Its log says why."
 _RECORDED = (422, 429)  # refusals that have a line each in the audit log
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
@@ -110,49 +111,44 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
     async def predict(call: Request) -> Response:
         """Score ids by the current model."""
         began, name, caller = time.monotonic(), secrets.token_hex(8), call.scope["vfl_caller"]
+        ids: requests.Ids = []
+        outcome, reply, found = "failed", _refusal(500, _FAILED, name), None
         try:
             query = Query.model_validate_json(await call.body())
-            problem = _problem(query, service.loaded)
+            if problem := _problem(query, service.loaded):
+                outcome, reply = "invalid", _refusal(422, problem, name)
+            else:
+                ids = query.ids
+                found = await scored(name, caller, query)
+                outcome, reply = "answered", _answer(name, ids, found)
         except ValidationError as error:
-            problem = _sentence(error)
-        if problem:
-            unwritten = _record(service, name, caller, [], None, "invalid")
-            return unwritten or _refusal(422, problem, name)
+            outcome, reply = "invalid", _refusal(422, _sentence(error), name)
+        except UnavailableError as error:
+            outcome = error.outcome
+            reply = _refusal(error.status, str(error), name, {"Retry-After": str(error.retry)})
+        except VflError as error:
+            reply = _refusal(500, str(error), name)
+        except Exception:
+            log.exception("The service failed to answer.")
+        finally:  # also if the service ends while the request waits
+            unwritten = _record(service, name, caller, ids, found, outcome)
+        if outcome != "invalid":
+            _count(service, "failed" if unwritten else outcome, len(ids), began)
+        return unwritten or reply
+
+    async def scored(name: str, caller: str, query: Query) -> Answers:
+        """Return the answers to a query, or raise `VflError`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answers] = loop.create_future()
 
         def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
-        outcome, reply, found = "answered", None, None
-        request = requests.Request(name, caller, query.ids, answer, query.explain)
-        try:
-            if query.explain and explaining.is_full:
-                sentence = "Too many requests wait for contributions. Try again in a second."
-                outcome, reply = "full", _refusal(429, sentence, name, _RETRY)
-            elif service.queue.put(request):
-                with explaining.counted(query.explain):
-                    found = await future
-                    if found.explain:
-                        await explaining.run(found.explain)
-            elif service.queue.closed:
-                outcome, reply = "ending", _refusal(503, "The service is ending.", name, _RETRY)
-            else:
-                sentence = "Too many ids wait for their scores. Try again in a second."
-                outcome, reply = "full", _refusal(429, sentence, name, _RETRY)
-        except UnavailableError as error:
-            outcome, reply = "unavailable", _refusal(503, str(error), name, _RETRY)
-        except VflError as error:
-            outcome, reply = "failed", _refusal(500, str(error), name)
-        if unwritten := _record(service, name, caller, query.ids, found, outcome):
-            outcome, reply = "failed", unwritten
-        _count(service, outcome, len(query.ids), began)
-        if reply is not None or found is None:
-            return reply or _refusal(500, "The service failed.", name)
-        model, scores, _ = found
-        predictions = [{"id": one, **score} for one, score in zip(query.ids, scores, strict=True)]
-        said = {"request": name, "model": model, "predictions": predictions}
-        return Response(orjson.dumps(said), media_type="application/json")
+        with explaining.counted(caller, query.explain):
+            service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
+            found = await future
+            await explaining.run(caller, found.explain)
+            return found
 
     @app.get("/v1/model", summary="The model in service")
     async def about() -> dict[str, Any]:
@@ -209,13 +205,20 @@ def _problem(query: Query, loaded: Loaded) -> str:
     return loaded.explainer.refusal
 
 
+def _answer(name: str, ids: requests.Ids, found: Answers) -> Response:
+    pairs = zip(ids, found.scores, strict=True)
+    predictions = [{"id": one, **score} for one, score in pairs]
+    said = {"request": name, "model": found.model, "predictions": predictions}
+    return Response(orjson.dumps(said), media_type="application/json")
+
+
 def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None:
     if future.done():  # the caller has gone
         return
     if isinstance(found, VflError):
         future.set_exception(found)
     elif isinstance(found, Exception):
-        future.set_exception(VflError("The service failed. Its log says why."))
+        future.set_exception(VflError(_FAILED))
     else:
         future.set_result(found)
 
@@ -279,6 +282,8 @@ def _sentence(error: ValidationError) -> str:
         return f"A request has at most {requests.MOST_IDS} ids. Send several requests."
     if first["loc"][:1] == ("explain",):
         return "explain must be true or false. Send one of them, or leave it out."
+    if kind in ("greater_than_equal", "less_than"):
+        return "A whole number is an id only if it has at most 64 bits. Leave out the others."
     if kind.startswith("json"):
         return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
     return 'The body must be {"ids": [...]}, with at least one whole number or text.'
