@@ -28,6 +28,7 @@ from vfl_flower.transport.local import LocalGrid
 
 _PLACE = {"serve-address": "127.0.0.1:0", "score-timeout": 60.0}  # tests of deadlines set their own
 TOKEN = "a-token-of-enough-letters"
+SHOP = "the-token-of-a-second-caller"
 
 
 class SlowGrid(LocalGrid):
@@ -73,6 +74,12 @@ class Served:
     url: str
     http: httpx.Client
 
+    @property
+    def shop(self) -> httpx.Client:
+        """Return a client of another caller, to be closed."""
+        headers = {"Authorization": f"Bearer {SHOP}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+
     def ask(self, *ids: int | str) -> list[dict[str, Any]]:
         """Return the scores of these ids."""
         reply = self.http.post("/v1/predict", json={"ids": ids})
@@ -105,7 +112,7 @@ def served(
     own = [{"states": str(run), **each} for each in node_configs or [{}] * parties]
     grid = SlowGrid(client, parties, given, config, own)
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"bank {TOKEN}\n")
+    tokens.write_text(f"bank {TOKEN}\nshop {SHOP}\n")
     tokens.chmod(0o600)
     load = partial(Loaded, grid, config, given, str(grid.run_id))
     audit = AuditLog(tmp_path / "audit" / "audit.jsonl")

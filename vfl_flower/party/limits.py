@@ -119,7 +119,11 @@ class PredictionBudget:
                 True,
             ),
         ]
-        self._ahead = {name: (0, 0) for *_, name, _ in self._limits}  # name -> day, rows left
+        # name -> day, rows left. A clock that is set back must not start a new day.
+        self._ahead = {
+            name: (_last(path) if daily and most is not None else 0, 0)
+            for path, most, name, daily in self._limits
+        }
 
     def take(self, rows: int) -> None:
         """Count rows before they are embedded.
@@ -145,8 +149,8 @@ class PredictionBudget:
         for path, most, name, daily in self._limits:
             if most is None:
                 continue
-            day = int(time.time()) // 86400 if daily else 0
             then, left = self._ahead[name]
+            day = max(then, int(time.time()) // 86400) if daily else 0
             left = left if then == day else 0
             if allowed > left:
                 left += add_ahead(path, day, allowed - left, min(_AHEAD, most // 100), most)
@@ -239,16 +243,24 @@ def add_ahead(path: Path, thing: int, lacks: int, few: int, most: int) -> int:
     return more
 
 
+def _last(path: Path) -> int:
+    """Return the largest number that was counted, or 0."""
+    with _opened(path, np.zeros(0, np.uint64)) as found:
+        return found.last
+
+
 @dataclass
 class _Open:
     """Counts in a file that is locked: different numbers, and how often they are to be counted.
 
     before, after : their counts, int64. Without ``after``, the file stays as it was.
+    last : the largest number in the file, or 0.
     """
 
     things: NDArray[np.uint64]
     often: NDArray[np.int64]
     before: NDArray[np.int64]
+    last: int
     after: NDArray[np.int64] | None = None
 
 
@@ -260,6 +272,7 @@ def _opened(path: Path, things: NDArray[Any]) -> Iterator[_Open]:
         with alone_in(path.parent):
             kept = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
             counts: Counts = kept.reshape(2, -1).astype(np.uint64)
+            last = int(counts[0, -1]) if counts.size else 0
             new, often = np.unique(things.astype(np.uint64), return_counts=True)
             places = np.searchsorted(counts[0], new)
             there = places < counts.shape[1]
@@ -268,7 +281,7 @@ def _opened(path: Path, things: NDArray[Any]) -> Iterator[_Open]:
                 first = np.stack([new[~there], np.zeros_like(new[~there])])
                 counts = np.insert(counts, places[~there], first, axis=1)
             changed = np.searchsorted(counts[0], new)
-            found = _Open(new, often, counts[1, changed].astype(np.int64))
+            found = _Open(new, often, counts[1, changed].astype(np.int64), last)
             yield found
             if found.after is not None:
                 counts[1, changed] = found.after

@@ -23,6 +23,9 @@ BATCH = 512
 """Most work of a batch, in ids of the alignment."""
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
+UNASKED = ("full", "new-ids", "ending")
+"""Outcomes of requests whose ids no party was asked about."""
+
 Score = dict[str, Any]
 """The answer for one id: "prediction", "probabilities", "parties" used, and "missing" parties.
 

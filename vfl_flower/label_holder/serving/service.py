@@ -37,6 +37,7 @@ from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties, refusal_of
 from vfl_flower.label_holder.serving.releases import Releases
 from vfl_flower.label_holder.serving.requests import (
     MOST_IDS,
+    UNASKED,
     Answers,
     Piece,
     Queue,
@@ -147,9 +148,8 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Return whether a request would be answered now."""
-        ready, loaded = len(self.loaded.parties.ready), self.loaded
-        whole = ready == len(loaded.predictor.sizes)
-        return not self.queue.closed and (whole or loaded.any_subset)
+        whole = len(self.loaded.parties.ready) == len(self.loaded.predictor.sizes)
+        return not self.queue.closed and (whole or self.loaded.any_subset)
 
     def about(self) -> dict[str, Any]:
         """Return what the model is, for ``GET /v1/model``."""
@@ -217,7 +217,7 @@ class Service:
         VflError
             If the log cannot be written.
         """
-        hashes = self._audit.hashes([encoded(one) for one in ids])
+        asked = () if outcome in UNASKED else ids  # else refused calls could fill the disk
         model, scores, explain = found or Answers(self.loaded.name, [])
         used = Counter(party for score in scores for party in score["parties"])
         self._audit.write(
@@ -225,7 +225,7 @@ class Service:
             request=request,
             caller=caller,
             number=len(ids),
-            ids=hashes,
+            ids=self._audit.hashes([encoded(one) for one in asked]),
             parties={str(party): used[party] for party in sorted(used)},
             model=model,
             outcome=outcome,

@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from html import escape
 from typing import Annotated, Any
 
@@ -119,8 +120,10 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
                 outcome, reply = "invalid", _refusal(422, problem, name)
             else:
                 ids = query.ids
-                found = await scored(name, caller, query)
-                outcome, reply = "answered", _answer(name, ids, found)
+                with explaining.counted(caller, query.explain):
+                    found = await scored(name, caller, query)
+                    await explaining.run(caller, found.explain)
+                outcome, reply = "answered", await _apart(_answer, ids, name, found)
         except ValidationError as error:
             outcome, reply = "invalid", _refusal(422, _sentence(error), name)
         except UnavailableError as error:
@@ -128,27 +131,26 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
             reply = _refusal(error.status, str(error), name, {"Retry-After": str(error.retry)})
         except VflError as error:
             reply = _refusal(500, str(error), name)
+        except asyncio.CancelledError:  # the service ends, and waits no longer
+            _record(ids, service, name, caller, found, outcome)
+            raise
         except Exception:
             log.exception("The service failed to answer.")
-        finally:  # also if the service ends while the request waits
-            unwritten = _record(service, name, caller, ids, found, outcome)
+        unwritten = await _apart(_record, ids, service, name, caller, found, outcome)
         if outcome != "invalid":
             _count(service, "failed" if unwritten else outcome, len(ids), began)
         return unwritten or reply
 
     async def scored(name: str, caller: str, query: Query) -> Answers:
-        """Return the answers to a query, or raise `VflError`."""
+        """Return the scores of a query, or raise `VflError`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answers] = loop.create_future()
 
         def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
-        with explaining.counted(caller, query.explain):
-            service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
-            found = await future
-            await explaining.run(caller, found.explain)
-            return found
+        service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
+        return await future
 
     @app.get("/v1/model", summary="The model in service")
     async def about() -> dict[str, Any]:
@@ -205,7 +207,14 @@ def _problem(query: Query, loaded: Loaded) -> str:
     return loaded.explainer.refusal
 
 
-def _answer(name: str, ids: requests.Ids, found: Answers) -> Response:
+async def _apart(call: Callable[..., Response | None], ids: requests.Ids, *more: Any) -> Any:
+    """Make a call, in a thread if there are many ids: other callers do not wait for it."""
+    if len(ids) > requests.BATCH:
+        return await asyncio.to_thread(call, ids, *more)
+    return call(ids, *more)
+
+
+def _answer(ids: requests.Ids, name: str, found: Answers) -> Response:
     pairs = zip(ids, found.scores, strict=True)
     predictions = [{"id": one, **score} for one, score in pairs]
     said = {"request": name, "model": found.model, "predictions": predictions}
@@ -224,10 +233,10 @@ def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None
 
 
 def _record(
+    ids: requests.Ids,
     service: Service,
     name: str,
     caller: str,
-    ids: requests.Ids,
     found: Answers | None,
     outcome: str,
 ) -> Response | None:
