@@ -60,12 +60,13 @@ class Rules:
     max_ids: Count = rule(
         10_000_000,
         "Limits the ids that label holders may ask about. The limit counts all label holders and "
-        "all runs. It counts each id once.",
+        "all runs. It counts each id once. Services may ask about half of them.",
         "max-ids=100000",
     )
     max_ids_per_day: Count | None = rule(
         None,
-        "Limits the new ids that label holders may ask about in one day of UTC.",
+        "Limits the new ids that label holders may ask about in one day of UTC. Services may ask "
+        "about half of them.",
         "max-ids-per-day=10000",
     )
     alignment_days: Count = rule(

@@ -213,7 +213,7 @@ def _share(works: Sequence[int], room: int) -> int:
     """Return the largest equal share of the room: a smaller work leaves its rest to the others."""
     left = room
     for place, work in enumerate(sorted(works)):
-        share = -(-left // (len(works) - place))
+        share = max(1, left // (len(works) - place))
         if work >= share:
             return share
         left -= work

@@ -1,0 +1,531 @@
+"""Callers of one online service: none of them makes another one wait, lose a score or an id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tests.fleet import until
+from tests.organisations import ID, Organisations, cancer, cut, read, write
+from tests.serving import Served, served
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.label_holder import results
+from vfl_flower.label_holder.serving import explaining as explaining_module
+from vfl_flower.label_holder.serving import requests, web
+from vfl_flower.label_holder.serving.explaining import Explaining
+from vfl_flower.label_holder.serving.new_ids import NewIds
+from vfl_flower.label_holder.serving.requests import BATCH, Piece, Queue, Request, UnavailableError
+from vfl_flower.label_holder.serving.service import Loaded
+from vfl_flower.party import scoring
+from vfl_flower.party.limits import add
+
+SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    organisations = cut(tmp_path_factory.mktemp("callers"), cancer(columns=6, rows=160), known=1.0)
+    limited = Organisations(organisations.folder, organisations.labels, organisations.files)
+    limited.words = [{}, {"max-uploads": 400}]
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+        limited.run("whole", SHORT)
+        limited.run("any", {**SHORT, "subsets": "sampled"})
+        limited.run("sum", {"epochs": 2, "aggregation": "secure", "top-model": "sum"})
+    return organisations
+
+
+@pytest.fixture
+def service(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
+    with serving(trained, tmp_path) as found:
+        yield found
+
+
+def serving(trained: Organisations, tmp_path: Path, run: str = "run", **rules: Any) -> Any:
+    """Serve a run; ``rules`` are those of party 1, but for the options of the service."""
+    keys = {"dataset": f"files:{trained.labels}"}
+    keys |= {name: rules.pop(name) for name in ("new-ids-per-day",) if name in rules}
+    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
+    nodes[1] |= rules
+    return served(trained.folder / run, tmp_path, keys, nodes)
+
+
+def close(found: Served) -> None:
+    """End the service's thread, so that only the test scores."""
+    found.service.queue.close()
+    until(lambda: not any("(work)" in thread.name for thread in threading.enumerate()))
+
+
+def audited(tmp_path: Path) -> list[dict[str, Any]]:
+    text = (tmp_path / "audit" / "audit.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# --- the queue ----------------------------------------------------------------------------------
+
+
+def queued(queue: Queue, caller: str, count: int, new: int = 0) -> Request:
+    ids = list(range(count))
+    request = Request(caller, caller, ids, lambda found: None, new=frozenset(ids[:new]))
+    assert queue.has_room(request) and queue.put(request)
+    return request
+
+
+def taken(pieces: list[Piece]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for piece in pieces:
+        found[piece.request.name] = found.get(piece.request.name, 0) + len(piece.ids)
+    return found
+
+
+@pytest.mark.parametrize("caller", ["small", "large"])
+def test_a_small_request_is_in_the_next_batch_beside_large_ones(caller: str) -> None:
+    """Whoever has sent the large ones, 30 connections of them."""
+    queue = Queue(10**6, lambda: None)
+    large = [queued(queue, "large", 10_000) for _ in range(30)]
+    assert BATCH - 30 < sum(taken(queue.take()).values()) <= BATCH
+    small = queued(queue, caller, 1)
+    pieces = queue.take()
+    assert pieces[0].request is small and small.left == 0
+    assert BATCH - 30 < sum(len(piece.ids) for piece in pieces) <= BATCH
+    assert min(each.taken for each in large) > 0
+
+
+def test_callers_get_equal_shares_of_each_batch_and_small_ones_leave_the_rest() -> None:
+    queue = Queue(10**6, lambda: None)
+    for _ in range(9):
+        queued(queue, "greedy", 10_000)
+    queued(queue, "modest", 10_000)
+    queued(queue, "small", 12)
+    assert taken(queue.take()) == {"greedy": 9 * (250 // 9), "modest": 250, "small": 12}
+    assert taken(queue.take()) == {"greedy": 9 * (256 // 9), "modest": 256}
+
+
+def test_no_caller_starves_if_more_wait_than_a_batch_holds() -> None:
+    queue = Queue(10**6, lambda: None)
+    callers = {f"caller {number}": queued(queue, f"caller {number}", 9) for number in range(600)}
+    for _ in range(2):
+        queue.take()
+    assert all(request.taken for request in callers.values())
+    while queue.ids:
+        queue.take()
+    assert not queue.take()
+
+
+def test_new_ids_fill_a_batch_sooner_than_ids_of_the_alignment() -> None:
+    queue = Queue(10**6, lambda: None)
+    queued(queue, "maker-up", 10_000, new=10_000)
+    assert taken(queue.take()) == {"maker-up": 64}
+    small = queued(queue, "small", 100)
+    found = taken(queue.take())
+    assert small.left == 0 and found["maker-up"] <= 52
+    for number in range(100):
+        queued(queue, f"caller {number}", 1, new=1)
+    assert sum(taken(queue.take()).values()) <= 65
+
+
+def test_a_full_queue_of_one_caller_keeps_out_nobody_else() -> None:
+    queue = Queue(400, lambda: None)
+    request = partial(Request, "name", answer=lambda found: None)
+    for _ in range(10):
+        large = request(caller="large", ids=list(range(100)))
+        if queue.has_room(large):
+            queue.put(large)
+    assert queue.ids == 300
+    assert not queue.has_room(large)
+    assert queue.has_room(request(caller="small", ids=list(range(100))))
+    assert queue.has_room(request(caller="large", ids=[1]))  # nor does it keep out small requests
+    while queue.has_room(one := request(caller="large", ids=[1])):
+        queue.put(one)
+    assert queue.ids < 400 and queue.has_room(request(caller="small", ids=[1]))
+
+
+def test_a_large_request_is_answered_in_pieces(
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is one batch. The time that parties have grows with a batch."""
+    sizes: list[int] = []
+    left: list[float] = []
+    with serving(trained, tmp_path) as found:
+        embed = found.loaded.embeddings.embed
+
+        def timed(rows: Any, sought: Any, until: float) -> Any:
+            left.append(until - time.monotonic())
+            sizes.append(len(rows))
+            return embed(rows, sought, until)
+
+        monkeypatch.setattr(found.loaded.embeddings, "embed", timed)
+        ids = found.loaded.rows.ids.tolist()
+        alone = {one: found.ask(one)[0] for one in ids[:5]}
+        sizes.clear()
+        left.clear()
+        monkeypatch.setattr(requests, "BATCH", 50)
+        answers = found.ask(*ids)
+        assert [each["id"] for each in answers] == ids
+        assert sizes == [50, 50, 50, 10]
+        assert left[0] > left[-1] > 60 and left[0] - left[-1] == pytest.approx(60 * 40 / 256, abs=1)
+        for one, answer in zip(ids[:5], answers, strict=False):
+            due = alone[one]["probabilities"]["1"]
+            assert answer["probabilities"]["1"] == pytest.approx(due, abs=1e-6)
+        monkeypatch.setattr(requests, "BATCH", 512)
+        sizes.clear()
+        found.ask(*ids)
+        assert sizes == [160]
+
+
+def test_one_version_of_the_model_answers_a_request(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close(service)
+    worker, queue, found = service.service, Queue(10**6, lambda: None), dict[str, Any]()
+    monkeypatch.setattr(requests, "BATCH", 50)
+    monkeypatch.setattr(worker, "queue", queue)
+    for name, count in (("begun", 160), ("later", 10)):
+        ids = service.loaded.rows.ids[:count].tolist()
+        queue.put(Request(name, name, ids, partial(found.__setitem__, name)))
+        if name == "begun":
+            worker._answer(queue.take())
+    monkeypatch.setattr(Loaded, "is_outdated", True)
+    monkeypatch.setattr(worker, "_looked", 0.0)
+    monkeypatch.setattr(worker, "reload", lambda: found.setdefault("reloaded", list(found)))
+    worker._look()
+    assert found["reloaded"] == ["begun"] and len(found["begun"].scores) == 160
+
+
+# --- rows that a rule forbids --------------------------------------------------------------------
+
+
+@pytest.fixture
+def used_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Served, int, str], int]:
+    """Use up the uploads of a row, as a caller does; return the id of another row."""
+
+    def use(found: Served, row: int, path: str) -> int:
+        (counts,) = Path(path).glob("*party-1*.uploads")
+        party = scoring._served[found.grid.run_id, 1]
+        number = party.block.test_rows[party.block.tested[[row]]]
+        for times in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+            while add(counts, number, times, 400):
+                pass
+        return int(found.loaded.rows.ids[row + 1])
+
+    return use
+
+
+def together(found: Served, *asked: list[int]) -> list[Any]:
+    """Return the answers of requests in one batch, each of another caller."""
+    answers: dict[str, Any] = {}
+    batch = [
+        Request(str(n), str(n), ids, partial(answers.__setitem__, str(n))).take(100)
+        for n, ids in enumerate(asked)
+    ]
+    found.service._answer(batch)
+    return [answers[str(n)] for n in range(len(asked))]
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("run", ["whole", "any"])
+def test_a_used_up_row_costs_only_the_requests_that_name_it(
+    trained: Organisations,
+    tmp_path: Path,
+    used_up: Any,
+    run: str,
+    by_row: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control: a party that refuses a whole order costs everybody their scores."""
+    with serving(trained, tmp_path, run, **{"max-uploads": 400}) as found:
+        close(found)
+        bad = int(found.loaded.rows.ids[0])
+        good = used_up(found, 0, found.loaded.config.model)
+        if not by_row:
+            refuse = scoring._refused
+
+            def whole(*given: Any) -> Any:
+                refused, why = refuse(*given)
+                if why:
+                    raise ConfigError(why)
+                return refused, why
+
+            monkeypatch.setattr(scoring, "_refused", whole)
+        of_bad, of_good, of_both = together(found, [bad], [good], [good, bad])
+        text = found.service.metrics.exposition().decode()
+        assert 'vfl_refusals_total{rule="max-uploads"} 1.0' in text
+        if run == "any":
+            assert of_bad.scores[0]["missing"] == {"1": "refused"}
+            assert of_bad.scores[0]["parties"] == [0]
+            assert of_good.scores[0]["missing"] == ({} if by_row else {"1": "refused"})
+            return
+        assert isinstance(of_bad, UnavailableError) and isinstance(of_both, UnavailableError)
+        if by_row:
+            assert of_good.scores[0]["parties"] == [0, 1]
+        else:
+            assert isinstance(of_good, UnavailableError)
+
+
+def test_a_used_up_row_of_masked_sums_costs_one_batch_and_no_later_one(
+    trained: Organisations, tmp_path: Path, used_up: Any
+) -> None:
+    with serving(trained, tmp_path, "sum", **{"max-uploads": 400}) as found:
+        close(found)
+        bad = int(found.loaded.rows.ids[0])
+        good = used_up(found, 0, found.loaded.config.model)
+        assert isinstance(together(found, [bad])[0], UnavailableError)
+        found.loaded.parties._tried = 0.0
+        found.loaded.parties.look(0)  # the parties agree on new keys
+        for _ in range(3):
+            of_bad, of_good = together(found, [bad], [good])
+            assert isinstance(of_bad, UnavailableError) and "refused" in str(of_bad)
+            assert of_good.scores[0]["parties"] == [0, 1]
+        assert isinstance(together(found, [bad])[0], UnavailableError)
+        assert together(found, [good])[0].scores[0]["parties"] == [0, 1]
+
+
+def test_the_last_predictions_that_a_rule_leaves_are_answered(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    states = {"states": str(tmp_path / "states"), "max-predictions": 5}
+    shutil.copytree(trained.folder / "any", tmp_path / "states")
+    with serving(trained, tmp_path, "any", **states, **{"max-uploads": 400}) as found:
+        answers = found.ask(*found.loaded.rows.ids[:8].tolist())
+        assert [each["missing"] for each in answers] == [{}] * 5 + [{"1": "refused"}] * 3
+
+
+# --- new ids ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
+    """Organisations whose label holder does not know the last 40 people of its table."""
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
+    organisations = cut(tmp_path / "new", cancer(columns=6, rows=200), known=1.0)
+    everyone = read(organisations.labels)
+    write(everyone[:160], organisations.labels)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+    return organisations, everyone[ID][160:].tolist()
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_made_up_ids_of_one_caller_leave_the_others_theirs(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, limited: bool
+) -> None:
+    """The control: without a limit for each caller, one of them uses up the party's rule."""
+    organisations, new = newcomers
+    limit = {"new-ids-per-day": 5 if limited else 10_000}
+    with serving(organisations, tmp_path, **limit, **{"max-ids": 180}) as found, found.shop as shop:
+        statuses = []
+        for number in range(1, 40):
+            body = {"ids": [-3 * number, -3 * number - 1, -3 * number - 2]}
+            statuses.append(found.http.post("/v1/predict", json=body))
+        refused = [each for each in statuses if each.status_code == 429]
+        assert bool(refused) == limited
+        if refused:
+            assert "new-ids-per-day = 5" in refused[0].json()["error"]
+            assert 1 <= int(refused[0].headers["retry-after"]) <= 86_400
+            known = int(found.loaded.rows.ids[0])
+            assert found.ask(known)[0]["missing"] == {}  # known ids are free
+            assert found.http.post("/v1/predict", json={"ids": [known, -3]}).status_code == 200
+        reply = shop.post("/v1/predict", json={"ids": new[:2]})
+        assert reply.status_code == (200 if limited else 503)
+    outcomes = [each.get("outcome") for each in audited(tmp_path)]
+    assert outcomes.count("new-ids") == len(refused)
+
+
+def test_an_operator_can_keep_new_ids_from_the_parties(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    log = organisations.folder / "run" / "party-1-audit.jsonl"
+    for limit, sought in ((0, False), (9, True)):
+        before = log.read_text().count('"seek"') if log.exists() else 0
+        with serving(organisations, tmp_path, **{"new-ids-per-day": limit}) as found:
+            assert (found.ask(new[0])[0]["prediction"] is not None) == sought
+        assert (log.read_text().count('"seek"') > before) == sought
+
+
+def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, path = [86_400 * 20_000.5], tmp_path / "new-ids.count"
+    monkeypatch.setattr("vfl_flower.label_holder.serving.new_ids.time.time", lambda: now[0])
+    counts = NewIds(path)
+    counts.count("bank", {1, 2, 3}, 4)
+    counts.count("bank", {1, 2, 3}, 4)  # the same ids are free
+    with pytest.raises(UnavailableError, match="may ask about 1 more today"):
+        counts.count("bank", {3, 4, 5}, 4)
+    counts.count("shop", {4, 5}, 4)
+    counts = NewIds(path)
+    for day in (0, -1):  # a clock that is set back starts no new day
+        now[0] += 86_400 * day
+        with pytest.raises(UnavailableError):
+            counts.count("bank", {6, 7}, 4)
+    now[0] += 86_400 * 2
+    counts.count("bank", {6, 7, 8, 9}, 4)
+    path.write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match="Delete it"):
+        NewIds(path)
+
+
+# --- ids and errors of any kind -----------------------------------------------------------------
+
+ODD = [
+    *("1" + "0" * 30, "18446744073709551616", "-9223372036854775809", "-" + "9" * 4000),
+    *("1e400", "NaN", "Infinity", "-Infinity", "1.0", "1e3", "-0.0", "1.7976931348623157e308"),
+    *("true", "null", "[[[1]]]", "{}", '"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', '""', "[]"),
+    *('"' + "x" * 1001 + '"', '"' + "\U0001f600" * 1000 + '"', "[" * 5000, '"' + "\\u00e9" * 999),
+]
+
+
+def test_odd_ids_are_refused_in_a_sentence_and_the_audit_log_says_so(
+    service: Served, tmp_path: Path
+) -> None:
+    """The control: whole numbers of 64 bits are unknown ids."""
+    for one in ODD:
+        reply = service.http.post("/v1/predict", content=f'{{"ids": [5, {one}]}}'.encode())
+        assert reply.status_code == 422 and reply.json()["error"].endswith("."), one[:20]
+        assert audited(tmp_path)[-1]["outcome"] == "invalid"
+    ids = [2**64 - 1, -(2**63), 0, -1, -1]
+    assert [each["id"] for each in service.ask(*ids)] == ids
+    assert audited(tmp_path)[-1]["outcome"] == "answered"
+
+
+def test_odd_texts_are_unknown_ids_or_refused(tmp_path: Path) -> None:
+    """Where ids are texts."""
+    table = cancer(columns=6, rows=120)
+    table[ID] = "p" + table[ID].astype(str)
+    organisations = cut(tmp_path / "texts", table, known=1.0)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+    keys = {"dataset": f"files:{organisations.labels}"}
+    with served(organisations.folder / "run", tmp_path, keys, organisations.node_configs) as found:
+        for one in ODD:
+            reply = found.http.post("/v1/predict", content=f'{{"ids": [{one}]}}'.encode())
+            assert reply.status_code in (200, 422), one[:20]
+            assert audited(tmp_path)[-1]["outcome"] in ("answered", "invalid")
+            if reply.status_code == 200:
+                assert reply.json()["predictions"][0]["prediction"] is None
+
+
+def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(
+    service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = int(service.loaded.rows.ids[0])
+    places = [(web, "_answer"), (web, "_problem"), (service.service, "admit")]
+    places += [(service.service, "_scores"), (service.loaded, "rows_of")]
+    for error in (TypeError("x"), RecursionError(), VflError("It fails.")):
+
+        def fail(*given: Any, error: Exception = error) -> Any:
+            raise error
+
+        for where, name in places:
+            with monkeypatch.context() as broken:
+                broken.setattr(where, name, fail)
+                reply = service.http.post("/v1/predict", json={"ids": [one]})
+            assert reply.status_code == 500 and reply.json()["error"].endswith("."), name
+            assert audited(tmp_path)[-1]["outcome"] == "failed"
+    assert service.ask(one)
+    assert audited(tmp_path)[-1]["outcome"] == "answered"  # the control
+
+
+def test_a_refused_request_leaves_a_short_line_in_the_audit_log(
+    service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else refused calls with 10,000 ids each would fill the disk."""
+    monkeypatch.setattr(service.service.queue, "has_room", lambda request: False)
+    reply = service.http.post("/v1/predict", json={"ids": list(range(10_000))})
+    assert reply.status_code == 429
+    line = audited(tmp_path)[-1]
+    assert (line["outcome"], line["number"], line["ids"]) == ("full", 10_000, [])
+
+
+# --- contributions --------------------------------------------------------------------------------
+
+
+def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One caller fills its places with requests of several pieces, then another one asks."""
+    monkeypatch.setattr(explaining_module, "_MOST", 3)
+    done: list[str] = []
+    begin = threading.Event()
+
+    def piece(caller: str) -> Callable[[], None]:
+        return lambda: (begin.wait(20), done.append(caller))[1]
+
+    async def play() -> None:
+        explaining = Explaining()
+
+        async def ask(caller: str, pieces: int) -> None:
+            with explaining.counted(caller, True):
+                await explaining.run(caller, [piece(caller)] * pieces)
+
+        greedy = [asyncio.create_task(ask("greedy", 4)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError, match="this caller"):
+            await ask("greedy", 1)
+        gone = asyncio.create_task(ask("gone", 1))
+        modest = [asyncio.create_task(ask("modest", 1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        gone.cancel()
+        begin.set()
+        await asyncio.gather(*greedy, *modest)
+        await asyncio.wait_for(ask("greedy", 1), 20)  # its places are free again
+
+    asyncio.run(play())
+    assert done.count("greedy") == 13 and "gone" not in done
+    assert [at for at, caller in enumerate(done) if caller == "modest"][-1] <= 4
+
+
+def test_contributions_of_a_request_in_pieces_are_those_of_one_piece(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"ids": service.loaded.rows.ids[:12].tolist(), "explain": True}
+    whole = service.http.post("/v1/predict", json=body).json()["predictions"]
+    monkeypatch.setattr(requests, "BATCH", 5)
+    parts = service.http.post("/v1/predict", json=body).json()["predictions"]
+    for one, other in zip(whole, parts, strict=True):
+        assert one["id"] == other["id"]
+        for party, value in one["contributions"].items():
+            assert np.isclose(other["contributions"][party], value, atol=1e-5)
+
+
+def test_one_callers_contributions_refuse_no_other_caller(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explaining_module, "_MOST", 1)
+    begun, end = threading.Event(), threading.Event()
+    explain = service.loaded.explainer.explain
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        assert end.wait(20)
+        return explain(*given)
+
+    monkeypatch.setattr(service.loaded.explainer, "explain", slow)
+    body = {"ids": service.loaded.rows.ids[:1].tolist(), "explain": True}
+    replies: list[int] = []
+    with service.shop as shop:
+
+        def ask(client: Any) -> None:
+            replies.append(client.post("/v1/predict", json=body).status_code)
+
+        first = threading.Thread(target=ask, args=(service.http,))
+        first.start()
+        assert begun.wait(20)
+        ask(service.http)
+        assert replies == [429]
+        second = threading.Thread(target=ask, args=(shop,))
+        second.start()
+        end.set()
+        first.join()
+        second.join()
+    assert replies == [429, 200, 200]
