@@ -53,7 +53,7 @@ def service(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
 
 
 def serving(trained: Organisations, tmp_path: Path, run: str = "run", **rules: Any) -> Any:
-    """Serve a run; ``rules`` are those of party 1, but for the options of the service."""
+    """Serve a run; ``rules`` has rules of party 1, and options of the service."""
     keys = {"dataset": f"files:{trained.labels}"}
     keys |= {name: rules.pop(name) for name in ("new-ids-per-day",) if name in rules}
     nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
@@ -357,7 +357,7 @@ def test_an_operator_can_keep_new_ids_from_the_parties(
 def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, path = [86_400 * 20_000.5], tmp_path / "new-ids.count"
+    now, path = [86_400 * 20_000.5], tmp_path / "serve.new-ids"
     monkeypatch.setattr("vfl_flower.label_holder.serving.new_ids.time.time", lambda: now[0])
     counts = NewIds(path)
     counts.count("bank", {1, 2, 3}, 4)
@@ -485,7 +485,7 @@ def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -
     assert [at for at, caller in enumerate(done) if caller == "modest"][-1] <= 4
 
 
-def test_contributions_of_a_request_in_pieces_are_those_of_one_piece(
+def test_contributions_of_a_request_in_pieces_equal_contributions_in_one_piece(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"ids": service.loaded.rows.ids[:12].tolist(), "explain": True}

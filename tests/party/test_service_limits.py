@@ -1,4 +1,4 @@
-"""What a service may use of a party's limits: by day, by row, and half of the ids."""
+"""A service's part in a party's limits: by day, by row, and half of the ids."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_service_refuses_only_the_new_ids_beyond_a_rule(tmp_path: Path, days: 
 
 
 def test_an_owner_can_reset_the_count_while_a_service_runs(tmp_path: Path, days: Clock) -> None:
-    """What the service gives back belongs to the deleted count, and makes no new count less."""
+    """The service counted ahead in the deleted file, and makes no new count less."""
     context = node_in(tmp_path)
     context.node_config["max-ids"] = 2000
     service = session(context)

@@ -134,8 +134,8 @@ class Session:
     """Counts the ids that a service asks about, a few at a time.
 
     It writes `_AHEAD` ids ahead to the disk, so that most orders write nothing. `close` replaces
-    them by what was asked. After a crash, the count may be too high by that many. What was counted
-    ahead on a day serves that day alone.
+    them by what was asked. After a crash, the count may be too high by that many. Ids that were
+    counted ahead serve their day alone.
     """
 
     def __init__(self, context: Context, rules: Rules) -> None:
@@ -143,7 +143,7 @@ class Session:
         self._known: set[int] = set()
         self._key = b""
         self._new: list[int] = []
-        self._day = self._left = 0  # what is left ahead, and its day
+        self._day = self._left = 0  # ids left ahead, and their day
         self._rule = ""  # that leaves nothing
 
     def count(self, points: Points) -> tuple[NDArray[np.bool_], str]:

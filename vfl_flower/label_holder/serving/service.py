@@ -140,7 +140,7 @@ class Service:
         self._load = load
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
-        self._new_ids = NewIds(audit.path.with_name("new-ids.count"))
+        self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
         self._looked = time.monotonic()
         self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
