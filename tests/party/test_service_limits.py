@@ -134,7 +134,10 @@ def test_a_service_refuses_only_the_new_ids_beyond_a_rule(tmp_path: Path, days: 
     assert service.count(made_up(2))[1] == ""
     allowed, why = service.count(made_up(5))  # two are known, and two are left
     assert allowed.tolist() == [True, True, True, True, False]
-    assert why == "Party 0 refuses to be asked about 1 more ids: its rule is max-ids = 8."
+    sentence = (
+        "refuses to be asked about 1 more ids: its rule is max-ids = 8, half of it for services"
+    )
+    assert why == f"Party 0 {sentence}."
     assert service.count(made_up(4))[0].all()  # known ids are free
 
 

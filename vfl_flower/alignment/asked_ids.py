@@ -85,9 +85,13 @@ class _Count:
             (self.that_day, self.served_that_day, rules.max_ids_per_day, "max-ids-per-day"),
         ]
         return min(
-            (max(0, min(most - counted, most // 2 - served)), f"its rule is {rule} = {most}")
+            (max(0, left), f"its rule is {rule} = {most}{which}")
             for counted, served, most, rule in limits
             if most is not None
+            for left, which in (
+                (most - counted, ""),
+                (most // 2 - served, ", half of it for services"),
+            )
         )
 
 

@@ -70,7 +70,7 @@ class _Party:
 
     node : Flower's node; None if the party has not come yet.
     key, order, sent : the message that is out to it, what it asks, and when it was sent.
-    why : the party's last refusal.
+    why : the reason of the party's last refusal.
     """
 
     number: int
@@ -234,8 +234,9 @@ class Parties:
     def refused(self, number: int, sentence: str) -> str:
         """Note that a party has refused, or sent something useless; return which of both."""
         party, refused = self._all[number], sentence.startswith("failed: ")
-        if sentence != party.why:
-            party.why = sentence
+        reason = sentence.rpartition(": ")[2]  # the sentence before it may count ids
+        if reason != party.why:
+            party.why = reason
             notice.warning("Party %d %s", party.number, sentence)
         self._metrics.refused(party.number, sentence)
         return REFUSED if refused else FAULTY

@@ -2,7 +2,7 @@
 
 Callers share the service fairly. A batch has at most `BATCH` units of work, and all callers that
 wait get equal shares of it. So a large request is answered in pieces, over several batches, and a
-small request of another caller waits for one batch at most.
+small request waits for one batch at most. While small requests come, batches are smaller.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ MOST_IDS = 10_000
 """Most ids of one request."""
 BATCH = 512
 """Most work of a batch, in ids of the alignment."""
+_SMALL = BATCH // 4  # most ids of a small request, and the work of a batch while such requests come
+_LULL = 1.0  # seconds after a small request until batches are large again
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
 UNASKED = ("full", "new-ids", "ending")
@@ -134,6 +136,7 @@ class Queue:
         self._most, self._wake = most, wake
         self._lock = Lock()
         self._lines: dict[str, list[Request]] = {}  # by caller
+        self._small = -_LULL  # when the last small request came
         self.closed = False
 
     @property
@@ -154,6 +157,8 @@ class Queue:
             if self.closed:
                 return False
             self._lines.setdefault(request.caller, []).append(request)
+            if len(request.ids) <= _SMALL:
+                self._small = request.came
         self._wake()
         return True
 
@@ -176,7 +181,8 @@ class Queue:
                 for caller, line in self._lines.items()
                 if (wanted := [each for each in line if each.taken or not begun])
             }
-            share, room = _share([_work(line) for line in lines.values()], BATCH), BATCH
+            room = BATCH if time.monotonic() > self._small + _LULL else _SMALL
+            share = _share([_work(line) for line in lines.values()], room)
             for caller, line in lines.items():
                 taken = _pieces(line, min(share, room))
                 room -= sum(piece.work for piece in taken)
