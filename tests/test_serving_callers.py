@@ -29,7 +29,7 @@ from vfl_flower.label_holder.serving.new_ids import NewIds
 from vfl_flower.label_holder.serving.requests import BATCH, Piece, Queue, Request, UnavailableError
 from vfl_flower.label_holder.serving.service import Loaded
 from vfl_flower.party import scoring
-from vfl_flower.party.limits import add
+from vfl_flower.party.limits import add, refused_rows
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -258,7 +258,7 @@ def test_a_used_up_row_costs_only_the_requests_that_name_it(
         bad = int(found.loaded.rows.ids[0])
         good = used_up(found, 0, found.loaded.config.model)
         if not by_row:
-            refuse = scoring._refused
+            refuse = refused_rows
 
             def whole(*given: Any) -> Any:
                 refused, why = refuse(*given)
@@ -266,7 +266,7 @@ def test_a_used_up_row_costs_only_the_requests_that_name_it(
                     raise ConfigError(why)
                 return refused, why
 
-            monkeypatch.setattr(scoring, "_refused", whole)
+            monkeypatch.setattr(scoring, "refused_rows", whole)
         of_bad, of_good, of_both = together(found, [bad], [good], [good, bad])
         text = found.service.metrics.exposition().decode()
         assert 'vfl_refusals_total{rule="max-uploads"} 1.0' in text

@@ -190,6 +190,59 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
         budget.close()
 
 
+def refused_rows(
+    limits: Limits | None,
+    budget: PredictionBudget,
+    rows: NDArray[Any],
+    places: NDArray[Any],
+    there: NDArray[np.bool_],
+    together: bool,
+) -> tuple[NDArray[np.int64], str]:
+    """Count the rows of a service's order before they are embedded.
+
+    Rules forbid single rows, so that nobody's rows cost others their scores.
+
+    Parameters
+    ----------
+    rows, places : the aligned rows of the order are ``rows[places]``, [n].
+    there : whether the data have a row, [n + k]. The last rows are outside the alignment.
+    together : whether nothing is embedded if a rule forbids a row, as under masked sums.
+
+    Returns
+    -------
+    positions of the rows that a rule forbids, and its sentence.
+
+    Raises
+    ------
+    ConfigError
+        If a rule allows no row at all, unless sums are masked.
+    VflError
+        If the party cannot keep its counts.
+    """
+    wanted = np.flatnonzero(there)
+    number, why = len(wanted), ""
+    if together:
+        budget.take(number)
+    else:
+        number, why = budget.take_some(number)
+    allowed = there.copy()
+    allowed[wanted[number:]] = False
+    if limits and limits.uploads is not None:
+        if allowed[len(places) :].any():
+            why = "It scores only aligned rows: its rule max-uploads counts them by row."
+            allowed[len(places) :] = False
+        mine = np.flatnonzero(allowed)
+        often = ~limits.count_each(rows[places[mine]], together)
+        if often.any():
+            why = str(limits.too_often)
+            allowed[mine[often]] = False
+        budget.give_back(number - (0 if together and why else int(allowed.sum())))
+    refused = np.flatnonzero(there & ~allowed)
+    if len(refused) == len(wanted) > 0 and not together:
+        raise ConfigError(why)
+    return refused, why
+
+
 # --- counts on disk -----------------------------------------------------------------------------
 
 

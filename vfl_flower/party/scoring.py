@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.seeking import OpenSet
 from vfl_flower.config.audit_log import AuditLog
-from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
@@ -31,7 +31,7 @@ from vfl_flower.data.source import Compact, Preparation, Source
 from vfl_flower.party import about, builder, state, state_file
 from vfl_flower.party.drift import DriftReports
 from vfl_flower.party.inputs import own_source
-from vfl_flower.party.limits import PredictionBudget
+from vfl_flower.party.limits import PredictionBudget, refused_rows
 from vfl_flower.party.party import Party
 from vfl_flower.party.state_file import Saved
 from vfl_flower.protocol.aggregation.masks import alike
@@ -154,11 +154,13 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     there = np.concatenate([at, singles]) >= 0
     ids = [rows.ids[row] if rows.ids else b"i:%d" % row for row in asked.tolist()]
     ids += served.opened.ids(singles) if served.opened and len(singles) else []
+    party, block = served.party, served.block
     with _recorded(served, "score", len(ids), ids) as line:
-        refused, why = _refused(served, asked, there)
+        rows_of = block.test_rows, block.tested[asked]
+        refused, why = refused_rows(party.limits, served.budget, *rows_of, there, bool(party.seal))
         line |= {"refused": len(refused)} if why else {}
     arrays: Arrays = {"refused": refused.astype(np.int32)} if why else {}
-    seal = served.party.seal
+    seal = party.seal
     if seal and why:
         return Scored(arrays=arrays, why=why)
     at[refused[refused < len(at)]] = -1
@@ -216,53 +218,6 @@ def seek(context: Context, order: SeekOrder) -> Sought:
         arrays, why = served.opened.again(points, order.known)
         line |= {"refused": len(arrays["refused"])} if why else {}
     return Sought(arrays=arrays, why=why)
-
-
-def _refused(served: _Served, asked: Places, there: NDArray[np.bool_]) -> tuple[Places, str]:
-    """Count the rows of an order before they are embedded.
-
-    Rules forbid single rows, so that nobody's rows cost others their scores.
-
-    Parameters
-    ----------
-    asked : numbers of aligned rows, [n].
-    there : whether the data have a row, [n + k].
-
-    Returns
-    -------
-    positions of the rows that a rule forbids, and its sentence.
-
-    Raises
-    ------
-    ConfigError
-        If a rule allows no row at all, unless sums are masked.
-    VflError
-        If the party cannot keep its counts.
-    """
-    limits, together = served.party.limits, bool(served.party.seal)
-    wanted = np.flatnonzero(there)
-    if together:
-        served.budget.take(len(wanted))
-        number, why = len(wanted), ""
-    else:
-        number, why = served.budget.take_some(len(wanted))
-    allowed = there.copy()
-    allowed[wanted[number:]] = False
-    if limits and limits.uploads is not None:
-        if allowed[len(asked) :].any():
-            why = "It scores only aligned rows: its rule max-uploads counts them by row."
-            allowed[len(asked) :] = False
-        mine = np.flatnonzero(allowed)
-        numbers = served.block.test_rows[served.block.tested[asked[mine]]]
-        often = ~limits.count_each(numbers, together)
-        if often.any():
-            why = str(limits.too_often)
-            allowed[mine[often]] = False
-        served.budget.give_back(number - (0 if together and why else int(allowed.sum())))
-    refused = np.flatnonzero(there & ~allowed)
-    if len(refused) == len(wanted) > 0 and not together:
-        raise ConfigError(why)
-    return refused, why
 
 
 def _embeddings(
