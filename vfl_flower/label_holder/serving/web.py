@@ -40,7 +40,7 @@ _FAILED = "The service failed. Its log says why."
 _RECORDED = (422, 429)  # refusals that have a line each in the audit log
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
-_Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]  # an answer holds 64 bits
+_Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]  # an answer holds 64 bits
 _Id = Annotated[_Whole | Annotated[StrictStr, Field(max_length=1000)], Field()]
 
 
