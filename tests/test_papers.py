@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.papers import label_privacy, page, tuning
+from benchmarks.papers import data, label_privacy, page, results, tuning
 from benchmarks.papers.__main__ import ROWS, Runs, main
+from benchmarks.papers.data import NAMES
 from benchmarks.papers.draw import through_ends
-from benchmarks.papers.results import Results, digest
-from benchmarks.papers.rows import ACCURACY, Data, History, Job, Row, last
+from benchmarks.papers.results import Results
+from benchmarks.papers.rows import ACCURACY, Data, Histories, History, Job, Row, last
 from benchmarks.papers.tuning import FACTORS
 from vfl_flower.protocol.systems import resolve
 
-DATA = Data(
-    mnist="npz:a/mnist.npz",
-    credit="npz:a/credit.npz",
-    credit_one_hot="npz:a/credit-one-hot.npz",
-    cifar="hf:cifar10",
-    table="breast-cancer",
-    part="npz:a/mnist-10000.npz",
-)
-JOB = Job(2, {"dataset": "npz:a/mnist.npz", "party-lr": 0.1, "server-lr": 0.02, "epochs": 3})
+JOB = Job(2, {"dataset": NAMES.mnist, "party-lr": 0.1, "server-lr": 0.02, "epochs": 3})
 LIKE = Job(2, {**JOB.keys, "privacy": "labels"}, like="first")
 ROW = Row("two runs", lambda data: {"first": JOB, "second": LIKE}, ACCURACY, seeds=2, tuned=True)
 
@@ -34,7 +33,7 @@ def run(accuracy: float, loss: float = 1.0) -> History:
     return [{"epoch": 1, **measured}]
 
 
-def test_a_run_is_kept_and_found_by_its_keys_wherever_the_data_are(tmp_path: Path) -> None:
+def test_a_run_is_kept_and_found_by_its_keys(tmp_path: Path) -> None:
     kept = Results(tmp_path, "row", tmp_path)
     kept.put("first", 0, ROW, JOB.keys, run(0.5))
     kept.put("first", 1, ROW, JOB.keys, [])  # it has diverged
@@ -45,12 +44,54 @@ def test_a_run_is_kept_and_found_by_its_keys_wherever_the_data_are(tmp_path: Pat
         again.get("first", 0, ROW, JOB.keys) == run(0.5) and again.get("first", 2, ROW, {}) is None
     )
     assert again.get("first", 1, ROW, JOB.keys) == []
-    moved = {**JOB.keys, "dataset": "npz:/elsewhere/mnist.npz"}
-    assert digest(ROW, moved) == digest(ROW, JOB.keys)
-    for other in ({"party-lr": 0.2}, {"dataset": "npz:a/fashion.npz"}):
+    for other in ({"party-lr": 0.2}, {"dataset": "another"}):
         assert again.get("first", 0, ROW, {**JOB.keys, **other}) is None
     again.put("second", 0, ROW, JOB.keys, run(0.25))  # after the line that was cut off
     assert Results(tmp_path, "row", tmp_path).get("second", 0, ROW, JOB.keys) == run(0.25)
+
+
+def saved(path: Path, labels: list[int]) -> str:
+    path.parent.mkdir(exist_ok=True)
+    np.savez(path, X=np.arange(8.0).reshape(4, 2), y=np.array(labels))
+    return f"npz:{path}"
+
+
+def test_a_data_set_is_known_by_its_labels_wherever_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(place: str) -> str:
+        return data.names_of(replace(NAMES, credit=place), {place})[place]
+
+    one = saved(tmp_path / "a/credit.npz", [0, 1, 1, 0])
+    same = saved(tmp_path / "b/moved.npz", [0, 1, 1, 0])
+    other = saved(tmp_path / "b/credit.npz", [0, 1, 0, 1])
+    assert named(one) == named(same) != named(other)  # neither is the credit table
+    assert NAMES.credit not in (named(one), named(other)) and "credit" in named(one)
+    own = named(one).removeprefix("credit ")
+    monkeypatch.setattr(data, "_LABELS", replace(data._LABELS, credit=own))
+    assert named(one) == named(same) == NAMES.credit != named(other)
+
+
+def test_a_run_on_moved_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(data: Data) -> dict[str, Job]:
+        return {"first": Job(2, {**JOB.keys, "dataset": data.credit})}
+
+    monkeypatch.setitem(ROWS, "row", Row("a run", row, ACCURACY, seeds=1))
+    monkeypatch.setattr("benchmarks.papers.__main__.ProcessPoolExecutor", Here)
+    asked: list[str] = []
+
+    def of(parties: int, keys: dict[str, str], training: str, run_of: None) -> History:
+        asked.append(keys["dataset"])
+        return run(0.5)
+
+    monkeypatch.setattr("benchmarks.papers.__main__.history_of", of)
+    one = saved(tmp_path / "a/credit.npz", [0, 1, 1, 0])
+    moved = saved(tmp_path / "b/moved.npz", [0, 1, 1, 0])
+    other = saved(tmp_path / "b/credit.npz", [0, 1, 0, 1])
+    for place in (one, moved, other):
+        kept = Results(tmp_path, "row", tmp_path)
+        Runs("row", replace(NAMES, credit=place), "", {}, kept).histories(1)
+    assert asked == [one, other]  # `moved` was found
 
 
 def test_the_best_trial_gives_the_rates_also_to_a_run_like_it(
@@ -65,20 +106,20 @@ def test_the_best_trial_gives_the_rates_also_to_a_run_like_it(
 
     monkeypatch.setattr("benchmarks.papers.__main__.history_of", of)
     monkeypatch.setattr("benchmarks.papers.__main__.ProcessPoolExecutor", Here)
-    runs = Runs("row", DATA, "", {}, Results(tmp_path, "row", tmp_path))
+    runs = Runs("row", NAMES, "", {}, Results(tmp_path, "row", tmp_path))
     runs.tune()
     assert len(asked) == len(FACTORS) == 9  # of the first run alone
     assert all(keys["validation-fraction"] == 0.1 and keys["epochs"] == 3 for keys in asked)
     assert {keys["lr-schedule"] for keys in asked} == {"cosine"}
-    found = runs.histories(2)
-    assert [len(each) for each in found.values()] == [2, 2]
+    histories = runs.histories(2)
+    assert [len(each) for each in histories.values()] == [2, 2]
     for keys in asked[9:]:
         assert (keys["party-lr"], keys["server-lr"]) == (0.3, 0.00667)
         assert "validation-fraction" not in keys
     assert {keys["seed"] for keys in asked[9:]} == {0, 1} and len(asked) == 9 + 4
-    again = Runs("row", DATA, "", {}, Results(tmp_path, "row", tmp_path))
+    again = Runs("row", NAMES, "", {}, Results(tmp_path, "row", tmp_path))
     again.tune()
-    assert again.histories(2) == found and len(asked) == 9 + 4  # nothing is run again
+    assert again.histories(2) == histories and len(asked) == 9 + 4  # nothing is run again
 
 
 @pytest.mark.parametrize(
@@ -134,6 +175,79 @@ def test_a_cell_has_the_95_percent_interval_of_the_mean() -> None:
     assert page.figure(last("test_accuracy"), []) == ("not run", {})
 
 
+def nudged(keys: Mapping[str, Any], towards: float) -> dict[str, Any]:
+    """The keys as a machine that rounds otherwise computes them: one last bit off."""
+    return {
+        key: math.nextafter(value, towards) if isinstance(value, float) else value
+        for key, value in keys.items()
+    }
+
+
+def found(name: str) -> tuple[Histories, dict[str, list[int]]]:
+    """The kept runs of a row, and those that are not found."""
+    runs = Runs(name, NAMES, "", {}, Results(page.KEPT, name, page.KEPT))
+    runs.tune(missing=False)
+    return runs.histories(runs.row.seeds, missing=False), runs.absent
+
+
+@pytest.mark.parametrize("towards", [-math.inf, math.inf], ids=["below", "above"])
+@pytest.mark.parametrize("name", ROWS)
+def test_kept_runs_are_found_on_a_machine_that_rounds_otherwise(
+    name: str, towards: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, absent = found(name)
+    assert all(here.values()) and not absent
+    row = ROWS[name]
+
+    def jobs(data: Data) -> dict[str, Job]:
+        made = row.jobs(data).items()
+        return {each: replace(job, keys=nudged(job.keys, towards)) for each, job in made}
+
+    with monkeypatch.context() as patch:  # before learning rates are tuned
+        patch.setitem(ROWS, name, replace(row, jobs=jobs))
+        assert found(name) == (here, {})
+    of = results.digest
+    monkeypatch.setattr(results, "digest", lambda row, keys: of(row, nudged(keys, towards)))
+    assert found(name) == (here, {})
+    monkeypatch.setattr(results, "_lasting", lambda value: value)  # the control
+    made = row.jobs(NAMES).items()
+    assert found(name)[1].keys() >= {each for each, job in made if nudged(job.keys, 0) != job.keys}
+
+
+def test_a_page_without_its_runs_says_so_and_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {template: tmp_path / f"{template.stem}.md" for template in page.PAGES}
+    monkeypatch.setattr(page, "PAGES", pages)
+    monkeypatch.setattr(page, "PICTURES", tmp_path)
+    lines = (page.KEPT / "laser.jsonl").read_text().splitlines()
+    (tmp_path / "laser.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    gone = json.loads(lines[0])
+    monkeypatch.setattr("sys.argv", ["papers", "page", "--resume", str(tmp_path)])
+    main()
+    said = capsys.readouterr().err
+    assert f"lacks runs of laser, so the page has none of them:\n  {gone['run']}: seeds 0\n" in said
+    for name, row in ROWS.items():
+        assert f"lacks runs of {name}," in said
+        if name != "laser":
+            assert all(f"  {job}: seeds 0" in said for job in row.jobs(NAMES))
+    assert all("not run" in made.read_text() for made in pages.values())
+
+
+def test_a_page_of_all_kept_runs_needs_no_data_and_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = {template: tmp_path / f"{template.stem}.md" for template in page.PAGES}
+    before = {template: made.read_text() for template, made in page.PAGES.items()}
+    monkeypatch.setattr(page, "PAGES", pages)
+    monkeypatch.setattr("benchmarks.papers.__main__.draw", lambda *given: None)
+    monkeypatch.chdir(tmp_path)  # where no data set is
+    monkeypatch.setattr("sys.argv", ["papers", "page"])
+    main()
+    assert capsys.readouterr().err == ""
+    assert {template: made.read_text() for template, made in pages.items()} == before
+
+
 @pytest.mark.parametrize("template", page.PAGES, ids=lambda path: path.stem)
 def test_a_page_is_what_its_template_and_the_kept_runs_give(template: Path) -> None:
     """So no figure on it is typed by hand where the template has none."""
@@ -141,11 +255,11 @@ def test_a_page_is_what_its_template_and_the_kept_runs_give(template: Path) -> N
     named = set(re.findall(r"\{\{([\w-]+)", text))
     kept = {}
     for name in named:
-        runs = Runs(name, DATA, "", {}, Results(page.KEPT, name, page.KEPT))
+        runs = Runs(name, NAMES, "", {}, Results(page.KEPT, name, page.KEPT))
         runs.tune(missing=False)
         kept[name] = runs.histories(ROWS[name].seeds, missing=False)
         for job, histories in kept[name].items():
-            assert len(histories) == (ROWS[name].jobs(DATA)[job].seeds or ROWS[name].seeds), (
+            assert len(histories) == (ROWS[name].jobs(NAMES)[job].seeds or ROWS[name].seeds), (
                 name,
                 job,
             )
@@ -178,7 +292,7 @@ def test_the_difference_of_two_runs_is_over_pairs_of_seeds() -> None:
 
 
 def test_our_runs_on_privacy_draw_noise_from_a_secret_so_that_an_epsilon_holds() -> None:
-    jobs = label_privacy.runs(DATA)
+    jobs = label_privacy.runs(NAMES)
     without = {name for name in jobs if name.endswith("no noise")}
     assert len(without) == 8 and len(jobs) - len(without) == 4 * 12
     for job in jobs.values():
@@ -195,7 +309,9 @@ def test_the_page_on_label_privacy_has_the_words_of_a_refusal() -> None:
 
 def test_the_verdict_on_label_privacy_is_what_the_kept_runs_say() -> None:
     name = "label-privacy"
-    kept = Runs(name, DATA, "", {}, Results(page.KEPT, name, page.KEPT)).histories(3, missing=False)
+    kept = Runs(name, NAMES, "", {}, Results(page.KEPT, name, page.KEPT)).histories(
+        3, missing=False
+    )
     fewer: dict[str, set[bool]] = {}
     for (pair, epsilon), (labels, scalars) in label_privacy.pairs(kept).items():
         gained = label_privacy.points(labels, scalars)

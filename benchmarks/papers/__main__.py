@@ -14,21 +14,18 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from benchmarks.common import check_there, parser, quiet_run, report, trained
-from benchmarks.images import cifar_of
 from benchmarks.papers import (
     asyrevel,
     cascaded,
@@ -40,6 +37,7 @@ from benchmarks.papers import (
     tuning,
     vafl,
 )
+from benchmarks.papers.data import FEW, NAMES, data_of, names_of
 from benchmarks.papers.draw import draw
 from benchmarks.papers.results import Results
 from benchmarks.papers.rows import Data, Histories, History, Job, Row, Run
@@ -52,8 +50,6 @@ ROWS: dict[str, Row] = {
     for name, row in paper.ROWS.items()
 }
 QUICK: dict[str, Any] = {"epochs": 1, "eval-every": 0.5, "checkpoint-every": 0}
-FEW = 240  # rows of each data set
-PART = 10_000  # training rows of MNIST in `Data.part`
 Wanted = Mapping[tuple[str, int], tuple[Job, Mapping[str, Any]]]
 """Runs by name and seed: each with its job and its keys."""
 
@@ -123,61 +119,6 @@ def check_data(options: argparse.Namespace) -> None:
         check_there(option, getattr(options, option.removeprefix("--")))
 
 
-@contextmanager
-def data_of(options: argparse.Namespace) -> Iterator[Data]:
-    """The data sets, or their first rows."""
-    few = FEW if options.quick else options.rows
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        mnist, credit, cifar = options.mnist, options.credit, options.cifar
-        if few and "cifar" in options.row:
-            cifar = stack.enter_context(cifar_of(cifar, few))
-        elif few:
-            mnist, credit = (
-                part_of(Path(each), few, Path(folder, f"{number}.npz"))
-                for number, each in enumerate((mnist, credit))
-            )
-        part = part_of(Path(mnist), few or PART, Path(folder, f"mnist-{PART}.npz"))
-        encoded = one_hot(Path(credit), Path(folder, "credit-one-hot.npz"))
-        yield Data(
-            mnist=f"npz:{mnist}",
-            credit=f"npz:{credit}",
-            credit_one_hot=f"npz:{encoded}",
-            cifar=f"hf:{cifar}",
-            table=options.table,
-            part=f"npz:{part}",
-        )
-
-
-def part_of(place: Path, rows: int, to: Path) -> Path:
-    """A file of the first rows of each array in an npz file, which may be missing."""
-    if place.is_file():
-        with np.load(place, allow_pickle=False) as file:
-            names = [name for name in file.files if name[0] in "Xy"]
-            np.savez(to, **{name: file[name][:rows] for name in names})
-    return to
-
-
-def one_hot(place: Path, to: Path) -> Path:
-    """A table whose columns of at most 12 values have a column for each value, if there is one.
-
-    AsyREVEL's credit table has 90 columns, and 23 before such an encoding. This makes 91.
-    """
-    if place.is_file():
-        with np.load(place, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files if name[0] in "Xy"}
-        parts = [name for name in arrays if name[0] == "X"]
-        encoded: dict[str, list[NDArray[Any]]] = {name: [] for name in parts}
-        for at, column in enumerate(np.concatenate([arrays[name] for name in parts]).T):
-            values = np.unique(column)
-            for name in parts:
-                mine = arrays[name][:, at, None]
-                encoded[name].append(mine == values if len(values) <= 12 else mine)
-        for name, columns in encoded.items():
-            arrays[name] = np.concatenate(columns, 1, dtype=np.float64)
-        np.savez(to, allow_pickle=False, **arrays)
-    return to
-
-
 def history_of(parties: int, keys: Mapping[str, Any], training: str, run: Run | None) -> History:
     """The entries of a run, with the number of its parties; none if it diverges."""
     torch.set_num_threads(1)  # several runs at a time use the cores better
@@ -204,6 +145,10 @@ class Runs:
     only : runs whose name has this in it.
     more : keys that replace a run's own.
     processes : number of runs at a time; None is one for each core.
+
+    Attributes
+    ----------
+    absent : the seeds of each run that was not found, and not run either.
     """
 
     def __init__(
@@ -219,14 +164,18 @@ class Runs:
         self.name, self.row, self.more, self.kept = name, ROWS[name], more, kept
         self._jobs = self.row.jobs(data)
         self.names = [each for each in self._jobs if only in each]
+        used = {self._jobs[name].keys.get("dataset", "") for name in self.names}
+        self._names = names_of(data, used)
         self._trial: dict[str, int] = {}  # by job: number of the best
+        self.absent: dict[str, list[int]] = {}
 
     def tune(self, missing: bool = True) -> None:
         """Choose the learning rates of each job, on validation rows.
 
         Parameters
         ----------
-        missing : whether to run trials that are not kept; else their jobs keep their own rates.
+        missing : whether to run trials that are not kept; else their jobs keep their own rates,
+            and the trials are `absent`.
         """
         numbers = range(len(tuning.FACTORS)) if self.row.tuned else ()
         tuned = dict.fromkeys(self._jobs[name].like or name for name in self.names)
@@ -237,7 +186,7 @@ class Runs:
             )
             for name, number in product(tuned, numbers)
         }
-        found = self._run(wanted) if missing else self._kept(wanted)
+        found = self._found(wanted, missing)
         for name in tuned:
             trials = [found.get((f"{name} @ {number}", 0)) for number in numbers]
             if trials and None not in trials:
@@ -248,7 +197,7 @@ class Runs:
 
         Parameters
         ----------
-        missing : whether to run those that are not kept.
+        missing : whether to run those that are not kept; else they are `absent`.
         """
         wanted = {}
         for seed, name in product(range(seeds), self.names):
@@ -258,34 +207,39 @@ class Runs:
             trial = self._trial.get(job.like or name)
             keys = job.keys if trial is None else tuning.rates(job, trial)
             wanted[name, seed] = job, {**keys, **self.more, **_seeded(seed)}
-        found = self._run(wanted) if missing else self._kept(wanted)
+        found = self._found(wanted, missing)
         return {
             name: [found[name, seed] for seed in range(seeds) if (name, seed) in found]
             for name in self.names
         }
 
-    def _kept(self, wanted: Wanted) -> dict[tuple[str, int], History]:
-        """Return (name, seed) -> history of each run that is kept."""
-        found = {key: self.kept.get(*key, self.row, keys) for key, (_, keys) in wanted.items()}
-        return {key: history for key, history in found.items() if history is not None}
-
-    def _run(self, wanted: Wanted) -> dict[tuple[str, int], History]:
-        """Return (name, seed) -> history, after running those that are not kept."""
-        found = self._kept(wanted)
-        missing = [key for key in wanted if key not in found]
-        if missing:
+    def _found(self, wanted: Wanted, missing: bool) -> dict[tuple[str, int], History]:
+        """Return (name, seed) -> history of the runs that are kept, and of those that it runs."""
+        named = {key: self._named(keys) for key, (_, keys) in wanted.items()}
+        kept = {key: self.kept.get(*key, self.row, keys) for key, keys in named.items()}
+        found = {key: history for key, history in kept.items() if history is not None}
+        absent = [key for key in wanted if key not in found]
+        if not missing:
+            for name, seed in absent:
+                self.absent.setdefault(name, []).append(seed)
+        elif absent:
             with ProcessPoolExecutor(self._processes) as pool:
-                running = {
-                    pool.submit(history_of, job.parties, keys, self.row.training, self.row.run): key
-                    for key, (job, keys) in wanted.items()
-                    if key in missing
-                }
+                running = {}
+                for key in absent:
+                    job, keys = wanted[key]
+                    given = job.parties, keys, self.row.training, self.row.run
+                    running[pool.submit(history_of, *given)] = key
                 ended = tqdm(as_completed(running), self.name, len(running), leave=False)
                 for future in ended:
                     key = running[future]
                     found[key] = future.result()
-                    self.kept.put(*key, self.row, wanted[key][1], found[key])
+                    self.kept.put(*key, self.row, named[key], found[key])
         return found
+
+    def _named(self, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the keys with the name of the data set, not its place."""
+        place = keys.get("dataset")
+        return {**keys, "dataset": self._names[place]} if place else keys
 
 
 def _seeded(seed: int) -> dict[str, int]:
@@ -302,17 +256,23 @@ def main() -> None:
     more: dict[str, Any] = dict(QUICK) if options.quick else {}
     more |= {"epochs": options.epochs} if options.epochs else {}
     whole = options.row in ("all", "page")
+    if whole and options.only:
+        raise SystemExit(f"--only is for one row: {options.row}. Leave it out, or name a row.")
     figures: dict[str, Any] = {}
     kept: dict[str, Histories] = {}
-    with data_of(options) as data, tempfile.TemporaryDirectory() as thrown_away:
+    absent: dict[str, dict[str, list[int]]] = {}
+    missing = options.row != "page"
+    given: AbstractContextManager[Data] = data_of(options) if missing else nullcontext(NAMES)
+    with given as data, tempfile.TemporaryDirectory() as thrown_away:
         folder = options.resume or (page.KEPT if whole else Path(thrown_away))
         for name in ROWS if whole else [options.row]:
-            row, missing = ROWS[name], options.row != "page"
+            row = ROWS[name]
             seeds = 1 if options.quick else options.seeds or row.seeds
             # Rates for the page are those that were tuned for it.
             results = Results(folder, name, page.KEPT)
             runs = Runs(name, data, options.only, more, results, options.processes)
-            runs.tune(missing=missing and not options.quick)
+            if not options.quick:
+                runs.tune(missing)
             histories = runs.histories(seeds, missing)
             print("\n".join(page.table(row, histories)), flush=True)
             figures[name] = {
@@ -325,8 +285,14 @@ def main() -> None:
                 if drawn:
                     draw(drawn, row_picture, path)
             kept[name] = histories
+            if runs.absent:
+                absent[name] = runs.absent
     if whole:
-        page.write(ROWS, kept)
+        page.write(ROWS, kept, absent)
+    for name, of_row in absent.items():
+        print(f"{folder} lacks runs of {name}, so the page has none of them:", file=sys.stderr)
+        for run, of_run in of_row.items():
+            print(f"  {run}: seeds {', '.join(map(str, of_run))}", file=sys.stderr)
     report(f"papers {options.row}", figures if whole else {"seeds": seeds, **figures[options.row]})
 
 

@@ -8,7 +8,7 @@ mean difference of two runs, seed by seed, with its interval.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -27,20 +27,29 @@ PAGES = {
 PICTURES = DOCS / "papers"
 KEPT = HERE / "results"
 """The runs that the pages are made of."""
+NOT_RUN = "not run"
 
 
-def render(template: str, rows: Mapping[str, Row], of: Mapping[str, Histories]) -> str:
+def render(
+    template: str,
+    rows: Mapping[str, Row],
+    of: Mapping[str, Histories],
+    absent: Collection[str] = (),
+) -> str:
     """Return a page.
 
     Parameters
     ----------
     of : the histories of each row's kept runs.
+    absent : rows that lack some of their runs.
     """
 
     def filled(match: re.Match[str]) -> str:
         name, *place = (part.strip() for part in match[1].split(";"))
         if not place:
             return "\n".join(table(rows[name], of[name]))
+        if name in absent and len(place) in (1, 3):  # they need all runs
+            return NOT_RUN
         if len(place) == 1:
             return "\n".join(rows[name].tables[place[0]](of[name]))
         if len(place) == 3:
@@ -85,7 +94,7 @@ def figure(
     missing : the cell if no history has the figure.
     """
     if not histories:
-        return "not run", {}
+        return NOT_RUN, {}
     diverged = sum(not each for each in histories)
     if diverged == len(histories):
         return "diverges", {}
@@ -123,7 +132,9 @@ def _rounded(number: float, digits: int) -> str:
     return f"{float(f'{number:.{digits}g}'):g}"
 
 
-def write(rows: Mapping[str, Row], of: Mapping[str, Histories]) -> None:
-    """Write the pages."""
+def write(
+    rows: Mapping[str, Row], of: Mapping[str, Histories], absent: Collection[str] = ()
+) -> None:
+    """Write the pages, as `render` does."""
     for template, made in PAGES.items():
-        made.write_text(render(template.read_text(), rows, of))
+        made.write_text(render(template.read_text(), rows, of, absent))

@@ -22,7 +22,8 @@ _FIELDS = (
 class Results:
     """The kept runs of a row: a line of JSON for each, in ``FOLDER/ROW.jsonl``.
 
-    A run is found again by its name, seed and keys. A line that was cut off is passed over.
+    A run is found again by its name, seed and keys, whose data set has its name (`data.names_of`).
+    A line that was cut off is passed over.
 
     Parameters
     ----------
@@ -61,15 +62,19 @@ class Results:
 
 
 def digest(row: Row, keys: Mapping[str, Any]) -> str:
-    """Return a short digest of a run's keys, with files by their names alone."""
-    named = {
-        key: Path(value.removeprefix("npz:").removeprefix("hf:")).stem
-        if isinstance(value, str) and ("/" in value or value.startswith(("npz:", "hf:")))
-        else value
-        for key, value in keys.items()
-    }
-    text = json.dumps([named, row.training], sort_keys=True)
+    """Return a short digest of a run's keys.
+
+    It has the names of files of code without their folders. It has 10 digits of each number, since
+    the last bits of a computed one differ from machine to machine.
+    """
+    text = json.dumps([{key: _lasting(keys[key]) for key in keys}, row.training], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.10g}") if abs(value) > 1e-30 else 0.0
+    return Path(value).stem if isinstance(value, str) and ".py:" in value else value
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
