@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,11 +25,13 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.files import whole
 from vfl_flower.config.run_config import KEYS
+from vfl_flower.data import labels, source, tables
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
+from vfl_flower.party import builder
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.privacy.journal import Event, Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
@@ -674,6 +678,45 @@ def test_another_file_of_labels(on_files: Any, how: Any, sentence: str) -> None:
         on_files.resume("run")
     assert str(raised.value).endswith(".")
     assert_untouched(before, on_files.folder / "run")
+
+
+@contextmanager
+def another_machine() -> Iterator[None]:
+    """While this is patched in, means and deviations have other last bits."""
+    nudge, scaling, standardised = np.nextafter, source.scaling, labels._standardised
+
+    def otherwise(train: Any, per_column: bool) -> tuple[Any, ...]:
+        return tuple(nudge(each, np.inf) for each in scaling(train, per_column))
+
+    def labels_otherwise(*given: Any) -> labels.Labels:
+        found = standardised(*given)
+        mean, deviation = (float(nudge(x, np.inf)) for x in (found.mean, found.deviation))
+        return replace(found, mean=mean, deviation=deviation)
+
+    with (
+        patch.object(tables, "scaling", otherwise),
+        patch.object(labels, "_standardised", labels_otherwise),
+    ):
+        yield
+
+
+def test_a_run_resumes_on_a_machine_that_rounds_otherwise(tmp_path: Path) -> None:
+    table = small().assign(label=lambda frame: frame["f0"] + 0.1 * frame["f1"])
+    organisations = cut(tmp_path / "files", table, own=1, known=1)
+    keys = {"epochs": 3, "checkpoint-every": 4, "target": "regression"}
+    with cut_after(2), pytest.raises(Cut):
+        organisations.run("run", keys)
+    with another_machine():
+        for module, sentence in (
+            (labels, "has other rows, classes or values than"),
+            (builder, "does not have the data that this run began with"),
+        ):
+            with (  # the control
+                patch.object(module, "alike", lambda one, other: one == other),
+                pytest.raises(VflError, match=sentence),
+            ):
+                organisations.resume("run")
+        assert organisations.resume("run").summary["failure"] is None
 
 
 @pytest.mark.one_by_day

@@ -165,11 +165,7 @@ def _train_in(
         with _streams(transport, config, keeper.nonce) as transport:
             labels = _own_labels(transport, config, own, keeper) if own else load_labels(config)
             fixed = found or not own  # else there may be new rows
-            if (
-                before
-                and fixed
-                and labels.about(mechanism_of(before.config).hides_labels) != before.about_labels
-            ):
+            if before and fixed and labels.differ_from(before.about_labels):
                 raise ConfigError(
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume or config.running.grow} began: put back the data of "

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.drift import Watch
-from vfl_flower.data.source import Preparation, Rows
+from vfl_flower.data.source import Preparation, Rows, alike
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
@@ -131,6 +131,10 @@ class Labels:
             "deviation": self.deviation,
             "preparation": self.preparation.as_json() if self.preparation else None,
         }
+
+    def differ_from(self, about: Mapping[str, Any]) -> bool:
+        """Return whether rows, classes or values differ from a checkpoint's (`about`)."""
+        return not alike(self.about(private=not about["labels"]), about)
 
     def prior(self, kept: float) -> list[float]:
         """Return outputs for a row that no party has: from class shares, or the mean.

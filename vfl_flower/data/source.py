@@ -7,6 +7,7 @@ party's node configuration: ``source='waves.py:Waves'``.
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -195,6 +196,20 @@ class Compact:
 
     def __getitem__(self, rows: Any) -> Arrays:
         return self._made(self._kept[rows])
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two values in JSON types are equal, but for the last bits of numbers.
+
+    Another machine sums in another order, so its means and deviations have other last bits.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(one == other)
 
 
 # --- scaling ------------------------------------------------------------------------------------

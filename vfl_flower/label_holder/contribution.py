@@ -36,7 +36,6 @@ from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
 
 FILE = "contribution.json"
 EXACT = 10
@@ -100,7 +99,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     if not found.strategy["history"]["recorded"]:
         raise ConfigError(f"The run in {folder} has no evaluation yet. Wait for the first one.")
     labels = _labels(found)
-    if labels.about(mechanism_of(found.config).hides_labels) != found.about_labels:
+    if labels.differ_from(found.about_labels):
         raise ConfigError(
             f"{found.config.data.dataset} has changed since the run in {folder} began: it has "
             f"other rows, classes or values. Restore its data."

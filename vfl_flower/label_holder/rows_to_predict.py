@@ -19,7 +19,6 @@ from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties
 
@@ -142,7 +141,7 @@ def rows_to_predict(
             )
         parties = len(found.strategy["holder"]["sizes"])
         labels = with_row_masks(load_labels(trained), trained, parties)
-        if labels.about(mechanism_of(trained).hides_labels) != found.about_labels:
+        if labels.differ_from(found.about_labels):
             raise ConfigError(
                 f"{trained.data.dataset} has changed since the model was trained. Restore its data."
             )

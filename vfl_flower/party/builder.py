@@ -19,7 +19,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.data.at_party import FeatureBlock
-from vfl_flower.data.source import Preparation
+from vfl_flower.data.source import Preparation, alike
 from vfl_flower.models.training import load_model
 from vfl_flower.party import about, drift, state, state_file
 from vfl_flower.party.about import About
@@ -223,7 +223,8 @@ def _run(context: Context) -> str:
 
 
 def _check_data(index: int, then: About, now: About) -> None:
-    if (now.ids, now.preparation) != (then.ids, then.preparation):
+    pair = [each.preparation and each.preparation.as_json() for each in (then, now)]
+    if now.ids != then.ids or not alike(*pair):
         raise VflError(
             "does not have the data that this run began with: its file has changed. Restore the "
             "earlier file."

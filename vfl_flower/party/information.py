@@ -134,7 +134,7 @@ def _noisy(context: Context, config: RunConfig, order: EvidenceOrder) -> Iterato
             )
         people = columns.people()
         by_person = np.argsort(people)
-        question = hashlib.sha256(repr((order.kept, least)).encode())
+        question = hashlib.sha256(repr((round(order.kept, 10), least)).encode())
         question.update(people[by_person].tobytes() + labels[by_person].tobytes())
     for name, bins, values in _binned(columns):
         at = bins.of(values)
