@@ -11,19 +11,33 @@ unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve-demo test test-all lint docs clean
+.PHONY: help install lock demo serve-demo test test-all lint docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 install: $(VENV)/installed ## make .venv with all that demo, test and benchmarks need
 
-$(VENV)/installed: pyproject.toml
+# The variables bound what builds this package too, which `--constraint` does not. Older pips know the first alone.
+$(VENV)/installed: export PIP_CONSTRAINT = constraints.txt
+$(VENV)/installed: export PIP_BUILD_CONSTRAINT = constraints.txt
+$(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile 'torch>=2.9,<2.14'
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]'
 	$(COMPILE) $(VENV)/lib vfl_flower strategies || true
 	touch $@
+
+# Linux (x86-64) and Python 3.11, as deploy/README.md says. Elsewhere the same versions of packages are installed.
+LOCK = UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile --quiet --upgrade --no-annotate \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28
+
+lock: $(BIN)/uv ## resolve the newest dependencies into constraints.txt and deploy/requirements.txt
+	$(LOCK) pyproject.toml --extra test -o constraints.txt
+	echo 'hatchling>=1.27' | $(LOCK) pyproject.toml - --extra serve -c constraints.txt --generate-hashes \
+		-o deploy/requirements.txt
+
+$(BIN)/uv:
+	$(MAKE) install
 
 demo: install ## train on handwritten digits with four parties, by `vfl demo`
 	$(BIN)/vfl demo

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -86,9 +88,14 @@ def test_no_import_is_overlooked(source: str) -> None:
     assert "hidden" in imported(source.format("hidden"))
 
 
-# --- the lock file of deployments ----------------------------------------------------------------
+# --- the lock files of deployments and of development --------------------------------------------
 
 LOCK = (CHECKOUT / "deploy/requirements.txt").read_text()
+CONSTRAINTS = (CHECKOUT / "constraints.txt").read_text()
+DEPLOYED, TESTED = "serve", "test"
+FILES = pytest.mark.parametrize(
+    ("text", "extra"), [(LOCK, DEPLOYED), (CONSTRAINTS, TESTED)], ids=["deploy", "constraints"]
+)
 
 
 def locked(text: str) -> dict[str, str]:
@@ -109,13 +116,28 @@ def unmet(requirements: list[str], versions: dict[str, str]) -> list[str]:
     ]
 
 
-def test_the_lock_file_satisfies_what_is_declared() -> None:
+def with_extra(extra: str) -> list[str]:
+    """Return the requirements of an extra, and of the extras that it names."""
+    found: list[str] = []
+    for text in PROJECT["optional-dependencies"][extra]:
+        requirement = Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            found += [each for name in sorted(requirement.extras) for each in with_extra(name)]
+        else:
+            found.append(text)
+    return found
+
+
+@FILES
+def test_a_lock_file_satisfies_what_is_declared(text: str, extra: str) -> None:
     needed = PROJECT["dependencies"] + BUILD
-    versions = locked(LOCK)
+    needed += [each for each in with_extra(extra) if each not in needed]
+    versions = locked(text)
     assert unmet(needed, versions) == []
     for requirement in needed:  # the control
-        name = Requirement(requirement).name
-        assert unmet(needed, {**versions, normal(name): "0.0.1"}) == [requirement]
+        if Requirement(requirement).specifier:
+            name = Requirement(requirement).name
+            assert requirement in unmet(needed, {**versions, normal(name): "0.0.1"})
 
 
 def needs(name: str, version: str) -> list[str]:
@@ -135,12 +157,45 @@ def needs(name: str, version: str) -> list[str]:
     ]
 
 
-def test_the_lock_file_has_what_its_packages_need() -> None:
-    versions = locked(LOCK)
+@FILES
+def test_a_lock_file_has_what_its_packages_need(text: str, extra: str) -> None:
+    versions = locked(text)
     for name, version in versions.items():
         texts = needs(name, version)
         assert unmet(texts, versions) == [], name
         assert unmet(texts, {}) == texts  # the control
+
+
+def test_tests_run_with_the_versions_that_a_deployment_installs() -> None:
+    assert locked(LOCK).items() <= locked(CONSTRAINTS).items()
+    target = PYPROJECT["tool"]["flwr"]["app"]["flwr-version-target"]
+    assert target == locked(LOCK)["flwr"]
+
+
+def test_constraints_name_versions_alone_that_any_platform_has() -> None:
+    lines = [line for line in CONSTRAINTS.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(locked(CONSTRAINTS)) > 150
+    for line in lines:  # no address, hash or build of one platform
+        assert re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+", line), line
+
+
+def test_make_install_bounds_every_version_also_while_it_builds(tmp_path: Path) -> None:
+    python = tmp_path / "environment/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT $*" >> said\n')
+    python.chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    make = ["make", "-f", str(CHECKOUT / "Makefile"), "PYTHON=true", "VENV=environment", "install"]
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    calls = [line for line in (tmp_path / "said").read_text().splitlines() if "pip install" in line]
+    assert calls and all(line.startswith("constraints.txt constraints.txt ") for line in calls)
+    before = (tmp_path / "said").read_text()
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "said").read_text() == before
+    os.utime(tmp_path / "constraints.txt", (2**31, 2**31))  # renewed
+    subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "said").read_text() == 2 * before
 
 
 def test_the_lock_file_names_hashes_and_no_address() -> None:

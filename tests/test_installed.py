@@ -134,7 +134,8 @@ def test_make_install_compiles_modules_whatever_the_environment_says(tmp_path: P
     for package in ("vfl_flower", "strategies"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "c.py").write_text("value = 1\n")
-    (tmp_path / "pyproject.toml").touch()
+    for needed in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / needed).touch()
 
     say = ["make", "-n", "-f", str(CHECKOUT / "Makefile"), "VENV=environment", "install"]
     said = subprocess.run(say, cwd=tmp_path, check=True, capture_output=True, text=True).stdout

@@ -40,7 +40,7 @@ _END = """\
 
 An unhandled exception occurred in the ServerApp.
 
-For more information, visit: <https://flower.ai/docs/framework/1.41/en/ref-exit-codes/{}.html>
+For more information, visit: <https://flower.ai/docs/framework/1.42/en/ref-exit-codes/{}.html>
 """
 _SENTENCE = "l_id.csv is not there: there is no such file."
 REFUSED = f"{_BEGINNING}\x1b[91mERROR \x1b[0m:     {_SENTENCE}\n{_END.format(201, 201)}"

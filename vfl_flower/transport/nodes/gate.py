@@ -1,6 +1,6 @@
 """Gate of a SuperLink's Fleet API: it reads a body only for a registered key.
 
-Flower 1.41 reads and parses a whole body, of any size, before it looks at the key that signed the
+Flower 1.42 reads and parses a whole body, of any size, before it looks at the key that signed the
 call. The gate asks for key and signature first, which are in the call's headers. It then reads as
 much as an honest SuperNode sends, within the time that an honest SuperNode takes.
 """
