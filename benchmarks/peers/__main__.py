@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 PEERS: dict[str, tuple[str, list[str]]] = {  # the program, and what pip installs for it
     "torch.distributed.rpc": ("with_rpc", []),
     "NVFlare, two sites": ("with_nvflare", ["nvflare>=2.9,<2.10"]),
-    "Flower's example": ("with_flower", ["flwr[simulation]>=1.41,<1.42"]),
+    "Flower's example": ("with_flower", ["flwr[simulation]>=1.42,<1.43"]),
 }
 OURS = [("local", 1), ("local", 8), ("supernodes", 1), ("supernodes", 8)]
 LOOPBACK = 'ip link set lo up && exec "$@"'
