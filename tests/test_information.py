@@ -570,8 +570,8 @@ def test_a_node_answers_few_sets_of_labels(node: Context) -> None:
     generator, about = np.random.default_rng(0), told(node)
     rows = at_party.offer(node, InformationOrder(config=about)).rows
 
-    def ask(labels: Any) -> Any:
-        order = EvidenceOrder(kept=0.9, arrays={"labels": labels.astype(np.uint8)}, config=about)
+    def ask(labels: Any, kept: float = 0.9) -> Any:
+        order = EvidenceOrder(kept=kept, arrays={"labels": labels.astype(np.uint8)}, config=about)
         return at_party.compute(node, order).arrays["values"]
 
     sets = [generator.random(rows) < 0.4 for _ in range(label_sets.MOST_LABELS + 1)]
@@ -580,6 +580,9 @@ def test_a_node_answers_few_sets_of_labels(node: Context) -> None:
     with pytest.raises(ConfigError, match="more than 10 sets of labels in 30 days"):
         ask(sets[-1])
     ask(sets[0])  # answered before, so nothing new
+    ask(sets[0], float(np.nextafter(0.9, 1.0)))  # as another machine computes it
+    with pytest.raises(ConfigError, match="more than 10 sets of labels in 30 days"):
+        ask(sets[0], 0.91)  # the control
     with pytest.raises(ConfigError, match="fewer than 50 rows of a class"):
         ask(np.arange(rows) < 3)
 
