@@ -62,6 +62,7 @@ class PartyRecord:
 
     party: int
     node_id: int
+    columns: int = 0  # feature columns in training
     state: State = State.IDLE
     rests: State = State.IDLE  # its state before the message in flight
     order: Turn | None = None  # the message in flight
@@ -157,7 +158,7 @@ class PartyRecord:
 
 _SAVED = (
     *("party", "exchange", "steps", "evaluation_sent", "evaluation", "best_evaluation"),
-    *("remembers", "surrogates", "asked_back", "checkpoint"),
+    *("remembers", "surrogates", "asked_back", "checkpoint", "columns"),
 )
 _COUNTED = {
     "traffic": Traffic,

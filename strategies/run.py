@@ -75,7 +75,9 @@ class Run:
         self.config = config
         self.labels = labels
         self.members = nodes
-        self.records = [PartyRecord(party, nodes[party].node) for party in sorted(nodes)]
+        self.records = [
+            PartyRecord(party, nodes[party].node, nodes[party].columns) for party in sorted(nodes)
+        ]
         self.by_party = {record.party: record for record in self.records}
         self.attach(())
         self.saving = False  # whether a checkpoint has been asked for

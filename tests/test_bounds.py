@@ -238,7 +238,7 @@ ORDERS: list[Order] = [
     PredictOrder(run="7", number=1),
     ExplainOrder(run="7", number=1, repeats=1),
     PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
-    FiguresOrder(metric="auc", baseline=0.5, grain=0.0, rows=1),
+    FiguresOrder(metric="auc", grain=0.0, rows=1),
 ]
 NUMBERS: list[Any] = [
     -1,

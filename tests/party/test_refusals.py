@@ -103,7 +103,7 @@ LATER: list[Order] = [
     *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), AgreeOrder()),
     *(ScoreOrder(arrays={"rows": np.zeros(1, np.int32)}), SeekOrder(known=1)),
     PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
-    FiguresOrder(metric="auc", baseline=0.5, grain=0.0, rows=1),
+    FiguresOrder(metric="auc", grain=0.0, rows=1),
     *(RejoinOrder(exchange=5, outputs=1), KeyOrder(), *EARLY),
 ]
 OF_STATE: list[Order] = [

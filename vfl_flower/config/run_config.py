@@ -95,7 +95,7 @@ class RunConfig:
     repeats: int = key(
         1,
         "Sets how often an explanation permutes each feature. More permutations make the intervals "
-        "shorter. Each one is an upload of every explained row.",
+        "shorter. Each one is an upload of every explained row. Real parties permit 1.",
         example="task='explain' model='runs/a' repeats=5",
         engine=_FLOWER,
         least=1,

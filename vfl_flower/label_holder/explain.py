@@ -2,7 +2,8 @@
 
 A party permutes a feature of the rows and uploads embeddings. The label holder evaluates the model
 on them (permutation importance: Breiman, 2001). It numbers the features of a party, and learns no
-name. Each party is told its own figures at the end, and joins them with names.
+name. At the end, each party gets its own figures, with noise (`told_figures`), and joins them with
+names.
 
 The rows are the test rows of the run, or the rows with labels of another file.
 """
@@ -10,7 +11,7 @@ The rows are the test rows of the run, or the rows with labels of another file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.by_person import People
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
 from vfl_flower.config.files import make_folder, told
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.source import Preparation
-from vfl_flower.data.split import divide
-from vfl_flower.label_holder import checkpoint, explanation
+from vfl_flower.label_holder import checkpoint, explanation, told_figures
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.importance import Score, rounded
+from vfl_flower.label_holder.importance import Score
 from vfl_flower.label_holder.predict import count_uploads, counts_uploads, embeddings
 from vfl_flower.label_holder.predictions import labelled
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import (
-    RowsToPredict,
     available_parties,
     rows_to_predict,
+    tested,
 )
+from vfl_flower.label_holder.told_figures import FiguresToTell, Noise
 from vfl_flower.models.threads import for_each
+from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import (
@@ -81,7 +84,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     parties = len(found.strategy["holder"]["sizes"])
     rows = rows_to_predict(transport, config, given, found, run, there)
     if rows.table is not None and "dataset" not in given:
-        rows = rows.only(_tested(rows, found), parties)
+        rows = rows.only(tested(rows, found), parties)
     if rows.labels is None:
         raise ConfigError(
             "The rows have no labels, and an explanation needs them. Name the label column by "
@@ -102,16 +105,19 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "dataset='files:PATH'."
         )
     score = Score(labels, len(found.about_labels["classes"]), found.calibration)
-    plain = _Plain(predictor, blocks, rows.own, present, known, score)
+    people = rows.people[known]
+    fresh = np.ones(len(people), bool) if transport.simulated else told_figures.fresh(people)
+    plain = _Plain(predictor, blocks, rows.own, present, known, score, fresh)
+    _check_features(answers.values(), found)
     turns = {
         node: _Turns(plain, answer.party, answer.features, config.repeats)
         for node, answer in sorted(answers.items(), key=lambda each: each[1].party)
     }
     most = max((each.features for each in turns.values()), default=0) * config.repeats
     if most and counts_uploads(found):
-        epsilon = count_uploads(config, found, most)
+        # A record's features are in its own uploads, and in uploads of rows that get a value of it.
+        epsilon = count_uploads(config, found, 2 * most)
     _permute(transport, config, predictor, turns)
-    tells = not mechanism_of(found.config).hides_labels
     refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
     explanation.write(
         folder,
@@ -130,40 +136,27 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             | _of_label_holder(plain, found.about_labels["preparation"], config.repeats),
         },
     )
-    _tell(transport, config, turns, plain, tells)  # last: a party may fail to write its table
+    said = _tell(transport, config, turns, plain, people, found)  # last: it may fail at a party
     for sentence in refused.values():
         notice.warning("%s", sentence)
     if rows.table is not None and "dataset" not in given and not found.config.data.test_fraction:
         notice.warning("The run held out no test rows, so these figures are of training rows.")
-    if not tells:
-        notice.info("Parties are told no figures, since the run protects the labels by noise.")
+    if said:
+        notice.info("%s", said)
     if epsilon is not None:
         notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)
 
 
-def _tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
-    """Return which rows of the training file are the run's test rows, [N].
-
-    Raises
-    ------
-    ConfigError
-        If the file has other rows than in training.
-    """
-    assert rows.table is not None and rows.places is not None
-    table, trained = rows.table, found.rows
-    if len(table.ids) <= trained.max() or table.digest(trained) != found.about_labels["ids"]:
-        raise ConfigError(
-            f"{table.path} has changed since the model was trained, so its test rows are not "
-            "known. Restore it, or name the file of the rows by dataset='files:PATH'."
-        )
-    _, test, validation = divide(found.config.data, len(trained))
-    tested: NDArray[np.bool_] = np.isin(rows.places, trained[test[validation:]])
-    if not tested.any():
-        raise ConfigError(
-            "No test row of the run is common to all parties any more. Name a file of rows by "
-            "dataset='files:PATH'."
-        )
-    return tested
+def _check_features(answers: Iterable[Explained], found: Checkpoint) -> None:
+    """Raise `PartyError` if a party has more features than it had columns in training."""
+    columns = {each["party"]: each.get("columns") for each in found.strategy["seats"]}
+    for answer in answers:
+        most = columns.get(answer.party)  # None: an older version wrote the checkpoint
+        if most is not None and answer.features > most:
+            raise PartyError(
+                f"Party {answer.party}",
+                f"has {answer.features} features to explain, and had {most} columns in training.",
+            )
 
 
 # --- the model on permuted rows -----------------------------------------------------------------
@@ -178,10 +171,11 @@ class _Plain:
     own : the label holder's own columns, [R, F].
     present : row mask [R, M].
     known : numbers of the rows that count in the metric.
+    fresh : mask of the known rows that parties may be told about.
 
     Attributes
     ----------
-    shares, bounded : shares of these rows in the metric; the second ones by bounded outputs.
+    shares : shares of the known rows in the metric.
     """
 
     def __init__(
@@ -192,12 +186,12 @@ class _Plain:
         present: NDArray[np.bool_],
         known: NDArray[np.int64],
         score: Score,
+        fresh: NDArray[np.bool_],
     ) -> None:
         self.predictor, self.blocks, self.own, self.present = predictor, blocks, own, present
-        self.known, self.score = known, score
+        self.known, self.score, self.fresh = known, score, fresh
         self.outputs = predictor.outputs(blocks, own, present).numpy()
         self.shares = score.shares(self.outputs[known])
-        self.bounded = score.shares(score.bounded(self.outputs[known]))
 
 
 class _Turns:
@@ -216,8 +210,9 @@ class _Turns:
         self.size = plain.predictor.sizes[party]
         self._outputs = np.zeros((0, 0, 0), np.float32)  # of permuted rows, [count, R, C]
         self._falls = np.zeros((0, 0))  # of the shares, summed over repeats, [count, known]
-        self._bounded = self._falls
-        self.values, self.margins, self.told = np.zeros((3, features))
+        self.values, self.margins = np.zeros((2, features))
+        outputs = plain.outputs[plain.known]
+        self.to_tell = FiguresToTell(plain.score, outputs, plain.fresh, features)
 
     def orders(self) -> Iterator[PermuteOrder]:
         """Yield the orders that permute all features, a block of features and rows at a time."""
@@ -264,21 +259,17 @@ class _Turns:
 
     def _add(self, order: PermuteOrder) -> None:
         """Add the falls of a repeat; after the last repeat, compute the figures."""
-        plain, score = self._plain, self._plain.score
+        plain, score, outputs = self._plain, self._plain.score, self._outputs[:, self._plain.known]
         if not order.repeat:
-            self._falls, self._bounded = np.zeros((2, order.count, len(plain.shares)))
-        for at in range(order.count):
-            outputs = self._outputs[at, plain.known]
-            self._falls[at] += plain.shares - score.shares(outputs)
-            if score.metric == "r2":
-                self._bounded[at] += plain.bounded - score.shares(score.bounded(outputs))
+            self._falls = np.zeros((order.count, len(plain.shares)))
+        for falls, each in zip(self._falls, outputs, strict=True):
+            falls += plain.shares - score.shares(each)
+        self.to_tell.add(order.first, outputs, order.repeat, self.repeats)
         if order.repeat < self.repeats - 1:
             return
-        for at, feature in enumerate(range(order.first, order.first + order.count)):
-            fall = score.fall(self._falls[at] / self.repeats)
+        for feature, falls in enumerate(self._falls, start=order.first):
+            fall = score.fall(falls / self.repeats)
             self.values[feature], self.margins[feature] = fall
-            bounded = self._bounded if score.metric == "r2" else self._falls
-            self.told[feature] = score.value(bounded[at] / self.repeats)
 
     def figures(self) -> list[dict[str, float]]:
         """Return the figures of all features, for the results."""
@@ -369,24 +360,35 @@ def _tell(
     config: RunConfig,
     turns: Mapping[int, _Turns],
     plain: _Plain,
-    told: bool,
-) -> None:
-    """Tell each party the figures of the party's features, at the end and rounded.
+    people: People,
+    found: Checkpoint,
+) -> str:
+    """Tell each party the figures of its features, with noise; return a sentence about that.
 
-    In a simulation, one owner may see them all, and figures are not rounded.
+    In a simulation, one owner may see them all, and figures have no noise.
+
+    Parameters
+    ----------
+    people : numbers of the people of the known rows.
     """
-    score = plain.score
+    shown = {node: each for node, each in turns.items() if each.features}
+    rows, said = int(plain.fresh.sum()), ""
+    figures = {node: (each.values, each.margins, 0.0) for node, each in shown.items()}
+    if mechanism_of(found.config).hides_labels:
+        figures, said = {}, "Parties get no figures, since the run protects the labels by noise."
+    elif not transport.simulated and len(people) < told_figures.LEAST:
+        figures, said = {}, told_figures.FEW
+    elif not transport.simulated and figures:
+        if rows < told_figures.LEAST or not told_figures.claim(people[plain.fresh]):
+            return told_figures.LATE  # their earlier tables stay as they are
+        epsilon, delta = config.privacy.epsilon or told_figures.EPSILON, delta_of(config, rows)
+        noise = Noise(plain.score, plain.fresh, len(shown), epsilon, delta)
+        figures = {node: each.to_tell.told(noise) for node, each in shown.items()}
+        said = f"Parties get figures of {rows} people with noise: epsilon {epsilon:g} for a label."
     orders: dict[int, Order] = {}
-    for node, each in turns.items():
-        grain = 0.0 if transport.simulated else score.grain(2 * each.features)
-        values, margins = rounded(each.told, each.margins, grain)
-        (baseline,), _ = rounded(np.array([score.value(plain.bounded)]), np.zeros(1), grain)
-        if each.features:
-            orders[node] = FiguresOrder(
-                metric=score.metric,
-                baseline=float(baseline) if told else 0.0,
-                grain=grain,
-                rows=len(plain.shares),
-                arrays={"values": values, "margins": margins} if told else {},
-            )
+    for node in shown:
+        *arrays, grain = figures.get(node, (0.0,))
+        told = dict(zip(FiguresOrder.names, arrays, strict=bool(arrays)))
+        orders[node] = FiguresOrder(metric=plain.score.metric, grain=grain, rows=rows, arrays=told)
     gather(transport, orders, Noted, config.running.party_timeout)
+    return said

@@ -1,4 +1,4 @@
-"""Figures of permutation importance: how much a metric falls, its interval, and what is told.
+"""Figures of permutation importance: how much a metric falls, and its interval.
 
 The metric is AUC for two classes, accuracy for more, and R2 for numbers. A metric is a mean of one
 share for each row. So the fall of a metric is a mean of differences by row. Their variance gives
@@ -21,7 +21,9 @@ from vfl_flower.transport.explain_messages import Metric
 AUC: Final = "auc"
 ACCURACY: Final = "accuracy"
 R2: Final = "r2"
-_SURE = 1.96  # standard deviations in half of a 95 % interval
+SURE = 1.96
+"""Standard deviations in half of a 95 % interval."""
+_MOST = 3.0  # deviations of a number: labels and outputs are clipped there for `possible`
 
 Floats = NDArray[np.float64]
 Outputs = NDArray[np.float32]
@@ -46,7 +48,7 @@ class Score:
     Attributes
     ----------
     metric : name of the metric.
-    influence : the most that one row's outputs can change the metric, if they are `bounded`.
+    weights : the weight of each possible label at each row, [R, L] (`possible`).
 
     Raises
     ------
@@ -66,15 +68,16 @@ class Score:
         self._groups = [np.ones(len(labels), bool)]
         if self.metric == R2:
             numbers = labels.astype(np.float64)
+            high = (numbers.clip(-_MOST, _MOST) + _MOST) / (2 * _MOST)
+            self.weights = np.stack([1 - high, high], axis=1)
             self._squares = np.square(numbers - numbers.mean())
             if not self._squares.mean() > 0:
                 raise ConfigError(
                     "All labels of the rows are equal, so R2 does not exist. Name a file with "
                     "other rows by dataset='files:PATH'."
                 )
-            self._range = numbers.min(), numbers.max()
-            self.influence = (np.ptp(numbers) ** 2 / self._squares.mean()) / len(labels)
             return
+        self.weights = np.eye(classes)[labels]
         if self.metric == AUC:
             self._groups = [labels == 1, labels == 0]
         fewest = min(int(group.sum()) for group in self._groups)
@@ -83,7 +86,6 @@ class Score:
                 f"Only {fewest} of the {len(labels)} rows with labels have one of the two classes, "
                 "and AUC needs 2 rows of each. Name a file with more rows by dataset='files:PATH'."
             )
-        self.influence = 1 / fewest
 
     def shares(self, outputs: Outputs) -> Floats:
         """Return the share of each row in the metric, [R], of outputs [R, C]."""
@@ -91,17 +93,37 @@ class Score:
             errors = np.square(outputs[:, 0].astype(np.float64) - self._labels)
             found: Floats = 1 - errors / self._squares.mean()
             return found
-        said: NDArray[Any] = outputs
-        if self._calibration:
-            said = probabilities(torch.from_numpy(outputs), self._calibration)
+        said = self._calibrated(outputs)
         if self.metric == ACCURACY:
             hits: Floats = (said.argmax(1) == self._labels).astype(np.float64)
             return hits
         return _placements(said[:, -1], self._groups[0])
 
-    def bounded(self, outputs: Outputs) -> Outputs:
-        """Return outputs that no party can make large: within the range of the labels, for R2."""
-        return outputs.clip(*self._range) if self.metric == R2 else outputs
+    def possible(self, outputs: Outputs) -> Outputs:
+        """Return the share of each row for each possible label, [R, L], from no label.
+
+        The fall of a share, for the row's own label, is the sum of falls times `weights`. For AUC,
+        the share of a row of the second class is its rank among all rows, over R. So the sum of all
+        shares, times R, is the AUC times the rows of both classes, and a constant. For R2, the
+        labels are -3 and 3 training deviations, and the unit is the variance of training labels.
+        """
+        if self.metric == R2:
+            bounded = np.nan_to_num(outputs[:, :1]).clip(-_MOST, _MOST)
+            errors: Outputs = bounded - np.array([-_MOST, _MOST], np.float32)
+            return -np.square(errors)
+        said = self._calibrated(outputs)
+        if self.metric == ACCURACY:
+            hits: Outputs = np.eye(said.shape[1], dtype=np.float32)[said.argmax(1)]
+            return hits
+        _, place, equal = np.unique(said[:, -1], return_inverse=True, return_counts=True)
+        ranks = (np.cumsum(equal) - (equal - 1) / 2)[place] / len(said)
+        return np.stack([np.zeros_like(ranks), ranks], axis=1).astype(np.float32)
+
+    def _calibrated(self, outputs: Outputs) -> NDArray[Any]:
+        if not self._calibration:
+            return outputs
+        found: NDArray[Any] = probabilities(torch.from_numpy(outputs), self._calibration)
+        return found
 
     def value(self, shares: Floats) -> float:
         """Return the metric, or a difference of metrics, from shares [R]."""
@@ -114,17 +136,7 @@ class Score:
             differences = differences - value * self._squares / self._squares.mean()
         parts = (differences[group] for group in self._groups)
         variance = sum(part.var(ddof=1) / len(part) for part in parts if len(part) > 1)
-        return Fall(value, _SURE * math.sqrt(variance))
-
-    def grain(self, figures: int) -> float:
-        """Return the unit of figures that a party is told: 1, 2 or 5 times a power of ten.
-
-        The unit is at least the influence of one row times the square root of their number. With
-        smaller errors, so many figures can reveal as many labels (Dinur and Nissim, 2003).
-        """
-        least = self.influence * math.sqrt(max(1, figures))
-        power = 10.0 ** math.floor(math.log10(least))
-        return float(next(each * power for each in (1, 2, 5, 10) if each * power >= least))
+        return Fall(value, SURE * math.sqrt(variance))
 
 
 def _placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Floats:
@@ -149,10 +161,3 @@ def _placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Floats:
     found = np.empty(len(scores))
     found[order] = of_ranked
     return found
-
-
-def rounded(falls: Floats, margins: Floats, grain: float) -> tuple[Floats, Floats]:
-    """Round falls to the grain, and margins up to the grain. Grain 0 leaves them as they are."""
-    if not grain:
-        return falls, margins
-    return np.round(falls / grain) * grain, np.ceil(margins / grain) * grain

@@ -16,6 +16,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.source import Preparation
+from vfl_flower.data.split import divide
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.aggregation import aggregation_of
@@ -104,6 +105,13 @@ class RowsToPredict:
             chosen=numbers,
         )
 
+    @property
+    def people(self) -> NDArray[np.uint64]:
+        """Return a number for the person of each row, [N], the same in all runs."""
+        if self.table is None or self.places is None:
+            return self.ids.astype(np.uint64)
+        return self.table.people(self.places)
+
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
         if self.present is None:
@@ -179,6 +187,31 @@ def rows_to_predict(
     of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
     of_rows = replace(of_rows, segments=file.segments_of(rows))
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
+
+
+def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
+    """Return which rows of the training file are the run's test rows, [N].
+
+    Raises
+    ------
+    ConfigError
+        If the file has other rows than in training.
+    """
+    assert rows.table is not None and rows.places is not None
+    table, trained = rows.table, found.rows
+    if len(table.ids) <= trained.max() or table.digest(trained) != found.about_labels["ids"]:
+        raise ConfigError(
+            f"{table.path} has changed since the model was trained, so its test rows are not "
+            "known. Restore it, or name the file of the rows by dataset='files:PATH'."
+        )
+    _, test, validation = divide(found.config.data, len(trained))
+    tested: NDArray[np.bool_] = np.isin(rows.places, trained[test[validation:]])
+    if not tested.any():
+        raise ConfigError(
+            "No test row of the run is common to all parties any more. Name a file of rows by "
+            "dataset='files:PATH'."
+        )
+    return tested
 
 
 _OF_FILE = (

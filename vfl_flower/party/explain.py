@@ -26,6 +26,7 @@ from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.party import builder, explained_table, state, state_file
+from vfl_flower.party.explained_people import claim, people_of
 from vfl_flower.party.features import Feature, features_of
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import count_predictions
@@ -33,6 +34,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.party.predict import new_rows
 from vfl_flower.party.refusals import check_task
 from vfl_flower.protocol.aggregation.masks import alike
+from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.transport.explain_messages import (
     MOST_FEATURES,
     Explained,
@@ -43,7 +45,7 @@ from vfl_flower.transport.explain_messages import (
     PermuteOrder,
 )
 from vfl_flower.transport.messages import checked
-from vfl_flower.transport.node import index_and_parties, refused
+from vfl_flower.transport.node import index_and_parties, refused, simulated
 
 log = logging.getLogger("flwr")
 
@@ -61,6 +63,8 @@ class Explanation:
     places : places of the rows among the party's samples, [n].
     features : the features, in a random order that only the party knows.
     repeats : number of permutations of each feature.
+    secret : all permutations follow from it; fresh by default.
+    people : numbers of the rows' people, [n]. Their order decides who gets whose value.
 
     Attributes
     ----------
@@ -68,14 +72,21 @@ class Explanation:
     """
 
     def __init__(
-        self, party: Party, places: NDArray[np.int32], features: list[Feature], repeats: int
+        self,
+        party: Party,
+        places: NDArray[np.int32],
+        features: list[Feature],
+        repeats: int,
+        secret: bytes = b"",
+        people: NDArray[np.uint64] | None = None,
     ) -> None:
         self.party, self.features, self.repeats, self.rows = party, features, repeats, len(places)
         self.plain: Rows = np.zeros((0, party.learner.size), np.float32)
         test, columns = party.inputs.block.test, party.inputs.columns
         self._kept = test[places] if 4 * len(places) * columns <= _IN_MEMORY else None
         self._samples, self._places = test, places
-        self._secret = secrets.randbits(256)
+        self._secret = secret or secrets.token_bytes(32)
+        self._order = np.arange(len(places)) if people is None else np.argsort(people)
         self._turn = 0, 0, -1  # its first feature, the end of its features, and its repeat
         self._donors = np.zeros((0, 0), np.int32)  # row whose value each row gets, [count, n]
         self._done = np.zeros(0, bool)  # rows that the turn has embedded
@@ -85,8 +96,15 @@ class Explanation:
         self._change = ColumnChange(model) if fast else None
 
     def permutation(self, feature: int, repeat: int) -> NDArray[np.int64]:
-        """Return the row whose value each row gets, [n]. It follows from the secret."""
-        return np.random.default_rng([self._secret, feature, repeat]).permutation(self.rows)
+        """Return the row whose value each row gets, [n].
+
+        It follows from the secret, the feature's name, and the people's order.
+        """
+        said = f"explain|{repeat}|{self.features[feature].name}|".encode()
+        drawn = secret_generator(said + self._secret).permutation(self.rows)
+        donors = np.empty_like(drawn)
+        donors[self._order] = self._order[drawn]
+        return donors
 
     def count(self, start: int, stop: int, times: int) -> None:
         """Count uploads of these rows, or raise `ConfigError` if the rule allows no more."""
@@ -207,11 +225,23 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
             raise VflError("was asked to explain rows that it does not have.")
         places = places[asked]
     features, why = _features(context, party)
-    found = Explanation(party, places, features, order.repeats)
-    _count(context, found, 1)
-    if features:
+    secret, people = secrets.token_bytes(32), None
+    if features and not simulated(context):
         try:
-            _count(context, found, len(features) * order.repeats)
+            people = people_of(context, party, places)
+            secret = claim(context, people, order.repeats)
+        except ConfigError as error:
+            features, why = [], str(error)
+    if party.inputs.block.preparation:  # a partitioned data set has no secrets between its parties
+        drawn = secret_generator(b"features|" + secret).permutation(len(features))
+        features = [features[at] for at in drawn]
+    found = Explanation(party, places, features, order.repeats, secret, people)
+    _count(context, found, 1, 1)
+    if features:
+        times = len(features) * order.repeats
+        try:
+            # A row's value is in its own uploads, and in uploads of rows that get the value.
+            _count(context, found, 2 * times, times)
         except ConfigError as error:
             found.features, why = [], str(error)
     arrays = {"embedding": found.embed()}
@@ -338,18 +368,21 @@ def _features(context: Context, party: Party) -> tuple[list[Feature], str]:
     except ConfigError as error:
         log.warning("%s", error)
         return [], str(error)
-    if preparation:  # a partitioned data set has no secrets between its parties
-        secrets.SystemRandom().shuffle(features)
     return features, ""
 
 
-def _count(context: Context, found: Explanation, times: int) -> None:
-    """Count uploads of all rows before they happen.
+def _count(context: Context, found: Explanation, uploads: int, times: int) -> None:
+    """Count what the party computes of all rows, before it does so.
+
+    Parameters
+    ----------
+    uploads : number of uploads that have a row's values in them.
+    times : number of embeddings of each row.
 
     Raises
     ------
     ConfigError
         If a rule allows no more.
     """
-    found.count(0, found.rows, times)
+    found.count(0, found.rows, uploads)
     count_predictions(context, Rules.of(context.node_config), times * found.rows)

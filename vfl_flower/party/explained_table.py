@@ -50,8 +50,8 @@ def draw(table: Any, order: FiguresOrder, path: Path) -> None:
     names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
     axes.set_yticks(range(len(most)), [name.replace("$", r"\$") for name in names])
     metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
-    unit = f", in units of {order.grain:g}" if order.grain else ""
-    axes.set_xlabel(f"fall of {metric} (of {order.baseline:.4g}) if permuted{unit}")
+    noise = f", with noise of deviation {order.grain:.2g}" if order.grain else ""
+    axes.set_xlabel(f"fall of {metric} on {order.rows} rows if permuted{noise}")
     axes.locator_params("x", nbins=5)
     axes.axvline(0, color="#58626e", linewidth=0.8)
     with whole(path) as file:

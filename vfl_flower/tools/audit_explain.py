@@ -23,7 +23,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder.importance import Score, rounded
+from vfl_flower.label_holder import explain as at_label_holder
+from vfl_flower.label_holder.told_figures import EPSILON, Noise
 from vfl_flower.launch.explaining import explain_local
 from vfl_flower.party import explain
 from vfl_flower.party.explain import Explanation
@@ -46,6 +47,7 @@ from vfl_flower.transport.wire import read_order, read_reply, to_reply
 
 _FEATURES = 8  # of party 0, whose columns are reconstructed
 _QUERIES = 40  # rows whose labels a party asks for, at least; each takes a figure
+DELTA = 1e-5
 _ZEROS = 4  # numbers at the end of a masked block
 
 
@@ -115,24 +117,15 @@ class Cheat(ClientApp):
     moved : for each of its features, the rows to move.
     known : rows of the second class, and of others, whose labels it knows. It moves rows towards
         the embeddings of the first ones.
-
-    Attributes
-    ----------
-    figures : the figures that it is told, in the order of its features.
     """
 
     def __init__(self, moved: list[Ids], known: tuple[Ids, Ids]) -> None:
         super().__init__()
         self.moved, self.known = moved, known
-        self.figures: Any = np.zeros(0)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the reply of the parties' ClientApp, with the party's own code replaced."""
-        party, parties = index_and_parties(context)
-        if message.metadata.message_type == FiguresOrder.kind:
-            if party == 0:
-                self.figures = read_order(message, FiguresOrder).arrays["values"]
-            return to_reply(Noted(party=party, parties=parties), message)  # and writes no table
+        party, _ = index_and_parties(context)
         reply: Message = client_app.app(message, context)
         if message.metadata.message_type == ExplainOrder.kind and party == 0:
             found = explain.current(context)
@@ -237,28 +230,24 @@ def _labels(
     shown = [each[:known] for each in classes]
     guide = shown[1], np.concatenate([*shown[:1], *shown[2:]])
     rest = generator.permutation(np.concatenate([each[known:] for each in classes]))
-    score = Score(y, len(classes))
-    falls = _figures(folder, Cheat(shown, guide))
-    features, grain = len(falls), score.grain(2 * len(falls))
+    falls, _ = figures(folder, Cheat(shown, guide))
+    features = len(falls)
     # Moved rows all get one class. With more than two, known rows show which class it is.
     is_class = y == (1 if len(classes) == 2 else int(falls[: len(classes)].argmin()))
     exact, told = [], []
     for at in range(0, min(_QUERIES, len(rest)), features):
         targets = rest[at : at + features]
-        falls = _figures(folder, Cheat([targets[n : n + 1] for n in range(len(targets))], guide))
+        moved = [targets[n : n + 1] for n in range(len(targets))]
+        falls, noisy = figures(folder, Cheat(moved, guide))
         exact += [*zip(targets, -falls, strict=False)]
-        told += [*zip(targets, -rounded(falls, falls, grain)[0], strict=False)]
+        told += [*zip(targets, -noisy, strict=False)]
     groups = np.array_split(rest, features)
-    falls = _figures(folder, Cheat(list(groups), guide))
-    of_groups = [
-        (row, -fall)
-        for rows, fall in zip(groups, rounded(falls, falls, grain)[0], strict=True)
-        for row in rows
-    ]
+    _, noisy = figures(folder, Cheat(list(groups), guide))
+    of_groups = [(row, -fall) for rows, fall in zip(groups, noisy, strict=True) for row in rows]
     attacks = (
         ("labels, exact figures", "exact figures of rows that it moves", exact),
-        ("labels, figures as told", "rounded figures of rows that it moves", told),
-        ("labels, groups, as told", "rounded figures of groups that it moves", of_groups),
+        ("labels, figures as told", "noisy figures of rows that it moves", told),
+        ("labels, groups, as told", "noisy figures of groups that it moves", of_groups),
     )
     findings = []
     for name, what, pairs in attacks:
@@ -269,10 +258,27 @@ def _labels(
     return findings
 
 
-def _figures(folder: Path, cheat: Cheat) -> Any:
-    """Return the figures that party 0 gets."""
-    _explain(folder, cheat)
-    return cheat.figures
+def figures(folder: Path, client: ClientApp, epsilon: float = EPSILON) -> tuple[Any, Any]:
+    """Return the exact figures of party 0, and the figures that a real party would be told.
+
+    A real party would be told none about few people, and nothing a second time.
+    """
+    found: list[Any] = []
+
+    def tell(transport: Any, config: Any, turns: dict[int, Any], plain: Any, *rest: Any) -> str:
+        noise = Noise(plain.score, plain.fresh, len(turns), epsilon, DELTA)
+        (mine,) = (each for each in turns.values() if each.party == 0)
+        found.extend((mine.values, mine.to_tell.told(noise)[0]))
+        return ""
+
+    before = at_label_holder._tell
+    vars(at_label_holder)["_tell"] = tell
+    try:
+        _explain(folder, client)
+    finally:
+        vars(at_label_holder)["_tell"] = before
+    exact, told = found
+    return exact, told
 
 
 def _explain(folder: Path, client: ClientApp) -> None:

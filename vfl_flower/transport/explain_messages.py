@@ -28,7 +28,6 @@ MOST_FEATURES = 4096
 Features = Annotated[int, Field(ge=0, le=MOST_FEATURES)]
 Sentence = Annotated[str, Field(max_length=600), Line]
 Metric = Literal["auc", "accuracy", "r2"]
-Score = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +87,14 @@ class FiguresOrder(Order):
     """Take the figures of your features. The answer is `Noted`.
 
     ``arrays["values"]``, float64 [features], are the falls of the metric. Half of each 95 %
-    interval is in ``arrays["margins"]``. Without arrays, the labels are protected. ``grain`` is the
-    unit to which figures are rounded, or 0.
+    interval is in ``arrays["margins"]``. Without arrays, parties are told no figures. The figures
+    are about ``rows`` rows. ``grain`` is the deviation of the noise on each value, or 0.
     """
 
     kind: ClassVar[str] = "query.figures"
     names: ClassVar = ("values", "margins")
     metric: Metric
-    baseline: Score
-    grain: Score
+    grain: Annotated[float, Field(ge=0, le=1e9)]
     rows: Number
 
 

@@ -59,7 +59,8 @@ class PrivacyConfig:
     epsilon: float | None = key(
         None,
         "Sets the privacy budget of a run with noise on labels or on scalars. Noise on scalars "
-        "keeps the budget at `delta`.",
+        "keeps the budget at `delta`. In an explanation, it is the budget of the figures for "
+        "parties: 1 by default.",
         example="privacy='labels' epsilon=2.0",
         basic=True,
         auto="the system's, or none.",

@@ -69,7 +69,8 @@ class Mechanism:
     def check(self, estimator: Released) -> None:
         """Raise `ConfigError` if options contradict the mechanism."""
         privacy = self.config.privacy
-        if privacy.epsilon is not None or privacy.noise_multiplier is not None:
+        budget = privacy.epsilon is not None and self.config.task != "explain"
+        if budget or privacy.noise_multiplier is not None:
             raise ConfigError(
                 "epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is "
                 f"for 'scalar', but here privacy = {privacy.mechanism!r}. Change `privacy`, or "
