@@ -18,7 +18,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder import checkpoint, explain, explanation, results
-from vfl_flower.label_holder.importance import Score, rounded
+from vfl_flower.label_holder.importance import Score
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
@@ -29,6 +29,8 @@ from vfl_flower.party import explain as party_explain
 from vfl_flower.party import explained_table
 from vfl_flower.party.explain import Explanation
 from vfl_flower.party.features import features_of
+from vfl_flower.protocol.privacy import noise
+from vfl_flower.protocol.privacy.gaussian import epsilon_of
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.explain_messages import PermuteOrder
@@ -223,29 +225,6 @@ def test_labels_without_a_metric_get_a_sentence() -> None:
         Score(np.ones(5, np.float32), 0)
 
 
-def test_one_row_changes_no_figure_by_more_than_its_influence() -> None:
-    generator = np.random.default_rng(2)
-    y, numbers = generator.integers(0, 2, 60), generator.standard_normal(60).astype(np.float32)
-    outputs = generator.standard_normal((60, 1)).astype(np.float32)
-    for score in (Score(y, 2), Score(numbers, 0)):
-        before = score.value(score.shares(score.bounded(outputs)))
-        for row in range(60):
-            for extreme in (-1e6, 1e6):
-                changed = outputs.copy()
-                changed[row] = extreme
-                after = score.value(score.shares(score.bounded(changed)))
-                assert abs(after - before) <= score.influence + 1e-12
-
-
-def test_figures_for_parties_are_rounded_to_more_than_one_row_decides() -> None:
-    y = np.repeat([0, 1], [700, 300])
-    grain = Score(y, 2).grain(100)
-    assert grain == 0.05  # 10 / 300 = 0.033
-    falls, margins = rounded(np.array([0.012, 0.048]), np.array([0.001, 0.06]), grain)
-    np.testing.assert_allclose(falls, [0.0, 0.05])
-    np.testing.assert_allclose(margins, [0.05, 0.1])
-
-
 # --- all kinds of runs --------------------------------------------------------------------------
 
 
@@ -389,7 +368,12 @@ def test_the_label_holders_own_columns_are_explained_by_name(
 def test_the_numbers_of_features_are_drawn_and_tell_no_order(
     people: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("random.SystemRandom.shuffle", lambda self, each: each.reverse())
+
+    class Reverses:
+        def permutation(self, size: int) -> Any:
+            return np.arange(size)[::-1]
+
+    monkeypatch.setattr(party_explain, "secret_generator", lambda key: Reverses())
     explain_local({"model": str(people.folder / "run")}, people.node_configs)
     table = pd.read_csv(people.folder / "run" / "party-0-explanation.csv").set_index("feature")
     assert table["name"].sort_index().tolist() == ["word", "f2", "f1", "f0"]
@@ -508,12 +492,13 @@ def test_uploads_and_predictions_are_counted_before_they_happen(
 @pytest.mark.nightly
 def test_max_uploads_counts_each_permutation(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(4, 300))
-    counted = [{**each, "max-uploads": 9} for each in organisations.node_configs]
+    counted = [{**each, "max-uploads": 13} for each in organisations.node_configs]
     keys = {**organisations.keys, **SHORT, "epochs": 1, "out": str(tmp_path / "run")}
     run = run_local(2, keys, node_configs=counted)  # uploads test rows once or twice
-    given = {"model": str(run.folder), "repeats": 2}  # 5 uploads: two features, twice, and plain
+    # 9 uploads: plain, and two features, twice, each of the row itself and of a row with its value.
+    given = {"model": str(run.folder), "repeats": 2}
     first, second = (explain_local(given, counted)["parties"]["0"] for _ in range(2))
-    assert "features" in first and "max-uploads = 9" in second["refused"]
+    assert "features" in first and "max-uploads = 13" in second["refused"]
 
 
 def test_noise_on_embeddings_is_drawn_anew_and_counted(tmp_path: Path) -> None:
@@ -521,7 +506,45 @@ def test_noise_on_embeddings_is_drawn_anew_and_counted(tmp_path: Path) -> None:
     run = run_local(2, {**SHORT, **noisy, "epochs": 1, "out": str(tmp_path / "run")})
     assert explain_local({"model": str(run.folder)})["epsilon"] > 0
     journal = Journal(run.folder / "predictions.journal", _of_run(run.folder))
-    assert sum(1 for _ in journal.read()) == 1 + 15
+    assert sum(1 for _ in journal.read()) == 1 + 2 * 15  # donors' rows are uploads of them too
+
+
+def test_two_records_differ_in_no_more_uploads_than_epsilon_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise and the permutations are equal, so embeddings without noise show mu exactly."""
+    sigma, uploads = 8.0, list[list[Any]]()
+    before = noise.on_grid
+    monkeypatch.setattr("secrets.token_bytes", lambda size=32: bytes([1] * size))
+
+    def on_grid(value: Any, drawn: Any, bound: float) -> Any:
+        uploads[-1].append(value.detach().numpy().copy())
+        return before(value, drawn, bound)
+
+    monkeypatch.setattr(noise, "on_grid", on_grid)
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((60, 4)).astype(np.float32), np.arange(60) % 2
+    tested = np.random.default_rng(0).permutation(60)[:6]
+    x[tested, :2], y[tested] = 0, [0, 1, 0, 1, 0, 1]
+    keys: dict[str, Any] = {
+        "dataset": f"npz:{tmp_path}/rows.npz",
+        "test-fraction": 0.1,
+        "epochs": 1,
+    }
+    keys |= {"privacy": "perturbed-embedding", "embedding-noise": sigma, "bottom-model": "linear"}
+    keys |= {"embedding-size": 4, "embedding-activation": "none", "validation-fraction": 0.0}
+    keys |= {"test-fraction": 0.1}
+    for sign in (1, -1):
+        x[tested[2], :2] = sign * 1e6
+        np.savez(tmp_path / "rows.npz", X=x, y=y)
+        uploads.append([])
+        run = run_local(2, {**keys, "out": str(tmp_path / f"run{sign}")})
+        said = explain_local({"model": str(run.folder), "repeats": 5})
+    squares = [np.square(one - other).sum() for one, other in zip(*uploads, strict=True)]
+    delta = run.summary["delta"]
+    shown = epsilon_of(float(np.sqrt(sum(squares))) / sigma, delta)
+    once = epsilon_of(2 * np.sqrt(1 + 1 + 2 * 5) / sigma, delta)  # the control: own uploads only
+    assert once < shown <= said["epsilon"]
 
 
 def _of_run(folder: Path) -> str:

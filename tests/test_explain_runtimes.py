@@ -16,12 +16,11 @@ from tests.test_explain import SHORT
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder import explanation, results
-from vfl_flower.label_holder.importance import Score, rounded
 from vfl_flower.launch.engines import run_local, run_ray
 from vfl_flower.launch.explaining import explain_local
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.audit_explain import Cheat, Tap, of_explanation
+from vfl_flower.tools.audit_explain import Cheat, Tap, figures, of_explanation
 
 CANCER: dict[str, Any] = {**SHORT, "dataset": "breast-cancer", "epochs": 8, "noise-seed": 0}
 
@@ -35,18 +34,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- attacks --------------------------------------------------------------------------------------
 
 
-def test_rounded_figures_hide_the_labels_that_exact_figures_tell(tmp_path: Path) -> None:
+def test_noisy_figures_hide_the_labels_that_exact_figures_tell(tmp_path: Path) -> None:
     run = run_local(2, {**CANCER, "out": str(tmp_path / "run")})
     y = load_labels(resolve(CANCER)).tested.test
     positive, negative = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
     guide = positive[:4], negative[:4]
     targets = [each for pair in zip(positive[4:11], negative[4:11], strict=True) for each in pair]
-    cheat = Cheat([np.array([each]) for each in targets], guide)
-    explain_local({"model": str(run.folder)}, client=cheat)
-    falls = cheat.figures[: len(targets)]
-    assert roc_auc_score(y[targets], -falls) > 0.95
-    told, _ = rounded(falls, falls, Score(y, 2).grain(2 * len(cheat.figures)))
-    assert (told == 0).all()
+    exact, told = figures(run.folder, Cheat([np.array([each]) for each in targets], guide))
+    assert roc_auc_score(y[targets], -exact[: len(targets)]) > 0.95
+    spread = np.std(told - exact)
+    assert spread > 2 * np.abs(exact).max()  # noise exceeds what a row decides
 
 
 def test_a_permuted_column_shows_itself_in_differences_of_embeddings(tmp_path: Path) -> None:
@@ -79,7 +76,7 @@ def test_the_audit_measures_what_explanations_reveal(tmp_path: Path, secure: boo
     assert found["labels, exact figures"] > 0.95
     assert found["labels, figures as told"] == pytest.approx(0.5, abs=0.1)
     assert found["labels, groups, as told"] < 0.8
-    assert found["columns, by explanation alone"] > 0.2
+    assert found["columns, by explanation alone"] > (0.2 if secure else 0.5)
     assert found["columns, by explanation"] > found["columns, without explanation"] - 0.05
     assert not (tmp_path / "run" / explanation.FILE).exists()
 
@@ -90,29 +87,31 @@ def test_the_audit_measures_what_explanations_reveal(tmp_path: Path, secure: boo
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("more", [{}, {"aggregation": "secure", "combine": "mean"}])
-def test_real_nodes_are_explained_over_streams_as_in_process_and_told_rounded_figures(
+def test_real_nodes_are_explained_over_streams_as_in_process_and_told_noisy_figures(
     tmp_path: Path, more: dict[str, Any]
 ) -> None:
-    keys = {**CANCER, **more}
+    keys = {**CANCER, **more, "test-fraction": 0.4}  # 228 rows
     rules = {"noise-seed": 0, **({"sum-peers": "first-seen"} if more else {})}
     with fleet(2, tmp_path, rules) as nodes:
         finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
-        given = {"task": "explain", "model": str(finished.folder), "repeats": 20}
+        given = {"task": "explain", "model": str(finished.folder)}
         assert nodes.superlink.submit(given, 2, tmp_path / "explain.log").wait(300) == 0
         said = json.loads((finished.folder / explanation.FILE).read_text())
         tables = sorted((nodes.superlink.home / "vfl-flower").glob("party-*-explanation.csv"))
-        told = [pd.read_csv(path).sort_values("feature")["value"] for path in tables]
+        told = [pd.read_csv(path).sort_values("feature") for path in tables]
     here = run_local(2, {**keys, "out": str(tmp_path / "here")})
     expected = explain_local({"model": str(here.folder), "repeats": 20})
-    y = load_labels(resolve(keys)).tested.test
-    grain = Score(y, 2).grain(2 * 15)
     for party in "01":
         values, others = (
-            np.array([each["value"] for each in figures["parties"][party]["features"]])
-            for figures in (said, expected)
+            np.array([each["value"] for each in of_parties["parties"][party]["features"]])
+            for of_parties in (said, expected)
         )
-        np.testing.assert_allclose(values, others, atol=0.02)
-        np.testing.assert_allclose(told[int(party)], np.round(values / grain) * grain, atol=1e-9)
+        np.testing.assert_allclose(values, others, atol=0.04)
+        table = told[int(party)]
+        deviation = table.eval("high - low") / (2 * 1.96)
+        assert deviation.nunique() == 1 or np.ptp(deviation) < 1e-9
+        away = np.abs(table["value"] - values) / deviation
+        assert 0.1 < away.mean() < 2 and away.max() < 5
 
 
 @pytest.mark.slow

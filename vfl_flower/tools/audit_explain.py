@@ -188,7 +188,7 @@ def _columns(
             decoded = audit_features.reconstruct(view, known, truth[known])
             mean = truth[known].mean(0)
             success[name].append(audit_features.explained(truth[others], decoded[others], mean))
-        success["difference"].append(_alike(change, truth))
+        success["difference"].append(_alike(plain, change, truth))
     if not success["plain"]:
         return []
     whose = "the sum over all parties" if masked else "party 0"
@@ -206,14 +206,23 @@ def _columns(
     ]
 
 
-def _alike(change: Rows, truth: Rows) -> float:
-    """Return R2 of columns [R, n] by the main direction of changes [R, E], without known rows."""
+def _alike(plain: Rows, change: Rows, truth: Rows) -> float:
+    """Return R2 of columns [R, n] by the main direction of changes [R, E], without known rows.
+
+    A change is the value of another row less the row's own. So it also teaches a decoder of the
+    embeddings as they are, which reads a row's value and not the other's. The better one counts.
+    """
     centred = change - change.mean(0)
     if not np.abs(centred).max() > 0:
         return 0.0
-    main = np.linalg.svd(centred, full_matrices=False)[0][:, 0]
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    main = left[:, :1] * sizes[0]
+    decoded = audit_features.reconstruct(plain, np.arange(len(plain)), main)
     varied = truth[:, truth.std(0) > 0]
-    return float(np.mean([np.corrcoef(main, column)[0, 1] ** 2 for column in varied.T]))
+    return max(
+        float(np.mean([np.corrcoef(found[:, 0], column)[0, 1] ** 2 for column in varied.T]))
+        for found in (main, decoded)
+    )
 
 
 def _labels(
