@@ -21,6 +21,7 @@ from vfl_flower.launch.explaining import explain_local
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.audit_explain import Cheat, Tap, figures, of_explanation
+from vfl_flower.transport.flower_internals import lasting_home
 
 CANCER: dict[str, Any] = {**SHORT, "dataset": "breast-cancer", "epochs": 8, "noise-seed": 0}
 
@@ -74,7 +75,7 @@ def test_the_audit_measures_what_explanations_reveal(tmp_path: Path, secure: boo
     findings = of_explanation(resolve(keys), 2, tmp_path / "run", 4, 500)
     found = {each.attack: each.success for each in findings}
     assert found["labels, exact figures"] > 0.95
-    assert found["labels, figures as told"] == pytest.approx(0.5, abs=0.1)
+    assert found["labels, figures as told"] == pytest.approx(0.5, abs=0.3)  # of 34 rows
     assert found["labels, groups, as told"] < 0.8
     assert found["columns, by explanation alone"] > (0.2 if secure else 0.5)
     assert found["columns, by explanation"] > found["columns, without explanation"] - 0.05
@@ -95,6 +96,8 @@ def test_real_nodes_are_explained_over_streams_as_in_process_and_told_noisy_figu
     with fleet(2, tmp_path, rules) as nodes:
         finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
         given = {"task": "explain", "model": str(finished.folder)}
+        told_lately = lasting_home() / "explained-labels"
+        told_lately.unlink(missing_ok=True)  # as if the other test had been 30 days ago
         assert nodes.superlink.submit(given, 2, tmp_path / "explain.log").wait(300) == 0
         said = json.loads((finished.folder / explanation.FILE).read_text())
         tables = sorted((nodes.superlink.home / "vfl-flower").glob("party-*-explanation.csv"))

@@ -105,7 +105,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "dataset='files:PATH'."
         )
     score = Score(labels, len(found.about_labels["classes"]), found.calibration)
-    people = rows.people[known]
+    people = told_figures.people_of(rows, found.config.data.dataset)[known]
     fresh = np.ones(len(people), bool) if transport.simulated else told_figures.fresh(people)
     plain = _Plain(predictor, blocks, rows.own, present, known, score, fresh)
     _check_features(answers.values(), found)

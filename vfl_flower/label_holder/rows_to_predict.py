@@ -105,13 +105,6 @@ class RowsToPredict:
             chosen=numbers,
         )
 
-    @property
-    def people(self) -> NDArray[np.uint64]:
-        """Return a number for the person of each row, [N], the same in all runs."""
-        if self.table is None or self.places is None:
-            return self.ids.astype(np.uint64)
-        return self.table.people(self.places)
-
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
         if self.present is None:

@@ -8,8 +8,8 @@ If a party moves rows further than permutations do, then its own figures get mor
 
 All figures of an explanation, of all parties together, are one Gaussian mechanism. It hides a
 person's label by `EPSILON`, or by the option ``epsilon``. It does not hide what the model has
-learned from the label. An AUC is divided by the number of pairs, which follows from a count of the
-second class with noise of its own.
+learned from the label. An AUC is divided by the number of pairs. That number follows from a noisy
+count of the second class, which is part of the mechanism.
 
 A file on the disk has the day on which parties were told about each person. For 30 days, no other
 explanation has a figure for parties with that person's label. So nothing averages the noise away.
@@ -27,8 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import home
-from vfl_flower.config.by_person import People, opened, today
+from vfl_flower.config.by_person import People, of_rows, opened, today
 from vfl_flower.label_holder.importance import AUC, SURE, Floats, Outputs, Score
+from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.protocol.privacy.gaussian import mu_of
 from vfl_flower.protocol.privacy.noise import on_grid
@@ -131,6 +132,13 @@ class Noise:
 
 
 # --- each person once ---------------------------------------------------------------------------
+
+
+def people_of(rows: RowsToPredict, dataset: str) -> People:
+    """Return a number for the person of each row, [N], the same in all runs."""
+    if rows.table is None or rows.places is None:
+        return of_rows(dataset, rows.ids)
+    return rows.table.people(rows.places)
 
 
 def fresh(people: People) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.store import home
-from vfl_flower.config.by_person import People, opened, today
+from vfl_flower.config.by_person import People, of_rows, opened, today
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.node_rules import Rules
@@ -41,7 +41,7 @@ def people_of(context: Context, party: Party, places: NDArray[np.int32]) -> Peop
     """Return a number for the person of each row, [n], the same in all runs."""
     block = party.inputs.block
     if not block.preparation:
-        return block.test_rows[places].astype(np.uint64)
+        return of_rows(party.config.data.dataset, block.test_rows[places])
     own = own_source(context)
     rows = common_rows(context, own).rows
     return own.people(rows[rows >= 0][places])
