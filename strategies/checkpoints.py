@@ -10,7 +10,9 @@ from strategies.run import Run
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.protocol.privacy.journal import Mark, second_count
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.transport.messages import CheckpointOrder
 
 log = logging.getLogger("flwr")
@@ -62,12 +64,16 @@ class Checkpoints:
             run.transport.load_state_dict(state["timing"])
         run.holder.load_state_dict(state["holder"], found.arrays)
         if run.releases:
-            run.releases.keep(self.keeper.journal, self.keeper.run, state["journal"])
+            self._keep(run.releases, state["journal"])
         again = run.accountant.released - run.budget.answered
         if again > 0:  # else the run would release more than its budget
             run.budget.allowed = run.budget.limit - again
             log.warning("%d steps were answered after the checkpoint, and count.", again)
         notice.info("The run goes on from its last checkpoint, after epoch %.3g.", found.epoch)
+
+    def _keep(self, releases: ReleaseLog, mark: Mark | None = None) -> None:
+        keeper, name = self.keeper, self.keeper.journal.name
+        releases.keep(keeper.journal, keeper.run, mark, second_count(keeper.origin, name))
 
     def save(self, finished: bool = False) -> None:
         """Save a checkpoint: first the parties' states, then the label holder's.
@@ -95,7 +101,7 @@ class Checkpoints:
         run = self.run
         releases = run.releases
         if releases and not finished and releases.mark is None:  # the first checkpoint
-            releases.keep(self.keeper.journal, self.keeper.run)
+            self._keep(releases)
         of_holder, arrays = run.holder.state_dict()
         state = {
             "seats": [record.state_dict() for record in run.records],
@@ -105,6 +111,7 @@ class Checkpoints:
             "party_memory_mb": run.messenger.party_memory_mb,
             "uploads": run.accountant.uploads(),
             "journal": releases.mark if releases else None,
+            "origin": self.keeper.origin,
             "figures": run.figures() if finished else None,
             "drift": drift.shares(run.holder, run.labels.shares) if finished else None,
             "timing": run.transport.state_dict(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -233,7 +234,9 @@ def test_predictions_by_perturbed_embeddings_are_counted_on(folder: Path) -> Non
     unpack("perturbed", folder)
     second = predicted("perturbed")["epsilon"]
     assert second == pytest.approx(THEN["perturbed"]["predicted"]["epsilon"], rel=1e-6)
+    unpack("perturbed", folder)
     (folder / "run/predictions.journal").unlink()
+    shutil.rmtree(folder / "state")
     assert predicted("perturbed")["epsilon"] < second  # the control: as the first
 
 

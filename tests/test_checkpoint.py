@@ -436,7 +436,6 @@ def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, t
     journal.write_bytes(whole + next_one.path.read_bytes()[len(whole) : -torn])
     releases, accountant = log_of_run(DPZV)
     releases.keep(journal)
-    assert journal.read_bytes() == whole
     assert accountant.released == sum(event[2] for event in events)
     resumed(folder, 2)
     assert sum(event[2] for event in released(folder)) == 3 * 8 * 2
@@ -466,6 +465,45 @@ def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path
             {"cut": whole[:-200], "empty": b"", "flipped": whole[:99] + b"x" + whole[100:]}[how]
         )
     fails(folder, r"releases.journal is .*, and without it nobody knows what this run has released")
+
+
+@pytest.mark.parametrize("second", ["kept", "lost"])
+@pytest.mark.parametrize("how", ["the journal is from before the end", "all of the folder is"])
+def test_a_run_that_is_restored_to_an_earlier_time_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, second: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    keys = {**DPZV, "checkpoint-every": 5}
+    folder = interrupted(tmp_path / "cut", keys, 1, 2)
+    if how == "all of the folder is":
+        earlier = shutil.copytree(folder, tmp_path / "earlier")
+        with cut_after(1), pytest.raises(Cut):
+            resumed(folder, 2)
+        shutil.rmtree(folder)
+        shutil.copytree(earlier, folder)
+    else:
+        of_checkpoint = checkpoint.load(folder).strategy["journal"][0]
+        all_events = released(folder)
+        assert of_checkpoint < len(all_events)
+        (folder / "releases.journal").unlink()
+        (number, _, _) = checkpoint.load(folder).run.partition("-")
+        journal = Journal(folder / "releases.journal", number)
+        assert list(journal.read()) == []
+        for event in all_events[:of_checkpoint]:
+            journal.write(event)
+    if second == "lost":  # the control
+        shutil.rmtree(tmp_path / "state")
+        resumed(folder, 2)
+    else:
+        fails(folder, r"releases.journal is older than .*, or a copy of the run went on, and with")
+
+
+def test_one_copy_of_a_run_is_gone_on_with_and_no_other(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 5}, 2, 2)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    renamed = folder.rename(tmp_path / "renamed")
+    resumed(renamed, 2)
+    fails(copy, "or a copy of the run went on, and without it nobody knows")
 
 
 @pytest.mark.one_by_day

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -234,3 +234,87 @@ def test_an_event_is_on_the_disk_before_it_is_said_to_be_released(tmp_path: Path
     ):
         kept.write(RELEASED[3])
     assert [call[0] for call in calls.mock_calls] == ["write", "fsync", "pwrite"]
+
+
+# --- the second count ----------------------------------------------------------------------------
+
+
+def opened(path: Path, second: Path | None) -> tuple[Journal, int]:
+    """A journal that can be written to, and how many events count."""
+    found = Journal(path, "4711", second)
+    events = sum(1 for _ in found.read())
+    return found, events + found.lost
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_events_that_a_journal_lacks_are_made_up(tmp_path: Path, kept: int) -> None:
+    second = tmp_path / "second"
+    mark: list[bytes] = []
+    for _ in range(4):
+        journal, _ = opened(tmp_path / "one", second)
+        mark.append((tmp_path / "one").read_bytes())
+        journal.write(RELEASED[0])
+    (tmp_path / "one").write_bytes(mark[kept])
+    for count in (4, 5, 6):
+        journal, known = opened(tmp_path / "one", second)
+        assert known == count
+        for _ in range(journal.lost + 1):
+            journal.write(RELEASED[1])  # other events than those that are lost
+    assert opened(tmp_path / "one", None)[1] == 7
+
+
+@pytest.mark.parametrize("with_second", [True, False])
+def test_two_copies_that_are_written_to_at_once_count_each_other(
+    tmp_path: Path, with_second: bool
+) -> None:
+    second = tmp_path / "second" if with_second else None
+    journals = [opened(tmp_path / name, second)[0] for name in ("one", "copy")]
+    journals[0].write(RELEASED[0])
+    if not with_second:  # the control
+        journals[1].write(RELEASED[0])
+        assert opened(tmp_path / "copy", None)[1] == 1
+        return
+    before = (tmp_path / "copy").read_bytes()
+    with pytest.raises(VflError, match=r"Another process has released .*\. Try again\.$"):
+        journals[1].write(RELEASED[0])
+    assert (tmp_path / "copy").read_bytes() == before
+    assert opened(tmp_path / "copy", second)[1] == 1
+
+
+def test_copies_that_were_written_to_on_two_machines_count_together(tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    for event in RELEASED[:3]:
+        opened(tmp_path / "one", second)[0].write(event)
+    copy = tmp_path / "copy"
+    copy.write_bytes((tmp_path / "one").read_bytes())
+    for event in RELEASED[3:5]:
+        opened(tmp_path / "one", second)[0].write(event)
+    for event in RELEASED[5:8]:
+        opened(copy, tmp_path / "elsewhere")[0].write(event)
+    assert opened(copy, second)[1] == 3 + 2 + 3
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content + b"x"])
+def test_a_second_count_that_was_written_in_part_costs_nothing(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    second = tmp_path / "second"
+    for event in RELEASED[:3]:
+        opened(tmp_path / "one", second)[0].write(event)
+    second.write_bytes(damage(second.read_bytes()))
+    for count in (3, 4):
+        journal, known = opened(tmp_path / "one", second)
+        assert known == count
+        journal.write(RELEASED[3])
+
+
+def test_a_disk_that_refuses_the_second_count_refuses_the_release(tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    journal, _ = opened(tmp_path / "one", second)
+    journal.write(RELEASED[0])
+    before = (tmp_path / "one").read_bytes()
+    full = patch("os.pwrite", side_effect=OSError(28, "No space left on device"))
+    with full, pytest.raises(VflError, match="so it is not made"):
+        journal.write(RELEASED[1])
+    assert (tmp_path / "one").read_bytes() == before
+    assert opened(tmp_path / "one", second)[1] == 1

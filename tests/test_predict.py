@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from tests.organisations import (
     small,
     write,
 )
+from tests.releases import accountant_of, epsilon
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder import checkpoint, results
@@ -37,6 +39,8 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
+from vfl_flower.protocol.privacy.journal import Journal
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
@@ -399,6 +403,142 @@ def test_predictions_are_counted_and_none_is_made_where_the_count_is_damaged(
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match="nobody knows what this run has released"):
             organisations.predict("run")
+
+
+@pytest.fixture(scope="module")
+def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    """A run with noise on embeddings, without predictions."""
+    keys = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
+    found = cut(tmp_path_factory.mktemp("perturbed"), small())
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        found.run("run", {**SHORT, **keys})
+    return found
+
+
+@pytest.fixture
+def spent(
+    perturbed: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], int]:
+    """Predicts with a copy of that run; returns how many predictions the epsilon counts."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shutil.copytree(perturbed.folder / "run", tmp_path / "run")
+    found = checkpoint.load(tmp_path / "run")
+    rows, before = len(found.arrays["table.rows"]), found.strategy["uploads"]
+    known = [epsilon(found.config, rows, before + times) for times in range(20)]
+
+    def predict(run: str) -> int:
+        for path in tmp_path.glob("said.*"):
+            path.unlink()
+        perturbed.predict(str(tmp_path / run), out=str(tmp_path / "said.csv"))
+        return known.index(summary_of(tmp_path / "said.csv")["epsilon"])
+
+    return predict
+
+
+def lose(run: Path, earlier: bytes, how: str) -> None:
+    path = run / "predictions.journal"
+    if how == "deleted":
+        path.unlink()
+    elif how == "restored":
+        path.write_bytes(earlier)
+    elif how == "the folder is renamed, and it is deleted":
+        run.rename(run.with_name("renamed"))
+        path = run.with_name("renamed") / path.name
+        path.unlink()
+        path.parent.rename(run)
+
+
+@pytest.mark.parametrize(
+    "how", ["deleted", "restored", "the folder is renamed, and it is deleted", "not at all"]
+)
+def test_predictions_stay_counted_whatever_becomes_of_their_journal(
+    spent: Callable[[str], int], tmp_path: Path, how: str
+) -> None:
+    assert spent("run") == 1
+    earlier = (tmp_path / "run" / "predictions.journal").read_bytes()
+    assert [spent("run"), spent("run")] == [2, 3]
+    for count in (4, 5):
+        lose(tmp_path / "run", earlier, how)
+        assert spent("run") == count
+
+
+@pytest.mark.parametrize("how", ["deleted", "restored"])
+def test_without_the_second_count_a_lost_journal_of_predictions_says_too_little(
+    spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    # The control.
+    monkeypatch.setattr(Journal, "_second_count", lambda journal: b"")
+    assert spent("run") == 1
+    earlier = (tmp_path / "run" / "predictions.journal").read_bytes()
+    shutil.rmtree(tmp_path / "state")
+    lose(tmp_path / "run", earlier, how)
+    assert spent("run") == (1 if how == "deleted" else 2)
+    shutil.rmtree(tmp_path / "state")
+    lose(tmp_path / "run", earlier, how)
+    assert spent("run") == (1 if how == "deleted" else 2)
+
+
+def test_predictions_with_copies_of_a_run_count_together(
+    spent: Callable[[str], int], tmp_path: Path
+) -> None:
+    assert spent("run") == 1
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert [spent(run) for run in ("run", "copy", "copy", "run", "copy")] == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("state", ["kept", "lost"])
+def test_a_journal_of_predictions_of_another_run_counts_no_less(
+    spent: Callable[[str], int], tmp_path: Path, state: str
+) -> None:
+    assert [spent("run"), spent("run")] == [1, 2]
+    if state == "lost":
+        shutil.rmtree(tmp_path / "state")
+    Journal(tmp_path / "other", "1")
+    shutil.copy(tmp_path / "other", tmp_path / "run" / "predictions.journal")
+    with pytest.raises(ConfigError, match="is of another run, and without it nobody knows"):
+        spent("run")
+
+
+def test_a_prediction_that_is_killed_after_its_count_stays_counted(
+    spent: Callable[[str], int], tmp_path: Path
+) -> None:
+    with (
+        patch("vfl_flower.label_holder.predict.embeddings", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        spent("run")
+    (tmp_path / "run" / "predictions.journal").unlink()
+    assert spent("run") == 2
+
+
+def test_predictions_of_an_interrupted_run_count_what_it_released_after_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    organisations = cut(tmp_path, small())
+    keys = {"privacy": "perturbed-embedding", "embedding-noise": 2.0, "checkpoint-every": 11}
+    keys |= {"epochs": 8, "validation-fraction": 0.0, "eval-every": 1}
+    evaluated = Results.evaluated
+
+    def stop(self: Results, entry: dict[str, Any]) -> None:
+        evaluated(self, entry)
+        if entry["epoch"] >= 4:
+            raise KeyboardInterrupt
+
+    with patch.object(Results, "evaluated", stop), pytest.raises(KeyboardInterrupt):
+        organisations.run("run", {**SHORT, **keys})
+    found = checkpoint.load(tmp_path / "run")
+    rows, known = len(found.arrays["table.rows"]), found.strategy["uploads"]
+    journal = tmp_path / "run" / "releases.journal"
+    accountant = accountant_of(found.config, rows)
+    ReleaseLog(accountant).keep(journal)
+    assert accountant.uploads() > known  # the control: the checkpoint knows of fewer
+    organisations.predict("run")
+    said = summary_of(tmp_path / "run" / "predictions.csv")["epsilon"]
+    assert said == epsilon(found.config, rows, accountant.uploads() + 1)
+    journal.unlink()
+    with pytest.raises(ConfigError, match=r"releases\.journal is missing, and without it"):
+        organisations.predict("run", out=str(tmp_path / "other.csv"))
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -122,7 +122,9 @@ class Told(ReleaseLog):
     def ordered(self, party: int, order: Order) -> None:
         self.orders.append((party, order, len(self.post.sent)))
 
-    def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
+    def keep(
+        self, path: Path, run: str = "", mark: Mark | None = None, second: Path | None = None
+    ) -> None:
         self.journals.append((path, run, mark))
 
     @property

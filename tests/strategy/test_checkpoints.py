@@ -114,6 +114,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "party_memory_mb": 9.0,
         "uploads": 7,
         "journal": [3, "abc"],
+        "origin": checkpoints.keeper.name,
         "figures": None,
         "timing": [1.5],
         "holder": {"steps": 40},

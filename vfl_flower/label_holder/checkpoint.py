@@ -62,6 +62,11 @@ class Checkpoint:
         return len(self.strategy["seats"])
 
     @property
+    def origin(self) -> str:
+        """Return the name of the run when it began, before it was interrupted."""
+        return str(self.strategy.get("origin", self.run))
+
+    @property
     def epoch(self) -> float:
         """Return the epochs done at the last evaluation."""
         entries = self.strategy["history"]["entries"]
@@ -143,6 +148,7 @@ class Keeper:
         self.used = found.used if found else (none, none)
         self.number = found.number if found else 0
         self.journal = folder / JOURNAL
+        self.origin = found.origin if found else self.name
 
     @property
     def name(self) -> str:

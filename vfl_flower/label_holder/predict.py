@@ -46,8 +46,10 @@ from vfl_flower.label_holder.rows_to_predict import (
     available_parties,
     rows_to_predict,
 )
-from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal, refused, second_count
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
@@ -250,17 +252,44 @@ def counts_uploads(found: Checkpoint) -> bool:
 def count_uploads(config: RunConfig, found: Checkpoint, uploads: int = 1) -> float | None:
     """Count uploads of a row, and return the epsilon of perturbed embeddings.
 
-    Count the uploads before they happen, in a file beside the run. Assume that they are uploads of
-    the rows that were uploaded most.
+    Count the uploads before they happen, in a file beside the run and in a second count. Assume
+    that they are uploads of the rows that were uploaded most.
+
+    Raises
+    ------
+    ConfigError
+        If a journal is damaged or of another run, or if a journal of training is older than it was.
     """
     if not counts_uploads(found):
         return None
-    mechanism = mechanism_of(found.config)
-    path = Path(config.model).expanduser() / "predictions.journal"
+    folder = Path(config.model).expanduser()
+    path, run = folder / "predictions.journal", found.origin.partition("-")[0]
     with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
-        journal = Journal(path, found.run.partition("-")[0])
+        journal = Journal(path, run, second_count(found.origin, path.name))
         times = uploads + sum(1 for _ in journal.read())
-        for _ in range(uploads):
+        if journal.run != run and "origin" in found.strategy:  # 0.2.0 named another resumed run
+            raise refused(path, "of another run")
+        if lost := journal.lost:
+            notice.warning(
+                "%s lacks %d predictions that %s has: it was deleted, restored or copied. They "
+                "count.",
+                *(path, lost, journal.second),
+            )
+        times += lost
+        for _ in range(uploads + lost):
             journal.write(Event(EVALUATE, 0))
     rows = len(found.arrays["table.rows"])
-    return mechanism.epsilon_of_uploads(rows, found.strategy["uploads"] + times)
+    return mechanism_of(found.config).epsilon_of_uploads(rows, _trained(folder, found) + times)
+
+
+def _trained(folder: Path, found: Checkpoint) -> int:
+    """Return how often training has uploaded a row, also after the checkpoint of a cut-off run."""
+    known, mark = int(found.strategy["uploads"]), found.strategy.get("journal")
+    if found.finished or mark is None:
+        return known
+    config = found.config
+    mechanism, rows = mechanism_of(config), len(found.arrays["table.rows"])
+    accountant = mechanism.accountant(rows, estimators.choose(config)(config))
+    second = second_count(found.origin, checkpoint.JOURNAL)
+    ReleaseLog(accountant).keep(folder / checkpoint.JOURNAL, mark=mark, second=second)
+    return max(known, accountant.uploads())

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.files import alone_in, make_own_folder, told, unsealed, write_sealed
+from vfl_flower.protocol.privacy.journal import second_counts
 from vfl_flower.transport.flower_internals import lasting_home
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
@@ -257,7 +258,5 @@ def path_of_draws() -> Path:
 
 def _path_of_second_count(path: Path) -> Path:
     """Return the path of the second count, outside of the folder of the first."""
-    named = os.environ.get("XDG_STATE_HOME")
-    folder = Path(named) if named else Path.home() / ".local" / "state"
     which = hashlib.sha256(os.fsencode(path.parent.resolve())).hexdigest()[:16]
-    return folder / "vfl-flower" / f"labels-{which}.count"
+    return second_counts() / f"labels-{which}.count"

@@ -5,13 +5,19 @@ released follows. Then come the events. An event has six numbers, its rows, and 
 of the numbers counts the rows. The checksum is over the numbers, the rows, and the checksum before.
 So no event can be changed, moved or left out. Only an event that was not released yet can be cut
 off, because an event is written before its release.
+
+A file that was deleted, or restored from a backup, has fewer events than were released. The second
+count detects this. It lies in another folder, has the checksums of all events, and is named by the
+run. So a copy of a run shares it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import write_all, write_whole
+from vfl_flower.config.files import make_own_folder, told, write_all, write_whole
 
 TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
 """Kinds of events: three orders, an upload and an answer."""
@@ -56,16 +62,30 @@ class Journal:
     Parameters
     ----------
     run : the Flower run that creates the file, if the file is missing.
+    second : file of the second count, if there is one.
+
+    Attributes
+    ----------
+    lost : number of events that the second count has, and the file lacks. `write` makes them up.
     """
 
-    def __init__(self, path: Path, run: str = "") -> None:
+    def __init__(self, path: Path, run: str = "", second: Path | None = None) -> None:
         self.path = path
+        self.second = second
+        self.lost = 0
         if not path.exists():
             header = _FORMAT + f"{run:>20}\n".encode()
             write_whole(path, header + _next(b"", header))
         self._file: BinaryIO = path.open("r+b", buffering=0)
         self._events = 0
         self._last = b""  # checksum of the last event
+        self._checksums = bytearray()  # of all events
+        self._counted, self._agrees = 0, True  # bytes in the second count; whether they are these
+
+    @property
+    def run(self) -> str:
+        """Return the Flower run that created the file."""
+        return self.path.read_bytes()[len(_FORMAT) : _HEADER].decode(errors="replace").strip()
 
     @property
     def mark(self) -> Mark:
@@ -75,7 +95,7 @@ class Journal:
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
         """Yield all events. Then events can be written.
 
-        Cut off an event that was written in part, because it was not released.
+        Pass over an event that was written in part, because it was not released.
 
         Parameters
         ----------
@@ -84,8 +104,10 @@ class Journal:
         Raises
         ------
         ConfigError
-            If the file is damaged, or did not reach the mark.
+            If the file is damaged, or of another run. With a mark, also if the file did not reach
+            the mark, or lacks events.
         """
+        counted = self._second_count()  # first: it never has more than the file
         size = os.fstat(self._file.fileno()).st_size
         with self.path.open("rb") as file:
             header, released = file.read(_HEADER), file.read(_CHECKSUM)
@@ -106,6 +128,7 @@ class Journal:
                     raise refused(self.path, "damaged")
                 at += length
                 self._events += 1
+                self._checksums += self._last
                 if mark and self._events == mark[0]:
                     known[self._events] = self._last.hex()
                 kind, party, first, second, third = event
@@ -115,8 +138,54 @@ class Journal:
             raise refused(self.path, "damaged")
         if mark and known.get(int(mark[0])) != mark[1]:
             raise refused(self.path, "not the file of the run's last checkpoint")
+        self._compare(counted)
+        if mark and self.lost:
+            raise refused(self.path, f"older than {self.second}, or a copy of the run went on")
         self._file.seek(at)
-        self._file.truncate()
+
+    def _second_count(self) -> bytes:
+        """Return the checksums in the second count."""
+        if self.second is None or not self.second.exists():
+            return b""
+        found = self.second.read_bytes()
+        return found[: len(found) // _CHECKSUM * _CHECKSUM]
+
+    def _compare(self, counted: bytes) -> None:
+        """Find out how many events of the second count the file lacks."""
+        kind = f"V{_CHECKSUM}"
+        theirs, mine = np.frombuffer(counted, kind), np.frombuffer(bytes(self._checksums), kind)
+        both = min(len(theirs), len(mine))
+        # Each checksum covers all events before it. So all events after the first change differ.
+        self.lost = len(theirs) - int((theirs[:both] == mine[:both]).sum())
+        self._counted, self._agrees = len(counted), counted == self._checksums
+
+    @contextmanager
+    def _second(self, checksum: bytes) -> Iterator[None]:
+        """Hold the second count, and add an event's checksum once the event is on the disk."""
+        if self.second is None:
+            yield
+            return
+        with told(self.second):
+            make_own_folder(self.second.parent)
+            opened = os.open(self.second, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            if os.fstat(opened).st_size // _CHECKSUM * _CHECKSUM != self._counted:
+                raise VflError(
+                    f"Another process has released something with the model of {self.path}, or "
+                    "with a copy. Try again."
+                )
+            yield
+            if self.lost:  # the event makes up for one that is counted
+                self.lost -= 1
+                self._agrees = False
+                return
+            all_of_it = self._checksums + checksum
+            start = self._counted if self._agrees else 0
+            os.pwrite(opened, all_of_it[start:], start)  # it is never shorter than before
+            self._counted, self._agrees = len(all_of_it), True
+        finally:
+            os.close(opened)
 
     def write(self, event: Event) -> None:
         """Append an event, and wait until it is on the disk.
@@ -132,8 +201,10 @@ class Journal:
         opened, at = self._file.fileno(), self._file.tell()
         try:
             try:
-                write_all(opened, written + checksum)
-                os.fsync(opened)
+                with self._second(checksum):
+                    self._file.truncate()  # an event that was written in part
+                    write_all(opened, written + checksum)
+                    os.fsync(opened)
                 os.pwrite(opened, checksum, _HEADER)  # the next event's fsync covers this
             except BaseException:
                 self._file.seek(at)
@@ -146,6 +217,20 @@ class Journal:
             ) from error
         self._events += 1
         self._last = checksum
+        self._checksums += checksum
+
+
+def second_counts() -> Path:
+    """Return the folder of second counts, outside of all folders whose counts they repeat."""
+    named = os.environ.get("XDG_STATE_HOME")
+    folder = Path(named) if named else Path.home() / ".local" / "state"
+    return folder / "vfl-flower"
+
+
+def second_count(run: str, name: str) -> Path:
+    """Return the path of the second count of a run's journal, by names of both."""
+    which = hashlib.sha256(f"{name} {run}".encode()).hexdigest()[:16]
+    return second_counts() / f"{Path(name).stem}-{which}.count"
 
 
 def refused(path: Path, what: str) -> ConfigError:

@@ -156,7 +156,9 @@ class DrawnOnce(ReleaseLog):
 
     accountant: DrawAccountant
 
-    def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
+    def keep(
+        self, path: Path, run: str = "", mark: Mark | None = None, second: Path | None = None
+    ) -> None:
         """Raise `ConfigError` if the noise differs. Write no file: `draws` has one."""
         if mark is not None and list(mark) != list(self.mark):
             raise _other_noise()

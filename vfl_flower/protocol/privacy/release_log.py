@@ -59,7 +59,9 @@ class ReleaseLog:
             self._record(event)
         return events is not None
 
-    def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
+    def keep(
+        self, path: Path, run: str = "", mark: Mark | None = None, second: Path | None = None
+    ) -> None:
         """Write all further releases to a file, before they are counted.
 
         First count the events in the file: every release of the run before it was interrupted. Some
@@ -70,16 +72,17 @@ class ReleaseLog:
         ----------
         run : the Flower run that creates the file.
         mark : `mark` at the checkpoint that the run resumes from.
+        second : file of the second count (`Journal`).
 
         Raises
         ------
         ConfigError
-            If the file is damaged, or lacks events that the run wrote before that checkpoint.
+            If the file is damaged, or lacks events that the run wrote.
         """
         is_new = not path.exists()
         if mark is not None and is_new:
             raise refused(path, "missing")
-        self._journal = Journal(path, run)
+        self._journal = Journal(path, run, second)
         for event in self._journal.read(mark):
             self.accountant.count(event)
         for event in self.accountant.so_far() if is_new else ():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from flwr.app import Context, RecordDict
 
@@ -17,7 +15,7 @@ from vfl_flower.label_holder.checkpoint import JOURNAL, Checkpoint
 from vfl_flower.label_holder.earlier_run import PartyState, check_states
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
-from vfl_flower.protocol.privacy.journal import Journal, refused
+from vfl_flower.protocol.privacy.journal import Journal, Mark, refused, second_count
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding, many
 
 
@@ -38,7 +36,7 @@ def about(folder: Path, states: Sequence[Path]) -> Iterator[Finding]:
     said = f"{folder} has checkpoint {found.number} of {end}."
     yield Finding("checkpoint", OK, said)
     if (mark := found.strategy.get("journal")) is not None:
-        yield _journal(folder, mark)
+        yield _journal(folder, mark, second_count(found.origin, JOURNAL))
     yield _states(found, folder, states)
     yield from _data(found)
 
@@ -59,20 +57,17 @@ def _summary(folder: Path) -> Finding:
     return Finding("run", OK, f"The run in {folder} has ended well.")
 
 
-def _journal(folder: Path, mark: Sequence[int | str]) -> Finding:
-    """Check a copy of the journal, since reading mends the file that a run may be writing."""
+def _journal(folder: Path, mark: Mark, second: Path) -> Finding:
+    """Check the journal, which a run may be writing."""
     file = folder / JOURNAL
     if not file.exists():
         return Finding("journal", PROBLEM, str(refused(file, "missing")))
     try:
-        with TemporaryDirectory() as temporary:
-            copy = Path(temporary, file.name)
-            shutil.copy(file, copy)
-            events = sum(1 for _ in Journal(copy).read(mark))
+        events = sum(1 for _ in Journal(file, second=second).read(mark))
     except VflError as error:
-        return Finding("journal", PROBLEM, str(error).replace(str(copy), str(file)))
+        return Finding("journal", PROBLEM, str(error))
     except OSError as error:
-        return Finding("journal", UNKNOWN, f"{file} cannot be copied ({error.strerror}).")
+        return Finding("journal", UNKNOWN, f"{file} cannot be read ({error.strerror}).")
     return Finding("journal", OK, f"{file} counts {many(events, 'release')}.")
 
 
