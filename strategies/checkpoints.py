@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from strategies.party_record import PartyRecord
 from strategies.run import Run
 from vfl_flower.config.run_config import RunConfig
@@ -103,6 +105,9 @@ class Checkpoints:
         if releases and not finished and releases.mark is None:  # the first checkpoint
             self._keep(releases)
         of_holder, arrays = run.holder.state_dict()
+        people, hides_labels = run.labels.people, mechanism_of(run.config).hides_labels
+        if hides_labels and people:  # to recognise them in any file
+            arrays["people"] = np.concatenate([people[0], people[1][: run.labels.validation]])
         state = {
             "seats": [record.state_dict() for record in run.records],
             "history": run.history.state_dict(),
@@ -125,7 +130,7 @@ class Checkpoints:
             rows=self.keeper.rows,
             present=self.keeper.present,
             used=self.keeper.used,
-            about_labels=run.labels.about(mechanism_of(run.config).hides_labels),
+            about_labels=run.labels.about(hides_labels),
             strategy=state,
             arrays=arrays,
         ).save(self.keeper.folder)

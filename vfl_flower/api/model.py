@@ -218,7 +218,10 @@ class Model:
                 f"The model has {parties} parties, and features of {len(features)} are given: "
                 "give features of each party, in the order of training."
             )
-        missing = ConfigError("Labels are missing: give evaluate one for each row.")
+        missing = ConfigError(
+            "Labels are missing, or noise protects all of them: give evaluate one for each row, of "
+            "people who took no part in training."
+        )
         if labelled and features and own is None:
             raise missing
         if own is not None and not labelled and not hasattr(own, "columns"):

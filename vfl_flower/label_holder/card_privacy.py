@@ -17,7 +17,7 @@ def paragraph(summary: Mapping[str, Any]) -> str:
 
 
 def covers_figures(summary: Mapping[str, Any]) -> bool:
-    """Return whether the figures of a run follow from true labels that its noise protects."""
+    """Return whether figures of the test rows would be of labels that the noise protects."""
     repeated: bool = summary["data"]["tested_on_training_rows"]
     return repeated and summary["config"]["privacy"] in _HIDE_LABELS
 
@@ -98,13 +98,9 @@ def _unprotected(summary: Mapping[str, Any]) -> Iterator[str]:
         left.append("what a party's model learns from a record, and later predictions of it")
     else:
         left.append("features, which the label holder can decode in part from embeddings")
-    if covers_figures(summary):
-        left.append(
-            "the test figures in summary.json and history.jsonl, which follow from the true labels "
-            "of the training rows"
-        )
-    elif kind in _HIDE_LABELS and claims:
-        left.append("labels of the test rows, from which the figures of this card follow")
+    if kind in _HIDE_LABELS and claims:
+        if not covers_figures(summary):
+            left.append("labels of the test rows, from which the figures of this card follow")
     elif config["labels"] == "shared":
         left.append("labels of the training rows, which all parties receive")
     elif strategy != "frozen":  # which answers no party

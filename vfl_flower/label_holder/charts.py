@@ -161,12 +161,14 @@ def draw_curves(
     histories : name -> history entries of a run, drawn as a line.
     levels : name -> main metric of a run without a history, drawn as a level.
     """
+    metric, histories = _metric(histories)
+    if not (histories or levels):
+        return
     used = [
         curve
         for curve in _CURVES
         if all(any(_spent(entry, curve[0]) for entry in each) for each in histories.values())
     ]
-    metric = _metric(histories)
     figure = _figure(max(1, len(used)))
     drawn: dict[str, Line2D] = {}
     for place, (key, label, unit) in enumerate(used):
@@ -187,9 +189,17 @@ def _spent(entry: Mapping[str, Any], key: str) -> float:
     return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
 
 
-def _metric(histories: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return the main metric, which all runs share."""
-    return main_metric(next((history[-1] for history in histories.values() if history), {}))
+def _metric(
+    histories: Mapping[str, list[dict[str, Any]]],
+) -> tuple[str, dict[str, list[dict[str, Any]]]]:
+    """Return the main metric, which all runs share, and the histories that have it."""
+    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
+    kept = {
+        name: history
+        for name, history in histories.items()
+        if all(entry[metric] is not None for entry in history)
+    }
+    return metric, kept
 
 
 def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
@@ -198,7 +208,7 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
     The broad line is the frontier: the best that any run had reached with so many bytes. A run
     that sends no bytes is a level.
     """
-    metric = _metric(histories)
+    metric, histories = _metric(histories)
     lines: list[Line] = []
     for name, history in histories.items():
         megabytes = [1e-6 * _spent(entry, "bytes") for entry in history]

@@ -104,6 +104,11 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
             f"{found.config.data.dataset} has changed since the run in {folder} began: it has "
             f"other rows, classes or values. Restore its data."
         )
+    if labels.repeats and mechanism_of(found.config).hides_labels:
+        raise ConfigError(
+            f"The run in {folder} held out no test rows, and its noise protects the labels of its "
+            "training rows. Train with a test-fraction to see contributions."
+        )
     labels = labels.tested
     metric = _metric(metric, labels)
     outputs = _outputs(found, labels)

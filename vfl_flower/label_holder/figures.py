@@ -114,6 +114,8 @@ def spread(figures: Mapping[str, Any], key: str, form: str, unit: float = 1) -> 
 
 def reached(figures: Mapping[str, Any]) -> str:
     """Return the test figures of a history entry or a summary as text."""
+    if figures[main_metric(figures)] is None:
+        return "no test figures"
     if main_metric(figures) == "test_r2":
         rmse, r2 = spread(figures, "test_rmse", ".4g"), spread(figures, "test_r2", ".4f")
         return f"test RMSE {rmse}, R2 {r2}"
@@ -138,7 +140,8 @@ def validated(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return the last loss, the least validation loss and the test figure in brief."""
     loss = entry.get("validation_loss")
-    of_test = f"test {entry[main_metric(entry)]:.3f}"
+    test = entry[main_metric(entry)]
+    of_test = "" if test is None else f"test {test:.3f}"
     if loss is None:
         loss = entry.get("train_loss")
         return "" if loss is None else f"train loss {loss:.3f}", "", of_test

@@ -41,6 +41,8 @@ class Evaluated(NamedTuple):
 
     train_loss : mean loss of the steps since the last evaluation, as training minimises it.
     validation, test : figures of the validation rows, if there are any, and of the test rows.
+
+    A figure is None if it would tell labels that noise hides.
     """
 
     train_loss: float | None
@@ -76,9 +78,9 @@ class HeldOut:
         self.repeats = labels.repeats  # whether the test rows are training rows
         self.deviation = labels.deviation  # unit of regression outputs
         mechanism = mechanism_of(config)
-        self.label_noise, noisy = mechanism.label_noise(labels), mechanism.learns_from_noise
+        self.label_noise = mechanism.label_noise(labels)
         # Whether test rows have true labels that an epsilon covers.
-        self._covered = labels.repeats and mechanism.hides_labels and not noisy
+        self.hidden = labels.repeats and mechanism.hides_figures
         self.more = METRICS.load(config.models.metrics)
         try_out(self.more, config.models.metrics, labels.outputs, self.labels)
         self.table = Table(columns, own, device, 0, present)
@@ -153,8 +155,10 @@ class HeldOut:
         outputs, first = outputs_of(top, self.table.rows), self.validation
         rows, labels = self.table.rows[first:], self.labels[first:]
         validation = self._validated(top, outputs[:first], loss, copies) if first else None
-        more = loss.own, self.more, self._covered
-        test = metrics(outputs[first:], labels, self.deviation, *more)
+        if self.hidden:
+            check_finite(outputs)  # no label may decide whether the run ends
+            return validation, Metrics(None)
+        test = metrics(outputs[first:], labels, self.deviation, loss.own, self.more)
         if self.repeats:  # labels of training rows, perhaps with noise
             test = corrected(test, outputs[first:], labels, self.label_noise)
         if self.by_subsets:

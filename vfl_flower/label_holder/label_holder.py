@@ -86,7 +86,8 @@ class LabelHolder:
         self.device = choose_device(config)
         self.parties = len(sizes)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # training rows only
-        kept = mechanism_of(config).kept(len(labels.classes))
+        mechanism = mechanism_of(config)
+        kept = mechanism.kept(len(labels.classes))
         self.loss = loss_of(config, labels.train, len(labels.classes), kept, self.device)
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
@@ -123,7 +124,8 @@ class LabelHolder:
         self.drawn = 0  # number of draws of directions
         self.threshold: float | None = None  # of two classes, once the model is trained
         self.steps = 0  # label-holder steps so far: VAFL's counter k
-        self.losses: list[Tensor] = []  # losses of the steps since the last evaluation
+        self._tells_losses = not mechanism.hides_figures
+        self.losses: list[Tensor] = []  # of the steps since the last evaluation, if told
         self.frozen: Collection[int] = ()  # parties whose models do not train
         self.first_uploads: dict[int, Arrays] = {}
 
@@ -270,7 +272,7 @@ class LabelHolder:
         if not math.isfinite(peak(flat(self.top) if self.noise else losses)):
             raise DivergedError
         self.steps += len(losses)
-        self.losses.append(losses)
+        self.losses += [losses] * self._tells_losses
 
     # --- evaluation -----------------------------------------------------------------------------
 
@@ -331,7 +333,7 @@ class LabelHolder:
         self.frozen = scalars["frozen"]
         if self.noise:
             self.noise.drawn = scalars["noises"]
-        self.losses = [torch.from_numpy(arrays["losses"]).to(self.device)]
+        self.losses = [torch.from_numpy(arrays["losses"]).to(self.device)] * self._tells_losses
         self.table.load_state_dict(of_group("table", arrays))
         self.held_out.table.load_state_dict(of_group("test_table", arrays))
         _load(self, {group: of_group(group, arrays) for group in ("top", "optimizer")})

@@ -26,7 +26,7 @@ finite is recorded as none.
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of a model on rows with labels. A figure that does not apply is None.
+    """Figures of a model on rows with labels. A figure that does not apply, or is hidden, is None.
 
     loss : on test rows, the mean without class weights, which compares runs with other weights.
         On validation rows, the loss that training minimises, with weights.
@@ -38,7 +38,7 @@ class Metrics:
     subsets : figures by subsets of the parties (`by_subset`).
     """
 
-    loss: float
+    loss: float | None
     accuracy: float | None = None
     auc: float | None = None
     rmse: float | None = None
@@ -59,7 +59,6 @@ def metrics(
     deviation: float,
     loss: RowLoss | None = None,
     more: More | None = None,
-    covered: bool = False,
 ) -> Metrics:
     """Return figures of outputs [R, C] as predictions of labels [R].
 
@@ -67,17 +66,15 @@ def metrics(
     ----------
     deviation : unit of regression outputs.
     loss, more : a user's functions for the loss of each row and for further figures, if any.
-    covered : whether an epsilon covers the labels. Then the loss may be infinite, since one label
-        must not decide whether the run ends.
 
     Raises
     ------
     DivergedError
-        If the loss is not finite. If the labels are covered, if an output is not.
+        If the loss is not finite.
     ConfigError
         If the further figures are not numbers by name.
     """
-    found = _metrics(outputs, labels, deviation, loss, covered)
+    found = _metrics(outputs, labels, deviation, loss)
     if found.rmse is not None and found.r2 is None:
         found = replace(found, r2=0.0)  # of equal labels, as in scikit-learn
     return replace(found, more=_numbers(more(outputs, labels))) if more else found
@@ -142,7 +139,7 @@ def by_subset(
     """
 
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:
-        found = _metrics(said[rows], labels[rows], deviation, covered=True)  # without its loss
+        found = _metrics(said[rows], labels[rows], deviation)
         given = {"accuracy": found.accuracy, "auc": found.auc, "r2": found.r2}
         known = {name: value for name, value in given.items() if value is not None}
         return {"rows": int(rows.sum()), **known}
@@ -197,14 +194,10 @@ def no_more(outputs: Tensor, labels: Tensor) -> Mapping[str, Any]:
 
 
 def _metrics(
-    outputs: Tensor,
-    labels: Tensor,
-    deviation: float,
-    own: RowLoss | None = None,
-    covered: bool = False,
+    outputs: Tensor, labels: Tensor, deviation: float, own: RowLoss | None = None
 ) -> Metrics:
     mean = own(outputs, labels).mean() if own else loss_per_row(outputs, labels, "mean")
-    check_finite(outputs if covered else mean)
+    check_finite(mean)
     loss = mean.item()
     if labels.is_floating_point():
         error = (outputs[:, 0] - labels).double().square().mean()

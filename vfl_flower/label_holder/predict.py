@@ -26,7 +26,6 @@ from vfl_flower.config.files import locked
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.segments import check_segments
-from vfl_flower.data.split import used_by
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
@@ -113,7 +112,8 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         "unknown_rows": int((~known).sum()),
     }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
-    if of_labels and (learnt := _of_training(rows, found)):
+    learnt = 0 if rows.learnt is None else int(rows.learnt.sum())
+    if of_labels and learnt and not mechanism_of(found.config).hides_labels:
         figures["training_rows"] = learnt
         notice.warning(
             "%d of these %d people trained or chose the model: figures on them are too good. Use "
@@ -165,17 +165,6 @@ def _of_labels(
         return metrics
     known_figures = {name: each["value"] for name, each in assessment["figures"].items()}
     return {**known_figures, **metrics, "assessment": assessment}
-
-
-def _of_training(rows: RowsToPredict, found: Checkpoint) -> int:
-    """Return how many rows trained or chose the model, if they are of its run's file; else 0."""
-    table, known = rows.table, found.rows
-    if table is None or rows.places is None or not len(known) or len(table.ids) <= known.max():
-        return 0
-    if table.digest(known) != found.about_labels["ids"]:
-        return 0
-    used = np.concatenate(used_by(found.config.data, known, found.used))
-    return int(np.isin(rows.places, used).sum())
 
 
 def embeddings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,12 +17,14 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.source import Preparation
-from vfl_flower.data.split import divide
+from vfl_flower.data.split import divide, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties
+
+notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 Array = NDArray[Any]
 
@@ -63,6 +66,9 @@ class RowsToPredict:
     ids, called : ids, and the name of their column.
     own : the label holder's own columns, float32 [N, F].
     order : puts rows into the order of its file.
+    labels : their labels, if there are some. Without those that the noise of training protects.
+    learnt : mask of rows that are known to have trained or chosen the model, [N]; None without a
+        table.
     present : row mask [N, M], if parties may lack rows.
     nodes : party -> node, for the parties that know the rows.
     shown : the label holder's answers in the alignment of the rows, if they were aligned.
@@ -88,6 +94,7 @@ class RowsToPredict:
     segments: Mapping[str, Array] = field(default_factory=dict)
     places: Array | None = None
     chosen: Array | None = None
+    learnt: NDArray[np.bool_] | None = None
 
     def only(self, wanted: NDArray[np.bool_], parties: int) -> RowsToPredict:
         """Return these rows alone, by a mask [N]."""
@@ -101,6 +108,7 @@ class RowsToPredict:
             labels=None if self.labels is None else self.labels[wanted],
             present=None if self.present is None else self.present[wanted],
             places=None if self.places is None else self.places[wanted],
+            learnt=None if self.learnt is None else self.learnt[wanted],
             segments={name: values[wanted] for name, values in self.segments.items()},
             chosen=numbers,
         )
@@ -146,11 +154,14 @@ def rows_to_predict(
             raise ConfigError(
                 f"{trained.data.dataset} has changed since the model was trained. Restore its data."
             )
+        protected = labels.repeats and mechanism_of(trained).hides_labels
         labels = labels.tested
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
         present = labels.present[1].copy() if labels.present else None
-        return RowsToPredict(ids, labels.alignment, own, ids, labels.test, present)
+        said = None if protected else labels.test
+        _tell_of_protected(len(ids) * protected, len(ids))
+        return RowsToPredict(ids, labels.alignment, own, ids, said, present)
     if not config.data.own_data and config.task not in ("serve", "explain"):  # those have the file
         raise ConfigError(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
@@ -172,12 +183,18 @@ def rows_to_predict(
     if preparation:
         own = np.asarray(prepared(file, rows, Preparation(**preparation))[:])
     said = file.labels_with_gaps(rows) if file.has_labels else None
+    learnt = _learnt(found, file, rows)
+    if said is not None and mechanism_of(trained).hides_labels:
+        said = said.astype(object)
+        said[learnt] = None
+        _tell_of_protected(int(learnt.sum()), len(rows))
     by_file = np.argsort(rows)
     of_rows = RowsToPredict(
         file.id_values(rows), common.name, own, by_file, said, common.present, nodes
     )
     by_psi = words.data.align != "ids"
     of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
+    of_rows = replace(of_rows, learnt=learnt)
     of_rows = replace(of_rows, segments=file.segments_of(rows))
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 
@@ -211,3 +228,26 @@ _OF_FILE = (
     *("dataset", "id", "label", "columns", "segments", "missing", "text", "align"),
     "party-timeout",
 )
+
+
+def _learnt(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]:
+    """Return which rows of a table trained or chose the model, [N].
+
+    They are recognised in the file of its run, and by their ids if noise protects their labels.
+    """
+    learnt, known = np.zeros(len(rows), bool), found.rows
+    is_file = len(known) > 0 and len(table.ids) > known.max()
+    if is_file and table.digest(known) == found.about_labels["ids"]:
+        used = np.concatenate(used_by(found.config.data, known, found.used))
+        learnt |= np.isin(rows, used)
+    if table.has_ids and "people" in found.arrays:
+        learnt |= np.isin(table.people(rows), found.arrays["people"])
+    return learnt
+
+
+def _tell_of_protected(protected: int, rows: int) -> None:
+    if protected:
+        notice.info(
+            "Noise protects the labels of %d of these %d rows, so no figure counts them.",
+            *(protected, rows),
+        )

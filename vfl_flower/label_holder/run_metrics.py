@@ -1,6 +1,7 @@
 """Metrics of a training run in Prometheus' format, and the application that answers with them.
 
-No metric depends on one person, and none shows labels of rows, ids or features.
+None shows labels of rows, ids or features. If noise protects labels, no metric follows from them
+without the noise.
 """
 
 from __future__ import annotations

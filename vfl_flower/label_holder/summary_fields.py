@@ -82,7 +82,9 @@ FIELDS: dict[str, dict[str, Field]] = {
     },
     "Figures of the model": {
         "train_loss": Field(
-            "number or null", "Mean loss of the mini-batches since the evaluation before."
+            "number or null",
+            "Mean loss of the mini-batches since the evaluation before. With noise on scalars it "
+            "is null, since it would tell labels.",
         ),
         **{
             f"{rows}_{name}": Field(found.type, f"{found.meaning} {where}")

@@ -217,6 +217,7 @@ def figures_of(run: Finished, target: float) -> dict[str, Any]:
 def _reached(run: Finished, target: float) -> dict[str, float | None]:
     """Return the megabytes at the first evaluation that reaches the target."""
     for entry in run.history:
-        if entry[main_metric(entry)] >= target:
+        value = entry[main_metric(entry)]  # none of labels that noise hides
+        if value is not None and value >= target:
             return {"megabytes_to_target": (entry["bytes_up"] + entry["bytes_down"]) / 1e6}
     return {"megabytes_to_target": None}

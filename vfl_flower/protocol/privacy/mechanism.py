@@ -64,6 +64,11 @@ class Mechanism:
         """Return the noise's deviation on an embedding over its bound; 0 without noise."""
         return 0.0
 
+    @property
+    def hides_figures(self) -> bool:
+        """Return whether a figure of the labels to learn from would tell what noise hides."""
+        return self.hides_labels and not self.learns_from_noise
+
     # --- what it refuses ------------------------------------------------------------------------
 
     def check(self, estimator: Released) -> None:

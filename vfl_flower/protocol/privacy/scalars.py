@@ -64,6 +64,11 @@ class NoisyScalars(Mechanism):
         return super().claims and noisy and privacy.calibration != "paper"
 
     @property
+    def hides_figures(self) -> bool:
+        """Return False without noise, which hides nothing."""
+        return self.config.privacy.noise_multiplier != 0
+
+    @property
     def secret_batches(self) -> bool:
         """Return whether parties draw mini-batches in secret, as DPZV assumes."""
         return self.config.privacy.calibration != "known"
