@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import ArrayBlock
@@ -28,12 +31,13 @@ from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings
+from vfl_flower.protocol.privacy.gaussian import epsilon_of
 from vfl_flower.protocol.privacy.labels import RandomisedLabels
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
 from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
-from vfl_flower.protocol.privacy.scalars import NoisyScalars
+from vfl_flower.protocol.privacy.scalars import NoisyScalars, ScalarAccountant
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival, Reading
@@ -45,7 +49,8 @@ CONFIDENCE = 0.975  # that a bound holds
 
 _PARTIES = 2
 _FAR = 2000.0  # size of the embedding that marks the record
-_PASSES = 12  # over all rows; the scalars of rows without the record reveal the model
+_PASSES = 4  # over all rows, with scalars by both parties
+_SLOW = 1e-4  # rate at which noise hardly moves the top model, so that the mark stays extreme
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Canary:
     shown: float
     delta: float
     trials: int
+    at_most: float | None = None  # upper end of the interval, if the game has one
 
 
 def canary(config: RunConfig) -> Canary | None:
@@ -169,25 +175,31 @@ def of_labels(
     return Canary(small.privacy.epsilon, shown, 0.0, rows)
 
 
-# --- scalars: an attacker asks for scalars of rows without the record -----------------------------
+# --- scalars: an attacker knows the hidden values of both worlds ---------------------------------
 
 
 def of_scalars(
     config: RunConfig,
-    trials: int = 400,
-    noise: ScalarNoise | None = None,
+    plays: int = 40,
+    noise: Callable[[RunConfig, float], ScalarNoise] | None = None,
     confidence: float = CONFIDENCE,
 ) -> Canary:
     """Play the game of noisy scalars: find the label of record 0.
 
-    Both parties mark the record with an extreme embedding, so that its label moves the top model.
-    Scalars of other mini-batches along that mark then reveal the model. Parties take turns, or step
-    together if the configuration says so.
+    Both parties mark the record with an extreme embedding, so that its label moves each scalar and
+    each step of the top model as far as the clip allows. A twin lives in the other world, and sends
+    what the label holder has sent. So the attacker knows what the noise hides in each world,
+    whatever was sent before. Its score is the likelihood ratio, which no attack exceeds. It shows
+    mu: the distance of the hidden values over the deviation of the noise along their difference.
 
     Parameters
     ----------
-    noise : replaces the accountant's noise. The tests use it to win the game.
+    noise : returns other noise than the accountant's, from the configuration and the accountant's
+        multiplier. The tests use it to win the game.
+    confidence : that a bound holds, for each of the two bounds.
     """
+    from scipy.stats import chi2
+
     rows, batch = 256, 64
     together = config.estimator.perturbs == "all" or config.schedule.quorum not in (None, 1)
     small = config.with_values(
@@ -205,56 +217,99 @@ def of_scalars(
             "sampling": "shuffle",
             "calibration": "known",
             "max-delay": 0,
-            "server-lr": 1.0,
+            "optimizer": "sgd",
+            "server-lr": _SLOW,
         }
     )
-    base = np.arange(rows) % 4 == 1  # one class is more frequent, as an attacker knows
-    worlds: list[list[tuple[float, ...]]] = [[], []]
-    claimed, delta = 0.0, 0.0
-    for _ in range(trials):
-        for world, scores in enumerate(worlds):
-            label = base.astype(np.int64)
-            label[0] = world
-            labels = Labels(label, np.array([0, 1]), (0, 1), "")
-            releases, holder = _label_holder(small, labels, noise)
-            scores.append(_played(releases, holder, rows, batch))
-            figures = releases.accountant.figures()
-            claimed, delta = figures["epsilon"] or math.inf, figures["delta"] or 0.0
-    shown = shown_at_least(np.array(worlds[1]), np.array(worlds[0]), delta, confidence)
-    return Canary(claimed, shown, delta, trials)
+    base = (np.arange(rows) % 4 == 1).astype(np.int64)
+    apart, errors = np.zeros(plays), []
+    for play in range(plays):
+        first, twin = (
+            _label_holder(small, Labels(label, np.array([0, 1]), (0, 1), ""), noise)
+            for label in (np.append(world, base[1:]) for world in (play % 2, 1 - play % 2))
+        )
+        twin[1].secret = first[1].secret  # of directions, which the attacker knows
+        seen = _Seen(*first)
+        other = _Seen(*twin, seen)
+        _play(first[0], (first[1], twin[1]), rows, batch)
+        for sent, mine, theirs in zip(seen.sent, seen.hidden, other.hidden, strict=True):
+            if far := float(np.linalg.norm(theirs - mine)):
+                apart[play] += far**2
+                errors.append((sent - mine) @ (theirs - mine) / far)
+    figures = first[0].accountant.figures()
+    claimed, delta = figures["epsilon"] or math.inf, figures["delta"] or 0.0
+    ends = chi2.ppf([1 - confidence, confidence], len(errors)) / np.square(errors).sum()
+    shown, at_most = (epsilon_of(float(mu), delta) for mu in np.sqrt(apart.mean() * ends))
+    return Canary(claimed, shown, delta, plays, at_most)
 
 
-def _played(
-    releases: ReleaseLog, holder: LabelHolder, rows: int, batch: int
-) -> tuple[float, float, float]:
-    """Return scores of record 0's scalars, of the other scalars, and of both."""
-    together = holder.config.schedule.quorum == _PARTIES
+class _Seen:
+    """Releases of a label holder: what its noise hides, and what is sent, over the claimed noise.
 
-    def ask(number: int, window: Window, centre: list[float], away: list[float]) -> float:
-        """Return the sum of these rows' scalars; record 0 lies at the centre, others at 0."""
+    Parameters
+    ----------
+    log : its accountant claims the noise.
+    first : releases of the label holder that this one is the twin of. It sends them too.
+    """
+
+    def __init__(self, log: ReleaseLog, holder: LabelHolder, first: _Seen | None = None) -> None:
+        assert holder.noise is not None and isinstance(log.accountant, ScalarAccountant)
+        noise, privacy = holder.noise, holder.config.privacy
+        self.hidden: list[Scores] = []
+        self.sent: list[Scores] = []
+        self._raw: list[Any] = []
+        self._first = first
+        clips = {"added_to": privacy.clip, "added_to_gradients": privacy.top_clip}
+        for name, clip in clips.items():
+            claimed = log.accountant.multiplier * clip
+            setattr(noise, name, partial(self._add, getattr(noise, name), claimed))
+
+    def _add(self, add: Callable[..., Any], scale: float, values: Any, divisors: Any) -> Any:
+        sent = self._first._raw[len(self._raw)] if self._first else add(values, divisors)
+        self._raw.append(sent)
+        over = np.asarray(divisors) / scale
+        self.hidden.append(_flat(values) * over)
+        self.sent.append(_flat(sent) * over)
+        return sent
+
+
+def _flat(values: Tensor | Sequence[Tensor]) -> Scores:
+    parts = [values] if isinstance(values, Tensor) else values
+    return torch.cat([each.reshape(-1).double() for each in parts]).numpy()
+
+
+def _play(releases: ReleaseLog, holders: Sequence[LabelHolder], rows: int, batch: int) -> None:
+    """Have the label holders answer mini-batches with and without record 0.
+
+    Scalars of mini-batches without it show whether the top model has learned its label unnoticed.
+    """
+    together = holders[0].config.schedule.quorum == _PARTIES
+
+    def ask(number: int, window: Window, centre: list[float], away: list[float]) -> None:
+        """Ask for these rows' scalars; record 0 lies at the centre, others at 0."""
         at = torch.tensor(centre).repeat(len(window.ids), 1)
         at[torch.from_numpy(window.ids > 0)] = 0.0
         pair = at + torch.tensor(away), at - torch.tensor(away)
         parties = range(_PARTIES) if together else [number % _PARTIES]
-        for party in parties:
-            holder.table.write(party, window, at)
-        if not releases.answered([(party, window) for party in parties]):
-            return 0.0
-        answers = holder.answer(
-            [Arrival(party, window, together, Reading(at, pair), window) for party in parties]
-        )
-        return float(sum(answer["difference"].sum() for answer in answers.values()))
+        allowed = releases.answered([(party, window) for party in parties])
+        for holder in holders:
+            for party in parties:
+                holder.table.write(party, window, at)
+            if allowed:
+                reading = Reading(at, pair)
+                holder.answer(
+                    [Arrival(party, window, together, reading, window) for party in parties]
+                )
 
-    with torch.no_grad():  # it predicts along the second dimension; the mark is along the first
-        next(holder.top.parameters()).copy_(torch.tensor([[0.0, 1.0] * _PARTIES]))
+    for holder in holders:
+        with torch.no_grad():  # it predicts along the second dimension; the mark is along the first
+            next(holder.top.parameters()).copy_(torch.tensor([[0.0, 1.0] * _PARTIES]))
     ids = np.arange(rows, dtype=np.int32)
     marked = Window(ids[:batch], np.array([batch], np.int32), distinct=True)
     others = Window(ids[batch:], np.full(rows // batch - 1, batch, np.int32), distinct=True)
-    told = probed = 0.0
     for number in range(_PASSES):
-        told -= ask(number, marked, [_FAR, 0.0], [0.0, _FAR])
-        probed += ask(number, others, [0.0, 0.0], [5.0, 0.0])
-    return told, probed, told + probed / len(others.lengths) ** 0.5
+        ask(number, marked, [_FAR, 0.0], [0.0, _FAR])
+        ask(number, others, [0.0, 0.0], [_FAR, 0.0])
 
 
 # --- embeddings: the label holder tells two records' features apart ------------------------------
@@ -318,7 +373,9 @@ def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Sco
 
 
 def _label_holder(
-    config: RunConfig, labels: Labels, noise: ScalarNoise | None = None
+    config: RunConfig,
+    labels: Labels,
+    noise: Callable[[RunConfig, float], ScalarNoise] | None = None,
 ) -> tuple[ReleaseLog, LabelHolder]:
     """Return a label holder of two parties, and the log of what it releases."""
     rows = len(labels.train)
@@ -331,5 +388,7 @@ def _label_holder(
     accountant.steps_allowed(steps, _PARTIES, quorum, config.models.top != "sum")
     size = config.models.embedding_size or 1
     sizes = dict.fromkeys(range(_PARTIES), size)
-    holder = LabelHolder(config, labels, sizes, noise or mechanism.scalar_noise(accountant))
-    return ReleaseLog(accountant), holder
+    added = mechanism.scalar_noise(accountant)
+    if noise and added:
+        added = noise(config, added.multiplier)
+    return ReleaseLog(accountant), LabelHolder(config, labels, sizes, added)

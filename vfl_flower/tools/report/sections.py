@@ -192,11 +192,13 @@ def audits(runs: Sequence[Shown]) -> Section | None:
         ]
         tables.append(Table(head, [rows], 3, run.title if len(runs) > 1 else ""))
         if claim := mapping(run.audit.get("epsilon")):
+            most = measured(claim, "at_most", form=".3g")
+            between = f" and at most {most}" if number(claim, "at_most") is not None else ""
             notes.append(
                 "A game with canaries against this mechanism, with its own budget. Epsilon claimed "
                 f"{measured(claim, 'claimed', form='.3g')}, shown at least "
-                f"{measured(claim, 'shown', form='.3g')} at delta {measured(claim, 'delta')} "
-                f"(97.5 %, {measured(claim, 'trials')} times in each world)."
+                f"{measured(claim, 'shown', form='.3g')}{between}, at delta "
+                f"{measured(claim, 'delta')} (97.5 %, {measured(claim, 'trials')} games)."
             )
     notes += [
         "A success near guessing says that this attack found nothing, not that none would.",
