@@ -36,6 +36,7 @@ from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 
 FILE = "contribution.json"
 EXACT = 10

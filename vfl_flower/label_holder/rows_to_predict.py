@@ -21,6 +21,7 @@ from vfl_flower.data.split import divide, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties
 
