@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,8 @@ def main() -> None:
         for system, column in cells
         for seed in range(options.seeds)
     ]
-    with mnist_of(options) as mnist, ProcessPoolExecutor(os.cpu_count() or 2) as pool:
+    cores = os.cpu_count() or 2
+    with mnist_of(options) as mnist, ProcessPoolExecutor(cores, get_context("spawn")) as pool:
         found = pool.map(accuracy, [{**job, "dataset": f"npz:{mnist}"} for job in jobs])
         results = list(tqdm(found, total=len(jobs), disable=None, leave=False))
     figures: dict[str, Any] = {"seeds": options.seeds, "private": options.private}

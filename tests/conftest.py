@@ -26,6 +26,7 @@ from tests.organisations import forget_alignments
 from vfl_flower import client_app
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import results
+from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_large
@@ -80,8 +81,13 @@ class Start(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Parties keep their states in a folder of the tests, not in the home of who runs them."""
-    with pytest.MonkeyPatch.context() as patch:
+    """Parties keep their states in a folder of the tests, not in the home of who runs them.
+
+    Processes that tests start end with this process, even if it is killed.
+    """
+    with ending_with_this_process() as mark, pytest.MonkeyPatch.context() as patch:
+        for name, value in mark.items():
+            patch.setenv(name, value)
         patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr-home")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         yield

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ class Runs:
             for name, seed in absent:
                 self.absent.setdefault(name, []).append(seed)
         elif absent:
-            with ProcessPoolExecutor(self._processes) as pool:
+            with ProcessPoolExecutor(self._processes, get_context("spawn")) as pool:
                 running = {}
                 for key in absent:
                     job, keys = wanted[key]

@@ -4,7 +4,7 @@ They use loopback, free ports, and a temporary folder as FLWR_HOME and working d
 neither read nor write the user's Flower. Other users of this machine cannot reach them.
 Secrets in the folder, which only its owner can read, guard four things: to start a run, to take a
 task, to be a SuperNode (`transport.nodes.superlink`), and to use Ray. All processes use the
-installed packages, and each ends with its ``with`` block.
+installed packages. Each ends with its ``with`` block, or with this process (`descendants`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import tomli_w
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
+from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.transport.flower_internals import STATES, lasting_home
 from vfl_flower.transport.flower_processes import app_of_this_package
 from vfl_flower.transport.nodes.certificates import self_signed, supernode_keys
@@ -59,7 +60,7 @@ class SuperLink:
             temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
             self.home = Path(stack.enter_context(temporary))
             self.port = stack.enter_context(reserved_port())
-            stack.callback(self._end_the_rest)
+            self._mark = stack.enter_context(ending_with_this_process(str(self.home)))
             self._serve(stack)
             self._until_end = stack.pop_all()
         return self
@@ -94,12 +95,6 @@ class SuperLink:
                 text = (self.home / "superlink.log").read_text(errors="replace")[-500:]
                 raise VflError(f"Flower's SuperLink did not start. It said: {text}")
             time.sleep(0.1)
-
-    def _end_the_rest(self) -> None:
-        for process in psutil.process_iter():  # one may have lost its parent
-            with suppress(psutil.Error):
-                if process.environ().get("FLWR_HOME") == str(self.home):
-                    process.kill()
 
     @contextmanager
     def supernode(
@@ -156,6 +151,7 @@ class SuperLink:
         environment = {
             **os.environ,
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
+            **self._mark,
             "FLWR_HOME": str(self.home),
             # Files that outlive these processes stay in the user's own folder.
             "VFL_HOME": str(lasting_home()),

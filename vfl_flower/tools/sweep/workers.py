@@ -27,6 +27,7 @@ from typing import Any, Protocol, Self
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
+from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.tools.sweep.trial import Event, Stepper
 
 _TERM_SECONDS = 30.0
@@ -87,14 +88,16 @@ class Processes:
         self._log = log
         self._processes: list[subprocess.Popen[str]] = []
         self._selector = selectors.DefaultSelector()
+        self._until_end = ExitStack()
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-P", "-m", "vfl_flower.tools.sweep.worker"]
+        mark = self._until_end.enter_context(ending_with_this_process())
         with opened_to_append(self._log) as log:
             for worker in range(self.number):
                 process = subprocess.Popen(
                     command,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, **mark, "OMP_NUM_THREADS": "1"},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -116,6 +119,7 @@ class Processes:
             with suppress(BrokenPipeError):
                 process.communicate()
         self._selector.close()
+        self._until_end.close()
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
         """Write a line to a worker; `wait` finds a worker that has died."""
