@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,41 @@ def test_sampling_with_replacement_takes_every_row_by_the_same_chance_and_each_s
     assert np.abs(by_step.mean(0) - q).max() < 5 * deviation
     both = (by_step[0::3] & by_step[1::3]).mean()  # of steps in a row; a shuffled epoch has none
     assert both == pytest.approx(q * q, abs=5 * np.sqrt(q * q * (1 - q * q) / (epochs * rows)))
+
+
+def test_mini_batches_with_replacement_differ_between_all_that_name_them() -> None:
+    def ids(party: int | None = 0, epoch: int = 0, first: int = 0, seed: int = 0) -> frozenset[int]:
+        config = resolve({"sampling": "replacement", "batch-size": 50, "seed": seed})
+        window = sampling_of(config, 200).window(party, epoch, first, 1, b"")
+        return frozenset(window.ids.tolist())
+
+    drawn = [ids(), ids(None), ids(1), ids(2), ids(epoch=1), ids(first=1), ids(seed=1)]
+    assert len(set(drawn)) == len(drawn)
+    assert ids(1, 2, 3) == ids(1, 2, 3)
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "replacement", "poisson"])
+def test_parties_draw_rows_independently_of_each_other(sampling: str) -> None:
+    rows, batch, epochs = 60, 15, 400
+    scheme = sampling_of(resolve({"sampling": sampling, "batch-size": batch}), rows)
+    drawn = [
+        np.concatenate([taken(scheme.window(p, e, 0, 4, b"%r" % p), rows) for e in range(epochs)])
+        for p in (None, 0, 1, 2)
+    ]
+    both, q = 4 * epochs * rows, batch / rows
+    for one, other in combinations(drawn, 2):
+        assert (one & other).sum() / both == pytest.approx(q * q, abs=5 * q / np.sqrt(both))
+        assert (one & one).sum() / both > 2 * q * q  # the control: a party with itself
+
+
+@pytest.mark.parametrize(("epoch", "first", "steps"), [(4, 0, 4), (0, 3, 2), (0, 4, 1), (5, 0, 1)])
+def test_steps_just_beyond_the_run_are_refused(epoch: int, first: int, steps: int) -> None:
+    scheme = sampling_of(resolve({"batch-size": 15, "epochs": 2}), 60)  # two parties: 4 epochs
+    scheme.check(TrainOrder(exchange=1, epoch=3, first=0, steps=4, coordinated=False), 2)
+    scheme.check(TrainOrder(exchange=1, epoch=3, first=3, steps=1, coordinated=False), 2)
+    order = TrainOrder(exchange=1, epoch=epoch, first=first, steps=steps, coordinated=False)
+    with pytest.raises(VflError, match="the run has at most"):
+        scheme.check(order, 2)
 
 
 def test_shuffled_steps_are_means_over_their_rows() -> None:

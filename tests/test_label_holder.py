@@ -687,3 +687,40 @@ def test_a_window_table_serves_the_latest_window_of_all_parties_alone() -> None:
     assert table.take(second).tolist() == [[3, 4], [3, 4]]
     with pytest.raises(VflError, match=r"window of 4 rows.*Correct `most_rows`"):
         table.write(0, long, torch.zeros(4, 1))
+
+
+# --- the bound on the age of embeddings -----------------------------------------------------------
+
+
+def asked_again(table: Table, step: int, *lengths: int, parties: int = 2) -> dict[int, list[int]]:
+    """What party 0's window of rows 0, 1, ... needs fresh, in mini-batches of these lengths."""
+    ids = np.arange(sum(lengths), dtype=np.int32)
+    uploads = [(0, Window(ids, np.array(lengths, np.int32)))]
+    return {
+        party: ids.tolist() for party, ids in table.too_old(uploads, range(parties), step).items()
+    }
+
+
+def test_an_embedding_serves_until_it_is_older_than_max_delay_and_no_longer() -> None:
+    columns = {0: slice(0, 1), 1: slice(1, 2)}
+    table = Table(columns, np.zeros((6, 0)), torch.device("cpu"), max_delay=3)
+    assert asked_again(table, 0, 2) == {1: [0, 1]}  # never uploaded; its own come with the window
+    window = Window(np.arange(4, dtype=np.int32), np.array([4], np.int32))
+    for party in columns:
+        table.write(party, window, torch.zeros(4, 1), step=10)
+    assert asked_again(table, 13, 4) == {}
+    assert asked_again(table, 14, 4) == {1: [0, 1, 2, 3]}
+    assert asked_again(table, 13, 2, 2) == {1: [2, 3]}  # the second step comes a step later
+    assert asked_again(table, 11, 1, 1, 1, 1) == {1: [3]}
+    assert asked_again(table, 10, 6) == {1: [4, 5]}
+    assert asked_again(table, 14, 4, parties=1) == {}  # party 1 can send none
+    table.forget(1)
+    assert asked_again(table, 10, 2) == {1: [0, 1]}
+    assert asked_again(Table(columns, np.zeros((6, 0)), torch.device("cpu")), 99, 4) == {}
+
+
+def test_rows_that_a_party_lacks_are_never_too_old() -> None:
+    columns = {0: slice(0, 1), 1: slice(1, 2)}
+    present = np.array([[1, 1], [1, 0], [1, 1]], bool)
+    table = Table(columns, np.zeros((3, 0)), torch.device("cpu"), 3, present)
+    assert asked_again(table, 0, 3) == {1: [0, 2]}

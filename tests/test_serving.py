@@ -832,6 +832,8 @@ def test_tokens_can_be_changed_while_the_service_runs(
     ("text", "mode", "said"),
     [
         (f"bank {TOKEN}", 0o644, "chmod 600"),
+        *((f"bank {TOKEN}", 0o600 | 1 << bit, "chmod 600") for bit in range(6)),
+        (f"bank {'x' * 19}", 0o600, "20 letters"),
         ("bank short", 0o600, "20 letters"),
         ("bank", 0o600, "20 letters"),
         ("\n# nobody\n", 0o600, "no token"),
@@ -845,6 +847,18 @@ def test_files_of_tokens_that_are_not_safe_are_refused(
     path.chmod(mode)
     with pytest.raises(ConfigError, match=said):
         Tokens(path)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
+def test_files_of_tokens_that_only_their_owner_can_use_are_read(tmp_path: Path, mode: int) -> None:
+    path, short = tmp_path / "tokens", "x" * 20
+    path.write_text(f"bank {TOKEN}\nshop {short}\n")
+    path.chmod(mode)
+    tokens = Tokens(path)
+    assert [tokens.caller(each) for each in (TOKEN, short, short[1:], f"{short}x", "")] == [
+        *("bank", "shop"),
+        *(None, None, None),
+    ]
 
 
 @pytest.mark.one_by_day

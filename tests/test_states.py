@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from vfl_flower.config import files
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own
 from vfl_flower.label_holder import checkpoint, earlier_run, results
+from vfl_flower.label_holder.earlier_run import PartyState, check_states
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import state_file
 from vfl_flower.tools.cli import main
@@ -182,6 +184,44 @@ def test_a_party_that_was_away_may_have_the_state_that_it_told_of_and_no_older(
         ConfigError, match=r"Party 0 has the state of checkpoint \d+, not of checkpoint"
     ):
         resumed(copy, 2, **{"on-party-failure": "continue"})
+
+
+def checkpoint_of(*parties: tuple[bool, int, int]) -> Any:
+    """Checkpoint 5 of a run, with each party's presence, last exchange and last checkpoint."""
+    seats = [
+        {"party": party, "alive": alive, "exchange": exchange, "checkpoint": number}
+        for party, (alive, exchange, number) in enumerate(parties)
+    ]
+    return SimpleNamespace(run="7-abc", number=5, strategy={"seats": seats})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *(((39, 5), (40, 3)), ((41, 5), (40, 3)), ((40, 4), (40, 3)), ((40, 6), (40, 3))),
+        *(((40, 5), (40, 2)), ((40, 5), (40, 6)), ((0, 5), (40, 3)), ((40, 0), (40, 3))),
+    ],
+)
+def test_a_state_of_another_exchange_or_checkpoint_is_refused(
+    first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    """Party 0 was there at the checkpoint. Party 1 was away, and had told of its checkpoint 3."""
+    found = checkpoint_of((True, 40, 4), (False, 12, 3))
+    for away in ((12, 3), (99, 4), (12, 5)):  # an absent party may have served more
+        check_states(found, [PartyState(0, 40, 5), PartyState(1, *away)])
+    wrong = 0 if first != (40, 5) else 1
+    with pytest.raises(ConfigError, match=f"^Party {wrong} has the state of checkpoint"):
+        check_states(found, [PartyState(0, *first), PartyState(1, *second)])
+
+
+def test_only_parties_of_the_run_are_there_and_all_unless_some_may_be_missing() -> None:
+    found = checkpoint_of((True, 40, 5), (True, 40, 5), (True, 40, 5))
+    state = {party: PartyState(party, 40, 5) for party in range(4)}
+    check_states(found, [state[0], state[1], state[2]])
+    check_states(found, [state[0], state[2]], whole=False)
+    for there, whole in (((0, 2), True), ((0, 1, 2, 3), True), ((0, 3), False)):
+        with pytest.raises(ConfigError, match=f"has 3 parties, but {len(there)} are here"):
+            check_states(found, [state[party] for party in there], whole)
 
 
 # --- a run id that comes again --------------------------------------------------------------------

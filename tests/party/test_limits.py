@@ -16,6 +16,7 @@ from tests.organisations import small, write
 from tests.party.nodes import DESCRIBE, ROWS, Array, Node, align, asked, gradient, restarted, train
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import context as between
 from vfl_flower.party import limits, state_file
 from vfl_flower.protocol.batches import steps_per_epoch
@@ -250,6 +251,58 @@ def test_predictions_are_counted_over_runs_and_restarts(
         file = tmp_path / "party-0.predictions"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert np.frombuffer(unsealed(file), "<u8").tolist() == [0, most]
+
+
+def counts_in(path: Path) -> dict[int, int]:
+    rows, counts = np.frombuffer(unsealed(path), "<u8").reshape(2, -1).tolist()
+    return dict(zip(rows, counts, strict=True))
+
+
+def test_a_row_that_one_upload_has_several_times_counts_as_often(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    assert limits.add(path, np.array([7, 3, 7, 9, 7]), 1, 3)
+    assert counts_in(path) == {3: 1, 7: 3, 9: 1}
+    for too_many in ([7], [3, 9, 3, 3], [1, 1, 1, 1]):
+        assert not limits.add(path, np.array(too_many), 1, 3)
+    assert not limits.add(path, np.array([5, 5]), 2, 3)  # a pair, of each
+    assert counts_in(path) == {3: 1, 7: 3, 9: 1}  # what is refused counts nowhere
+    assert limits.add(path, np.array([9, 3, 3]), 1, 3)
+    assert limits.add(path, np.array([5]), 3, 3)
+    assert counts_in(path) == {3: 3, 5: 3, 7: 3, 9: 2}
+
+
+def test_what_was_counted_ahead_is_given_back_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    assert limits.add(path, np.array([0]), 5, 5)
+    assert limits.add(path, np.array([0]), -1, 3)  # also if the rule allows fewer by now
+    assert counts_in(path) == {0: 4}
+    assert limits.add(path, np.array([0]), -9, 3)
+    assert counts_in(path) == {0: 0}
+
+
+def test_numbers_are_known_up_to_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "known"
+    assert [limits.add_distinct(path, thing, 2) for thing in (4, 4, 8, 6, 8)] == [
+        *(True, True, True),
+        *(False, True),
+    ]
+
+
+def test_predictions_of_a_day_are_counted_ahead_for_that_day_alone(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = [20_000 * 86_400.0]
+    monkeypatch.setattr(limits.time, "time", lambda: today[0])
+    context = node({"max-predictions-per-day": 1000})
+    budget = limits.PredictionBudget(context, Rules.of(context.node_config))
+    budget.take(4)
+    (path,) = tmp_path.glob("party-0.predictions-by-day")
+    assert counts_in(path) == {20_000: 10}  # a hundredth of the limit at a time
+    today[0] += 86_400
+    budget.take(3)  # not out of yesterday's
+    assert counts_in(path) == {20_000: 10, 20_001: 10}
+    budget.close()
+    assert counts_in(path) == {20_000: 10, 20_001: 3}
 
 
 def test_predictions_by_a_model_are_uploads_of_its_run(node: Node) -> None:

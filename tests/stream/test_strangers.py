@@ -11,15 +11,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from tests.relay import Relay
-from tests.stream.nodes import HANGING, KEYS, METHOD, Nodes, Streamed, assert_equals_in_process
+from tests.stream.nodes import (
+    FIRST,
+    HANGING,
+    KEYS,
+    METHOD,
+    RUN,
+    Nodes,
+    Streamed,
+    assert_equals_in_process,
+)
 from vfl_flower.config.errors import VflError
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.stream import links
+from vfl_flower.transport.stream.frames import TOKEN
 from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- strangers ----------------------------------------------------------------------------------
@@ -157,6 +169,63 @@ print(len(held), flush=True)
 input()
 streams.stop()
 """
+
+
+@pytest.fixture
+def port() -> Iterator[links.Streams]:
+    """The label holder's port, which admits node 2 by token "first"."""
+    streams = links.Streams(RUN, resolve({"stream-address": "127.0.0.1"}).running)
+    streams.links[FIRST] = links.Link(FIRST)
+    streams.admit_by("first", streams.links[FIRST])
+    yield streams
+    streams.stop()
+
+
+class Call:
+    """A call that gRPC hands to the label holder, with a token."""
+
+    def __init__(self, token: str) -> None:
+        self.token, self.again = token, ""
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(TOKEN, self.token)]
+
+    def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self.again = dict(metadata)[TOKEN]
+
+    def add_callback(self, ends: object) -> bool:
+        return True
+
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise VflError(details)
+
+
+def admitted(port: links.Streams, token: str) -> str:
+    """Return the token for the next call; empty if this one is refused."""
+    call: Any = Call(token)
+    try:
+        port._admit(call)
+    except VflError:
+        return ""
+    return str(call.again)
+
+
+def handled(port: links.Streams, token: str, method: str = METHOD) -> bool:
+    call: Any = SimpleNamespace(method=method, invocation_metadata=[(TOKEN, token)])
+    return port.service(call) is not None
+
+
+def test_a_token_serves_one_call(port: links.Streams) -> None:
+    assert handled(port, "first") and handled(port, "first")  # two calls, before either is served
+    assert not handled(port, "first", "/vfl_flower.Stream/Other") and not handled(port, "second")
+    again = admitted(port, "first")
+    assert again and not admitted(port, "first") and not handled(port, "first")
+    assert handled(port, again)
+    third = admitted(port, again)
+    assert third and not admitted(port, again)
+    with port.lock:
+        port.end(port.links[FIRST])  # the session: its last token is no longer valid
+    assert not handled(port, third) and not admitted(port, third)
 
 
 @pytest.mark.nightly
