@@ -693,7 +693,7 @@ def test_a_window_table_serves_the_latest_window_of_all_parties_alone() -> None:
 
 
 def asked_again(table: Table, step: int, *lengths: int, parties: int = 2) -> dict[int, list[int]]:
-    """What party 0's window of rows 0, 1, ... needs fresh, in mini-batches of these lengths."""
+    """The rows that party 0's window of rows 0, 1, ... needs fresh, by its steps' lengths."""
     ids = np.arange(sum(lengths), dtype=np.int32)
     uploads = [(0, Window(ids, np.array(lengths, np.int32)))]
     return {

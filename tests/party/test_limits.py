@@ -265,7 +265,7 @@ def test_a_row_that_one_upload_has_several_times_counts_as_often(tmp_path: Path)
     for too_many in ([7], [3, 9, 3, 3], [1, 1, 1, 1]):
         assert not limits.add(path, np.array(too_many), 1, 3)
     assert not limits.add(path, np.array([5, 5]), 2, 3)  # a pair, of each
-    assert counts_in(path) == {3: 1, 7: 3, 9: 1}  # what is refused counts nowhere
+    assert counts_in(path) == {3: 1, 7: 3, 9: 1}  # a refused upload counts nowhere
     assert limits.add(path, np.array([9, 3, 3]), 1, 3)
     assert limits.add(path, np.array([5]), 3, 3)
     assert counts_in(path) == {3: 3, 5: 3, 7: 3, 9: 2}

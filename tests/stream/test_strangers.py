@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,9 +31,11 @@ from tests.stream.nodes import (
 )
 from vfl_flower.config.errors import VflError
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import SMALL, DescribeOrder
 from vfl_flower.transport.stream import links
 from vfl_flower.transport.stream.frames import TOKEN
 from vfl_flower.transport.stream.messages import SessionOrder
+from vfl_flower.transport.wire import to_message
 
 # --- strangers ----------------------------------------------------------------------------------
 
@@ -196,6 +199,8 @@ class Call:
     def add_callback(self, ends: object) -> bool:
         return True
 
+    def cancel(self) -> None: ...
+
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise VflError(details)
 
@@ -226,6 +231,51 @@ def test_a_token_serves_one_call(port: links.Streams) -> None:
     with port.lock:
         port.end(port.links[FIRST])  # the session: its last token is no longer valid
     assert not handled(port, third) and not admitted(port, third)
+
+
+def stream_of(link: links.Link) -> links.Stream:
+    """A stream on which the party may answer message "a"."""
+    call: Any = Call("")
+    message: Any = to_message(DescribeOrder(outputs=1), link.node, ttl=60)
+    link.in_flight, link.answered = links.InFlight("a", b"", message), False
+    link.stream = links.Stream(link, call, SimpleQueue())
+    return link.stream
+
+
+def test_a_reply_counts_from_its_party_and_to_the_message_that_waits(port: links.Streams) -> None:
+    link = port.links[FIRST]
+    stream_of(link)
+
+    def reply(run: int, node: int, to: str) -> Any:
+        said = SimpleNamespace(run_id=run, src_node_id=node, reply_to_message_id=to)
+        return SimpleNamespace(metadata=said)
+
+    for other in ((RUN, FIRST + 1, "a"), (RUN + 1, FIRST, "a"), (RUN, FIRST, "b")):
+        port._take(link, reply(*other))
+        assert not port.replies and link.in_flight
+    port._take(link, reply(RUN, FIRST, "a"))
+    assert list(port.replies) == ["a"] and not link.in_flight
+
+
+def test_a_party_answers_a_message_once_and_on_its_latest_stream(port: links.Streams) -> None:
+    link = port.links[FIRST]
+    earlier = stream_of(link)
+    latest = stream_of(link)
+    port._read(earlier, iter([b"earlier"]))
+    assert port._inbox.empty() and link.stream is latest
+    port._read(latest, iter([b"first", b"second"]))
+    assert port._inbox.get_nowait() == (latest, b"first") and port._inbox.empty()
+    port.put("b", b"", to_message(DescribeOrder(outputs=1), FIRST, ttl=60), 1000)
+    port.put("c", b"", to_message(DescribeOrder(outputs=1), FIRST, ttl=60), 10)
+    assert link.largest == (1000 + SMALL, 10 + SMALL)  # the earlier reply may come once more
+
+
+def test_a_party_may_send_something_invalid_three_times(port: links.Streams) -> None:
+    link = port.links[FIRST]
+    for time in range(4):
+        assert not port.replies
+        port._cut(stream_of(link), VflError(f"nonsense {time}"))
+    assert port.replies["a"].error.reason == "sent nonsense 3, again and again."
 
 
 @pytest.mark.nightly
