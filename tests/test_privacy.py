@@ -88,6 +88,7 @@ def test_noise_differs_between_steps_layers_exchanges_and_secrets() -> None:
         drawn(noise_of(config, (5,)), layer=0),
         drawn(noise_of(config, (5,), exchange=8)),
         drawn(noise_of(config, (5,), secret=b"other")),
+        drawn(noise_of(config, (5,)).of_pair()),
     ]
     for one in range(len(other)):
         for two in range(one):

@@ -66,6 +66,19 @@ def gaussian(multiplier: float, releases: int, delta: float = 1e-5) -> float:
     return float(get_epsilon_gaussian(multiplier / 2 / math.sqrt(releases), delta))
 
 
+def test_a_label_has_a_part_in_as_many_releases_as_the_budget_allows_and_no_more() -> None:
+    releases, counted = scalar_log(5)
+    counted.top, counted.most = 0, 3
+    rows = np.array([1, 2, 2, 4], np.int32)  # a secret sample of two steps has row 2 twice
+    window = Window(rows, np.array([2, 2], np.int32))
+    other = Window(rows[:1], np.array([1], np.int32))
+    assert releases.answered([(0, window)]) and counted.taken.tolist() == [0, 1, 2, 0, 1]
+    assert not releases.answered([(0, window)])  # row 2 would have a part in four
+    assert counted.taken.tolist() == [0, 1, 2, 0, 1]
+    assert [releases.answered([(0, other)]) for _ in range(3)] == [True, True, False]
+    assert counted.taken.tolist() == [0, 3, 2, 0, 1]
+
+
 # --- the noise ----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -292,7 +293,7 @@ def test_predictions_of_a_day_are_counted_ahead_for_that_day_alone(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     today = [20_000 * 86_400.0]
-    monkeypatch.setattr(limits.time, "time", lambda: today[0])
+    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: today[0]))
     context = node({"max-predictions-per-day": 1000})
     budget = limits.PredictionBudget(context, Rules.of(context.node_config))
     budget.take(4)
