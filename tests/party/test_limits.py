@@ -281,14 +281,6 @@ def test_what_was_counted_ahead_is_given_back_and_no_more(tmp_path: Path) -> Non
     assert counts_in(path) == {0: 0}
 
 
-def test_numbers_are_known_up_to_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "known"
-    assert [limits.add_distinct(path, thing, 2) for thing in (4, 4, 8, 6, 8)] == [
-        *(True, True, True),
-        *(False, True),
-    ]
-
-
 def test_predictions_of_a_day_are_counted_ahead_for_that_day_alone(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
