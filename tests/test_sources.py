@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import struct
 import sys
+import zlib
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,12 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data import at_party, on_disk, sources, tables
+from vfl_flower.data import at_party, images, on_disk, sources, tables
 from vfl_flower.data.augmentation import augmented, crop_flip
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
 from vfl_flower.data.on_disk import LargeTable
@@ -299,6 +302,97 @@ def test_an_image_that_cannot_be_read_is_named_in_the_partys_own_log_alone(
         assert "1013" not in str(e.value) and "photos" not in str(e.value)
         assert any("1013.png of this party cannot be read" in line for line in own_log)
         own_log.clear()
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def saved(image: Image.Image, kind: str, **more: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **more)
+    return file.getvalue()
+
+
+def with_a_chunk(content: bytes, name: bytes, text: bytes) -> bytes:
+    """Insert a compressed chunk after the header of a PNG."""
+    chunk = name + b"k\0\0" + zlib.compress(text)
+    chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return content[:33] + chunk + content[33:]
+
+
+def of_a_tile(side: int) -> bytes:
+    """A TIFF of 8 x 8 grey pixels in one tile of this side, which is decoded whole."""
+    data = zlib.compress(b"\0" * side**2)
+    tags = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side}
+    tags |= {324: 8 + 2 + 12 * 10 + 4, 325: len(data)}
+    lines = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + lines + b"\0" * 4 + data
+
+
+def of_scans(more: int) -> bytes:
+    """A JPEG whose last scan comes again and again."""
+    first, *scans = saved(Image.new("L", (64, 64)), "jpeg", progressive=True).split(b"\xff\xda")
+    scans[-1] = scans[-1][:-2]
+    return b"\xff\xda".join([first, *scans, *scans[-1:] * more]) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "bmp", "tiff", "webp"])
+def test_a_file_of_other_formats_is_no_image_whatever_its_name(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"who.{kind}"
+    for other in (EPS, saved(Image.new("P", (8, 8)), "gif"), saved(Image.new("L", (8, 8)), "ppm")):
+        path.write_bytes(other)
+        assert Image.open(path).format in ("EPS", "GIF", "PPM")  # the control
+        for content in (path, other):
+            with pytest.raises(ValueError, match="cannot identify image file"):
+                decoded(content, 8)
+    path.write_bytes(saved(Image.new("L", (8, 8), 7), kind))
+    assert decoded(path).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (saved(Image.new("1", (300, 200)), "png"), "more than 50,000 pixels"),
+        (saved(Image.new("1", (1, 60_000)), "png"), "more than 50,000 pixels"),
+        (saved(Image.new("L", (300, 200)), "jpeg"), "more than 50,000 pixels"),
+        (saved(Image.new("RGB", (300, 200)), "webp", lossless=True), "more than 50,000 pixels"),
+        (of_a_tile(256), "more than 50,000 pixels"),
+        (of_scans(100), "more than 100 scans"),
+        (saved(Image.new("RGB", (220, 220)), "tiff"), "more than 100,000 bytes"),
+        (with_a_chunk(saved(Image.new("L", (8, 8)), "png"), b"zTXt", b"a" * 2**24), "too large"),
+        (with_a_chunk(saved(Image.new("L", (8, 8)), "png"), b"iCCP", b"a" * 2**24), "too large"),
+    ],
+    ids=["png", "column", "jpeg", "webp", "tile", "scans", "bytes", "text", "profile"],
+)
+def test_an_image_that_would_fill_the_memory_is_refused_before_it_is_decoded(
+    content: bytes, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_log: list[str]
+) -> None:
+    monkeypatch.setattr(images, "_PIXELS", 50_000)
+    monkeypatch.setattr(images, "_BYTES", 100_000)
+    (tmp_path / "a\nb.png").write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it is decoded"))
+        own = sources.source_of({"images": str(tmp_path), "image-size": 8}, 1)
+        with pytest.raises(ConfigError, match="Party 1 has an image that cannot be read") as e:
+            own.learn(np.arange(1))
+    assert what in own_log[-1] and r"a\nb.png" in own_log[-1] and "png" not in str(e.value)
+    for limit in ("_PIXELS", "_BYTES", "_SCANS"):
+        monkeypatch.setattr(images, limit, 10**6)
+    if what == "too large":  # Pillow's own limit
+        monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_CHUNK", 2**25)
+    assert len(own.learn(np.arange(1)).mean) == 3  # the control: it can be read
+
+
+def test_of_several_images_in_a_file_the_first_is_read_and_a_pipe_is_no_image(
+    tmp_path: Path,
+) -> None:
+    first, other = Image.new("L", (8, 8), 7), Image.new("L", (500, 400))
+    path = tmp_path / "a.tiff"
+    first.save(path, save_all=True, append_images=[other] * 50)
+    assert decoded(path).shape == (8, 8, 3)
+    os.mkfifo(tmp_path / "b.png")
+    with pytest.raises(ValueError, match="it is not a file"):
+        decoded(tmp_path / "b.png")
 
 
 def test_sixteen_bits_are_not_cut_off_at_eight() -> None:

@@ -3,6 +3,11 @@
 A sample is float32 [H, W, 3], colours last and in RGB. It is scaled by the mean and the deviation
 of each colour over training rows. On disk it is stored as bytes. Only the party's own log names an
 image that cannot be read or has another size.
+
+Files may come from customers. So only five formats are read, whatever a file's name: others start
+programs of the system, such as Ghostscript. Of a file with several images, the first one is read.
+An image has at most 2**25 pixels (5,792 x 5,792), and a file 256 MiB. Reading one takes at most
+about half a gigabyte.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +34,11 @@ log = logging.getLogger("flwr")
 Array = NDArray[Any]
 
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_FORMATS = ("BMP", "JPEG", "PNG", "TIFF", "WEBP")
+_PIXELS = 2**25  # most of an image, by its header
+_BYTES = 2**28  # most of a file
+_SCANS = 100  # most of a JPEG: each costs the time of all pixels, and about 50 bytes
+_TILE = (322, 323)  # TIFF's tags of a tile's width and height
 _TOGETHER = 64  # images to read at once
 _LEARNT_FROM = 10_000  # images that estimate mean and deviation well enough
 
@@ -40,12 +51,19 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
     Raises
     ------
     ValueError
-        If the file cannot be read as an image. The text says why.
+        If the file cannot be read as an image, or is too large. The text says why.
     """
     from PIL import Image
 
     try:
-        with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as opened:
+        if isinstance(content, Path):
+            content = _bytes_of(content)
+        with Image.open(BytesIO(content), formats=_FORMATS) as opened:
+            tile = [getattr(opened, "tag_v2", {}).get(tag, 1) for tag in _TILE]
+            if max(prod(opened.size), prod(tile)) > _PIXELS:
+                raise ValueError(f"it has more than {_PIXELS:,} pixels. Make it smaller")
+            if opened.format == "JPEG" and content.count(b"\xff\xda") > _SCANS:
+                raise ValueError(f"it has more than {_SCANS} scans. Save it anew")
             image: Image.Image = opened
             if size:
                 opened.draft("RGB", (size, size))  # decode a large JPEG only as far as needed
@@ -62,6 +80,17 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
             return np.asarray(pixels)
     except Exception as error:  # decoders raise many kinds of errors
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Return the content of an image file; raise `ValueError` if it is too large for one."""
+    if not path.is_file():  # a pipe, for example, might never end
+        raise ValueError("it is not a file")
+    with path.open("rb") as file:
+        content = file.read(_BYTES + 1)
+    if len(content) > _BYTES:
+        raise ValueError(f"it has more than {_BYTES:,} bytes. Make it smaller")
+    return content
 
 
 class Images(KeptSource):
@@ -105,7 +134,8 @@ class Images(KeptSource):
         return np.stack(made)
 
     def _wrong_image(self, name: str, what: str, detail: str) -> ConfigError:
-        log.warning("The image %s of this party %s (%s).", name, what, detail)
+        shown = repr(name)[1:-1]  # a line break in it would begin another line of the log
+        log.warning("The image %s of this party %s (%s).", shown, what, detail)
         return ConfigError(
             f"Party {self.party} has an image that {what}. Its own log says which image."
         )
