@@ -267,14 +267,104 @@ def test_a_log_without_its_key_is_not_continued_under_another(log: Path) -> None
     assert verify(log).lines == LINES + 1
 
 
-def test_a_log_that_was_removed_is_named_by_the_next_one(log: Path) -> None:
-    digest = verify(log).digest
+def emptied(log: Path) -> None:
+    log.write_bytes(b"")
+
+
+def removed(log: Path) -> None:
     log.unlink()
-    with pytest.raises(VflError, match=r"audit\.jsonl cannot be read"):
-        verify(log)
-    requests(log, 1)
-    found = verify(log)
-    assert (found.lines, found.earlier) == (2, End(LINES, 0, digest))
+
+
+def renamed_and_emptied(log: Path) -> None:
+    log.rename(log.with_name("old.jsonl")).write_bytes(b"")
+
+
+def renamed_and_cut(log: Path) -> None:
+    lines = lines_of(log)
+    log.rename(log.with_name("old.jsonl")).write_bytes(b"".join(lines[:-1]))
+
+
+LOSSES = [emptied, removed, renamed_and_emptied, renamed_and_cut]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_a_log_that_was_lost_while_nobody_wrote_it_is_missed_for_ever(
+    lose: Callable[[Path], None],
+    log: Path,
+    capsys: pytest.CaptureFixture[str],
+    own_log: list[str],
+) -> None:
+    digest, copy = verify(log).digest, log.read_bytes()
+    lose(log)
+    for _ in range(2):
+        with pytest.raises(VflError, match=f"lines 1 to {LINES}|it has {LINES} lines|Lines are mi"):
+            verify(log)
+        requests(log, 1)
+        assert main(["audit-log", "verify", str(log)]) == 1
+        error = capsys.readouterr().err
+        assert f"Lines are missing: {log} continues a file of {LINES} lines" in error
+        assert "The service did not find it" in error
+    assert any("was emptied or removed: 6 lines are missing" in line for line in own_log)
+    assert json.loads(lines_of(log)[0])["earlier-missing"]
+    with pytest.raises(VflError, match="Lines are missing"):  # a digest of lost lines is no proof
+        verify(log, noted=digest)
+    old = log.with_name("restored.jsonl")
+    old.write_bytes(copy)
+    assert verify(old, log, noted=digest).lines == LINES + 3  # the control
+
+
+def test_a_log_that_is_removed_while_it_is_written_is_missed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "_APART", 0.01)
+    with AuditLog(path) as log:
+        log.write("predict")
+        path.unlink()
+        until(lambda: path.exists() and path.stat().st_size, 30)
+    assert json.loads(lines_of(path)[0])["earlier-missing"]
+    with pytest.raises(VflError, match="Lines are missing"):
+        verify(path)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["emptied", "removed"])
+def test_a_log_that_is_lost_with_its_seal_is_missed_by_its_key(log: Path, kept: bool) -> None:
+    beside(log, "seal").unlink()
+    (emptied if kept else removed)(log)
+    with pytest.raises(ConfigError, match="was removed with its seal"):
+        AuditLog(log)
+    assert not log.exists() or not log.stat().st_size
+    (log.parent / "audit-log.key").unlink()
+    requests(log, 1)  # as the documents say: without all three files, nothing tells of the log
+    assert verify(log).lines == 2
+
+
+def test_another_log_in_its_place_is_found_by_the_key(log: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "audit.jsonl"
+    requests(other, 2)
+    log.write_bytes(other.read_bytes())
+    for use in (verify, AuditLog):  # the seal knows another end
+        with pytest.raises(VflError, match=r"Line 3|cut off|is not what its seal says"):
+            use(log)
+    beside(log, "seal").write_bytes(beside(other, "seal").read_bytes())
+    for use in (verify, AuditLog):
+        with pytest.raises(VflError, match="is not the key of"):
+            use(log)
+    assert verify(other).lines == 3  # the control
+
+
+def test_older_files_that_nobody_keeps_need_their_last_digest(
+    rotated: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = verify(rotated[0], *rotated[1:]).digest
+    rotated[0].unlink()
+    with pytest.raises(VflError, match=r"Lines are missing: .* continues a file of 2 lines"):
+        verify(*rotated[1:])
+    last = earlier_end(rotated[1]).digest
+    for wrong in (digest, last[:-1], earlier_end(rotated[2]).digest):
+        with pytest.raises(VflError, match="Lines are missing"):
+            verify(*rotated[1:], after=wrong)
+    assert main(["audit-log", "verify", *map(str, rotated[1:]), "--after", last]) == 0
+    assert "2 earlier lines, up to --after, were not verified" in capsys.readouterr().out
 
 
 # --- processes ----------------------------------------------------------------------------------
@@ -442,8 +532,10 @@ def rotated(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_file_that_is_renamed_is_continued_by_a_new_one(rotated: list[Path]) -> None:
     found = verify(*rotated)
     assert (found.lines, found.unsealed, found.earlier) == (6, 0, End())
-    assert verify(rotated[2]).earlier == earlier_end(rotated[2]) != End()
-    assert verify(*rotated[1:]).lines == 4
+    for at in (1, 2):
+        earlier = earlier_end(rotated[at])
+        assert verify(*rotated[at:], after=earlier.digest).earlier == earlier
+    assert not any(b"earlier-missing" in each.read_bytes() for each in rotated)
     assert verify(*rotated, noted=earlier_end(rotated[1]).digest) == found
 
 
@@ -468,6 +560,7 @@ def test_a_log_can_be_renamed_while_nobody_writes_it(log: Path) -> None:
     requests(log, 2)
     found = verify(old, log)
     assert (found.lines, found.unsealed) == (LINES + 3, 0)
+    assert b"earlier-missing" not in log.read_bytes()
 
 
 def test_a_process_that_is_killed_as_a_file_begins_leaves_a_sound_log(log: Path) -> None:
@@ -557,10 +650,9 @@ def test_the_command_says_what_a_sound_log_still_lacks(
     assert f"{log}:8 is torn" in said and "2 lines follow the last seal" in said
     old = log.rename(log.with_name("old.jsonl"))
     requests(log, 1)
-    assert main(["audit-log", "verify", str(log)]) == 0
-    assert "continues a file of 6 lines" in capsys.readouterr().out
+    assert main(["audit-log", "verify", str(log)]) == 1
+    assert "continues a file of 6 lines" in capsys.readouterr().err
     assert main(["audit-log", "verify", str(old), str(log)]) == 0
-    assert "continues" not in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_log_is_one_sentence(

@@ -20,6 +20,7 @@ KEY = "audit-log.key"
 _TYPES = {"line": int, "time": str, "event": str, "before": str}  # fields of every line
 _HASH = 8  # bytes
 _BLOCK = 1 << 16
+_BEGINS = b'{"line":1,'  # each log
 
 
 class End(NamedTuple):
@@ -42,7 +43,7 @@ class Verified(NamedTuple):
     digest : digest of the last line.
     torn : places of lines that were written in part, as "FILE:7". Their process was killed.
     unsealed : number of lines after the last seal. Such lines can be cut off without a trace.
-    earlier : the end of the earlier file that the first file continues; `End()` if there is none.
+    earlier : the end of the earlier file, which `after` stood for; `End()` if there is none.
     """
 
     lines: int
@@ -54,23 +55,28 @@ class Verified(NamedTuple):
     earlier: End
 
 
-def verify(path: Path, *later: Path, noted: str = "") -> Verified:
+def verify(path: Path, *later: Path, noted: str = "", after: str = "") -> Verified:
     """Verify a log, or several files that continue each other, the oldest first.
 
     Parameters
     ----------
     later : files that continue the first one. The last file needs its seal beside it.
     noted : a digest that a verification has returned before. A line must have it.
+    after : the last digest of the file before the first one, if that file is no longer kept.
 
     Raises
     ------
     VflError
         If a line is cut, changed, added, moved or removed; it names the line. Also if a file is
-        missing, or no line has the noted digest.
+        missing, if the key beside the log is another log's, or no line has the noted digest.
     """
     files = [path, *later]
-    ends = [earlier_end(each) for each in later]
     seal = read_seal(files[-1])  # before the lines, which may become more
+    if seal and not files[-1].exists():
+        raise VflError(
+            f"{files[-1]} is missing: its seal says that it has {seal[0].lines} lines. Restore it."
+        )
+    ends = [earlier_end(each) for each in later]
     if seal is None:
         raise VflError(
             f"{beside(files[-1], 'seal')} is missing, and without it nobody knows whether lines "
@@ -82,6 +88,12 @@ def verify(path: Path, *later: Path, noted: str = "") -> Verified:
     if seal[0].digest == earlier_end(files[-1]).digest:
         seal = End(), ""  # the process was killed when it had just begun this file
     found = [_verified(*each) for each in zip(files, [*ends, seal[0]], strict=True)]
+    for each in files:
+        key = each.parent / KEY
+        if key.exists() and _first(each).get("key", "") != fingerprint(unsealed(key)):
+            raise VflError(f"{key} is not the key of {each}: it is another log. Restore the file.")
+    if earlier_end(path).digest != after:
+        raise _continues(path, after)
     if noted and not any(noted in each.digests for each in found):
         raise VflError(
             f"No line has the noted digest {noted}: the log was written anew, or the line is in an "
@@ -95,6 +107,19 @@ def verify(path: Path, *later: Path, noted: str = "") -> Verified:
         tuple(torn for each in found for torn in each.torn),
         sum(each.unsealed for each in found),
         earlier_end(path),
+    )
+
+
+def _continues(path: Path, after: str) -> VflError:
+    """Return the error about a first file that does not begin where it must."""
+    end = earlier_end(path)
+    if not end.digest:
+        return VflError(f"{path} continues no file. Leave out --after {after}.")
+    absent = "The service did not find it when it began this file. " * _lost(path)
+    return VflError(
+        f"Lines are missing: {path} continues a file of {end.lines} lines, which is not named. "
+        f"{absent}Name that file first. If it is no longer kept, give --after the last digest that "
+        f"you noted of it. {path} says that it is {end.digest}."
     )
 
 
@@ -284,6 +309,22 @@ def earlier_end(path: Path) -> End:
     first = _first(path)
     lines = first.get("earlier-lines")
     return End(lines if isinstance(lines, int) else 0, 0, first.get("before", ""))
+
+
+def _lost(path: Path) -> bool:
+    """Return whether the first line says that the earlier file was not there."""
+    return bool(_first(path).get("earlier-missing"))
+
+
+def is_beside(path: Path, seal: End) -> bool:
+    """Return whether another file of the folder is the sealed log, which was renamed."""
+    for each in path.parent.iterdir():
+        if each != path and each.is_file():
+            with _opened(each) as file:
+                is_log = file.read(len(_BEGINS)) == _BEGINS
+            if is_log and _has_line(each, seal):
+                return True
+    return False
 
 
 def _first(path: Path) -> dict[str, Any]:

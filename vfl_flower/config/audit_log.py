@@ -10,7 +10,8 @@ before : SHA-256 digest of the line before, with its line break. In a first line
     digest of the earlier file, or empty. `sed -n 5p FILE | sha256sum` gives the digest of line 5.
 
 A first line also has `format`, `earlier-lines` (lines of the earlier file), and `key` (digest of
-the key). Three files lie beside a log, and only their owner can read them:
+the key). It has `earlier-missing` if the earlier file was not there when this one began. Three
+files lie beside a log, and only their owner can read them:
 
 - `FILE.seal` counts the lines and bytes, and has the last digest. The process refreshes it within
   a second of a line, and when it closes the log. So `verify` finds a cut at the end.
@@ -18,17 +19,22 @@ the key). Three files lie beside a log, and only their owner can read them:
 - `FILE.lock` exists while a process writes the log.
 
 To begin a new file, rename the old one. Within a second, the process begins a new file, whose first
-line has the last digest of the old one.
+line has the last digest of the old one. Or rename it while no process writes it, and leave it in
+the folder until the next one starts. If the earlier file was emptied or removed instead, the new
+chain says so, and `verify` fails.
 
 The chain and the seal prove nothing against somebody who can write to the folder as its owner, such
 as an administrator. Such a person can compute all digests anew, and write another seal. So note the
-last digest at a place that this person cannot change, and have `verify` find it later. Lines of the
-last second before a crash can be cut off without a trace, until the log is opened again.
+last digest at a place that this person cannot change, and have `verify` find it later. Without a
+noted digest, nobody finds that log and seal are an older copy of both. Nor does anybody find that
+log, seal and key were removed, or log and seal in a folder that has other logs. Lines of the last
+second before a crash can be cut off without a trace, until the log is opened again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -48,6 +54,7 @@ from vfl_flower.config.audit_chain import (
     fields_of,
     fingerprint,
     hashes_of,
+    is_beside,
     read_seal,
     sound_end,
     verify,
@@ -63,6 +70,8 @@ from vfl_flower.config.files import (
     write_sealed,
     write_whole,
 )
+
+log = logging.getLogger("flwr")
 
 __all__ = ["AuditLog", "Verified", "verify"]
 
@@ -180,11 +189,18 @@ class AuditLog:
                 f"{key} is missing, and without it nobody finds ids in {self.path}. Restore it, or "
                 "name a log in another folder."
             )
+        lost = key.exists() and not any(self.path.parent.glob("*.seal"))
+        if lost and _is_empty(self.path):
+            raise ConfigError(
+                f"{key} is there, but no seal: {self.path} was removed with its seal, or both were "
+                "moved away. Restore both, or move the key away too to begin a new log."
+            )
         self._key = lasting_secret(key)
         if found and found[1] != fingerprint(self._key):
             raise ConfigError(f"{key} is not the key of {self.path}. Restore the log's key.")
         if _is_empty(self.path):
-            return self._begun(found[0] if found else End())
+            end = found[0] if found else End()
+            return self._begun(end, missing=bool(found) and not is_beside(self.path, end))
         if not found:
             raise ConfigError(
                 f"{beside(self.path, 'seal')} is missing, so lines of {self.path} may be missing "
@@ -196,9 +212,23 @@ class AuditLog:
             self._close_off(file, torn + b"\n")
         return file
 
-    def _begun(self, earlier: End) -> BinaryIO:
-        """Begin a file that continues an earlier one, and open it."""
-        fields = {"format": _FORMAT, "key": fingerprint(self._key), "earlier-lines": earlier.lines}
+    def _begun(self, earlier: End, missing: bool) -> BinaryIO:
+        """Begin a file that continues an earlier one, and open it.
+
+        Parameters
+        ----------
+        missing : whether the earlier file was removed, instead of renamed.
+        """
+        fields: dict[str, Any] = {"format": _FORMAT, "key": fingerprint(self._key)}
+        fields["earlier-lines"] = earlier.lines
+        if missing:
+            fields["earlier-missing"] = True
+            log.warning(
+                "The audit log %s was emptied or removed: %d lines are missing. Its new file says "
+                "so. Restore them in a file beside it.",
+                self.path,
+                earlier.lines,
+            )
         first = _line(End(digest=earlier.digest), BEGUN, fields)
         write_whole(self.path, first)
         file = opened_to_append(self.path)
@@ -250,7 +280,8 @@ class AuditLog:
             raise VflError(f"{self.path} is another file now, which is not empty. Move it away.")
         with told(self.path):
             os.fsync(self._file.fileno())
-        old, self._file = self._file, self._begun(self._end)
+            missing = os.fstat(self._file.fileno()).st_nlink == 0
+        old, self._file = self._file, self._begun(self._end, missing)
         old.close()
         self._seal()
 

@@ -24,6 +24,7 @@ app = typer.Typer(
 def _verify(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
     noted: options.Noted = "",
+    after: options.After = "",
 ) -> None:
     """Check that no line was cut, changed, added or moved; else name the line.
 
@@ -31,21 +32,20 @@ def _verify(
     Whoever can write to the folder as its owner can write the whole log anew.
     So note the last digest elsewhere, and give it to --noted later.
 
-    With several files, name the oldest first. The last one has the seal.
+    Name all files of the log, the oldest first. The last one has the seal.
+    If older files are no longer kept, give the last digest of the newest of
+    them to --after, as you noted it.
     """
     from vfl_flower.config.audit_chain import verify
 
-    found = verify(*files, noted=noted)
+    found = verify(*files, noted=noted, after=after)
     print(f"{found.lines} lines, from {found.first} to {found.last}. No line is missing.")
     for place in found.torn:
         print(f"{place} is torn: its process was killed while it wrote that line.")
     if found.unsealed:
         print(f"{found.unsealed} lines follow the last seal: nobody can tell yet whether more did.")
     if found.earlier.digest:
-        print(
-            f"The log continues a file of {found.earlier.lines} lines with the last digest "
-            f"{found.earlier.digest}. Verify that file too, by naming it first."
-        )
+        print(f"{found.earlier.lines} earlier lines, up to --after, were not verified.")
     print(f"last digest: {found.digest}")
 
 

@@ -125,6 +125,13 @@ Noted = Annotated[
         help="A digest that `verify` printed earlier. A line must still have it.",
     ),
 ]
+After = Annotated[
+    str,
+    typer.Option(
+        metavar="DIGEST",
+        help="The last digest of the file before the first one, if nobody keeps that file.",
+    ),
+]
 Every = Annotated[
     bool, typer.Option("--all", help="List every option and party rule, not only basic ones.")
 ]
