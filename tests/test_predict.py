@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +32,12 @@ from tests.organisations import (
     write,
 )
 from tests.releases import accountant_of, epsilon
+from vfl_flower.config.csv_text import restored, write_csv
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS
+from vfl_flower.data.ids import encode_ids
+from vfl_flower.data.on_disk import LargeTable
+from vfl_flower.data.own_files import OwnFile
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
@@ -196,6 +203,63 @@ def test_parquet_holds_the_same_as_csv(organisations: Organisations) -> None:
     assert out.exists() and out.with_suffix(".json").exists()
     pd.testing.assert_frame_equal(csv, parquet, check_exact=False)
     assert [path.name for path in out.parent.iterdir() if "new" in path.name] == []
+
+
+FORMULAS = [
+    *("=HYPERLINK(1)", "+49", "-5", "@SUM(1)", "\t=1", "\r=1", "\n=1", "'=1", "''-5", "＝1"),
+    *("'quoted", "a=1", "", "x\n=1", "x\r=1", "é", "'"),
+]
+
+
+def test_no_text_of_a_csv_file_is_a_formula_and_all_come_back() -> None:
+    numbers = np.linspace(-5, 5, len(FORMULAS))
+    frame = pd.DataFrame({"id": FORMULAS, "=1+1": numbers, "-2": pd.Categorical(FORMULAS)})
+    frame["mixed"] = [*FORMULAS[:-2], -7, None]
+
+    def cells(write: Any) -> list[str]:
+        file = io.BytesIO()
+        write(file)
+        text = io.StringIO(file.getvalue().decode(), newline="")
+        return [cell for line in csv.reader(text) for cell in line]
+
+    def formulas(cells: list[str]) -> set[str]:
+        begin = {cell for cell in cells if cell[:1] and cell[0] in "=+-@\t\r\n＝"}
+        return begin - {str(each) for each in (*numbers, -7)}
+
+    assert formulas(cells(lambda file: frame.to_csv(file, index=False))) >= {*FORMULAS[:5], "-2"}
+    assert not formulas(cells(lambda file: write_csv(file, frame)))  # above, the control
+    file = io.BytesIO()
+    write_csv(file, frame)
+    file.seek(0)
+    back = pd.read_csv(file, keep_default_na=False)
+    assert list(back) == ["id", "'=1+1", "'-2", "mixed"]
+    assert restored(back["id"]).tolist() == restored(back["'-2"]).tolist() == FORMULAS
+    np.testing.assert_array_equal(restored(back["'=1+1"]), numbers)
+    assert restored(back["mixed"]).tolist() == [*FORMULAS[:-2], "-7", ""]
+
+
+@pytest.mark.parametrize("kind", [OwnFile, LargeTable])
+def test_ids_that_look_like_formulas_are_found_in_a_file_of_predictions(
+    tmp_path: Path, kind: type[OwnFile]
+) -> None:
+    ids = ["-5", "+49", "=1", "'x", "7"]
+    with (tmp_path / "a.csv").open("wb") as file:
+        write_csv(file, pd.DataFrame({"id": ids, "prediction": 0}))
+    assert kind(str(tmp_path / "a.csv")).ids == encode_ids(ids, "The test")
+    plain = pd.read_csv(tmp_path / "a.csv")["id"]
+    assert plain.tolist() != ids  # the control
+
+
+def test_one_place_writes_csv_files() -> None:
+    """A csv file that is written elsewhere would have no guarded texts."""
+    package = Path(vfl_flower.__file__).parent
+    writers = [
+        path.name
+        for folder in (package, package.parent / "strategies")
+        for path in folder.rglob("*.py")
+        if re.search(r"\.to_csv\((?!FILE)|csv\.(Dict)?[wW]riter", path.read_text())
+    ]
+    assert sorted(writers) == ["csv_text.py"]
 
 
 def test_without_labels_there_are_predictions_and_no_metrics(organisations: Organisations) -> None:

@@ -7,8 +7,6 @@ row.
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.files import told, write_whole
+from vfl_flower.config.csv_text import write_csv
+from vfl_flower.config.files import told, whole
 from vfl_flower.data.bins import Bins
 
 Array = NDArray[Any]
@@ -204,13 +203,10 @@ class Watch:
         VflError
             If the file cannot be written.
         """
-        text = io.StringIO()
-        rows = list(self.table())
-        file = csv.DictWriter(text, rows[0])
-        file.writeheader()
-        file.writerows(rows)
-        with told(path):
-            write_whole(path, text.getvalue().encode())
+        import pandas as pd
+
+        with told(path), whole(path) as file:
+            write_csv(file, pd.DataFrame(self.table()))
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return names, bins and counts of training rows in JSON types."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.files import make_folder, told, whole, write_whole
+from vfl_flower.config.csv_text import write_csv
+from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import Estimate, Evidence, Groups
 
@@ -115,10 +114,10 @@ def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:
     VflError
         If a file cannot be written.
     """
-    text = StringIO()
-    table = csv.writer(text, lineterminator="\n")
+    import pandas as pd
+
     fields = "column,bin,above,up_to,rows,events,others,woe,woe_low,woe_high,iv,iv_low,iv_high,note"
-    table.writerow(fields.split(","))
+    lines = []
     for each in columns:
         evidence, value = each.evidence, each.information
         low, high = evidence.weight_intervals()
@@ -128,21 +127,16 @@ def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:
             weights = [float(part[at]) for part in (evidence.weights, low, high)]
             iv = [value.value, value.low, value.high] if value else [""] * 3
             edges = ["" if np.isinf(edge) else edge for edge in each.edges[at] or (np.inf, np.inf)]
-            line = [_safe(each.column), _safe(name), *edges, *counts]
-            table.writerow([*line, *weights, *iv, each.note])
+            lines.append([each.column, name, *edges, *counts, *weights, *iv, each.note])
     with told(path):
         make_folder(path.parent)
-    write_whole(path, text.getvalue().encode())
+        with whole(path) as file:
+            write_csv(file, pd.DataFrame(lines, columns=fields.split(","), dtype=object))
     _draw(path.with_suffix(".png"), columns)
 
 
 def _plain(number: float) -> float | int:
     return int(number) if number.is_integer() else number
-
-
-def _safe(text: str) -> str:
-    """Return a text that no spreadsheet reads as a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.config.csv_text import restored
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.tables import Table
@@ -98,7 +99,10 @@ class OwnFile(Table):
 
         try:
             if self._is_csv:
-                return pd.read_csv(Path(self.path).expanduser(), usecols=names)
+                frame = pd.read_csv(Path(self.path).expanduser(), usecols=names)
+                if names == [self.id]:  # the file may be a file of predictions
+                    frame[self.id] = restored(frame[self.id])
+                return frame
             return as_frame(pq.read_table(Path(self.path).expanduser(), columns=names))
         except (ValueError, OSError, NotImplementedError) as error:
             raise self._unreadable(error) from None

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import locked, make_folder, told, whole, write_whole
 from vfl_flower.config.plugins import LOSSES, METRICS
@@ -199,7 +200,10 @@ def write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
         write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
         try:
             with whole(path) as file:
-                (frame.to_csv if path.suffix == ".csv" else frame.to_parquet)(file, index=False)
+                if path.suffix == ".csv":
+                    write_csv(file, frame)
+                else:
+                    frame.to_parquet(file, index=False)
         except BaseException:
             of_figures.unlink()
             raise

@@ -19,8 +19,9 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.config.files import make_folder, told, write_whole
+from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.sequences import SequenceColumn
@@ -308,7 +309,8 @@ def note(context: Context, order: FiguresOrder) -> Noted:
     try:
         with told(path):
             make_folder(path.parent)
-        write_whole(path, table.to_csv(index=False).encode())
+        with whole(path) as file:
+            write_csv(file, table)
         if figures:
             explained_table.draw(table, order, path.with_suffix(".png"))
     except VflError as error:

@@ -1,0 +1,48 @@
+"""Csv files that a spreadsheet opens as data.
+
+Spreadsheets run a text cell as a formula if it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
+line break. Ids and names of columns and classes may come from other people. So one apostrophe is
+put before each such text, also if apostrophes precede that character already. Numbers stay as they
+are. `restored` removes the apostrophe, and so do the readers of an id column. Parquet files need no
+apostrophe.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from typing import Any
+
+_FORMULA = r"^(?='*[=+\-@\t\r\n＝＋－＠])"  # spreadsheets know the wide signs too
+_GUARDED = _FORMULA.replace("(?=", "'(?=")
+
+
+def write_csv(file: Any, frame: Any) -> None:
+    """Write a frame without its index to a binary file, in UTF-8. No cell is a formula.
+
+    Parameters
+    ----------
+    frame : a pandas frame. Its texts are guarded, and the names of its columns too.
+    """
+    safe = frame.rename(columns=_guarded)
+    texts = [at for at, kind in enumerate(frame.dtypes) if kind.kind == "O"]
+    for at in texts:
+        safe.isetitem(at, frame.iloc[:, at].astype(object).map(_guarded))
+    # Python's writer leaves a carriage return bare, and a reader would begin a line there.
+    bare = any(
+        "\r" in str(each)
+        for column in (safe, *(safe.iloc[:, at] for at in texts))
+        for each in column
+    )
+    safe.to_csv(file, index=False, quoting=csv.QUOTE_NONNUMERIC if bare else csv.QUOTE_MINIMAL)
+
+
+def restored(column: Any) -> Any:
+    """Return a column of a pandas frame that was read from csv, with its texts as they were."""
+    if column.dtype.kind != "O":
+        return column
+    return column.replace(_GUARDED, "", regex=True)
+
+
+def _guarded(value: Any) -> Any:
+    return re.sub(_FORMULA, "'", value) if isinstance(value, str) else value
