@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -19,6 +20,7 @@ import vfl_flower
 from tests.assessed import assessed
 from tests.conftest import Start
 from vfl_flower.label_holder.card_limits import limits
+from vfl_flower.label_holder.card_page import Facts, Part, Points, markdown
 from vfl_flower.label_holder.card_privacy import paragraph
 from vfl_flower.label_holder.model_card import FILES, card, write_card
 
@@ -107,6 +109,55 @@ def test_texts_of_a_summary_stay_text(summary: dict[str, Any], tmp_path: Path) -
     assert "script" not in page.tags and "a" not in page.tags and "em" not in shown.tags
     assert shown.cells == page.cells
     assert HOSTILE.replace("\n", "\ufffd") in page.cells
+
+
+LINKIFY = find_spec("linkify_it") is not None  # as GitHub, links addresses without brackets
+ADDRESSES = [
+    *("http://example.com", "https://example.com/a_b?c=d#e", "www.example.com", "example.com"),
+    *("ftp://example.com", "//example.com/x", "//localhost", "http://1.2.3.4", "example.рф"),
+    *("mailto:a@example.com", "a@example.com", "see a.b+c@example.com!", "xmpp:a@example.com"),
+    *("<http://example.com>", "[x](http://example.com)", "![x](//example.com)", "[x]: //a.b"),
+    *('<a href="//a.b">x</a>', "javascript:alert(1)", "a.example.com:80/x", "1.example.com"),
+]
+NO_LINKS = "[x]: //a.b", "javascript:alert(1)"  # by themselves
+MENTIONS = ["@name", "a@b", "#1", "org/repo#12", "GH-3", "(@org/team)", "`@x`", "``@x", "a|@b|c"]
+BLOCKS = [
+    "- a",
+    "+ a",
+    "1. a",
+    "1) a",
+    "# a",
+    "> a",
+    "---",
+    "***",
+    "    a",
+    "===",
+    " a ",
+    "- [ ] a",
+]
+
+
+@pytest.mark.parametrize("text", [*ADDRESSES, *MENTIONS, *BLOCKS])
+def test_no_text_of_a_card_becomes_a_link_a_mention_or_a_block(text: str) -> None:
+    rules = ["table", *["linkify"] * LINKIFY]
+    reader = MarkdownIt("commonmark", {"linkify": LINKIFY}).enable(rules)
+
+    def shown(page: str) -> Text:
+        found = Text(reader.render(page))
+        found.tags = [tag for tag in found.tags if tag != "code"]
+        return found
+
+    def made(text: str) -> list[Part]:
+        return [Part(text, [text, Points([text]), Facts([text], [[text]])])]
+
+    plain, page = shown(markdown("a", made("a"))), markdown(text, made(text))
+    assert shown(page).tags == plain.tags
+    assert shown(page).cells == [text if each == "a" else each for each in plain.cells]
+    if text in MENTIONS or "@" in text:  # no reader looks for mentions in code
+        outside = re.sub(r"<code>.*?</code>", "", reader.render(page))
+        assert not re.search(r"@|#\d|GH-\d", outside)
+    if LINKIFY and text in ADDRESSES and text not in NO_LINKS:
+        assert {"a", "img"} & set(shown(text).tags)  # the control
 
 
 def texts_of(summary: dict[str, Any], folder: Path) -> tuple[Text, Text]:

@@ -5,6 +5,7 @@ Both are made from the same parts, and all texts in them are escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -108,12 +109,30 @@ def _escaped(text: str) -> str:
     return escape(_plain(text))
 
 
-_MARKS = str.maketrans({mark: f"\\{mark}" for mark in "\\`*_[]|~$#"})
+_MARKS = re.compile(
+    r"[\\`*_\[\]|~$#]"
+    r"|:(?=[^\W\d]|/)|/(?=/)|\.(?=[^\W\d])|(?<=[^\W\d])\.(?=\w)"  # of addresses
+    r"|^[-+](?=[\s-]|$)|(?<=^\d)[.)](?=\s|$)"  # of lists
+)
+_REFERENCE = re.compile(r"([^\s|]*(?:@|#\d|GH-\d)[^\s|]*)", re.I)
 
 
 def _marked(text: str) -> str:
-    """Return a text that Markdown shows as it is."""
-    return escape(_plain(text).translate(_MARKS), quote=False)
+    """Return a text that Markdown shows as it is, and turns into no link.
+
+    A backslash stops no mention of a user or an issue, and no e-mail address: GitHub looks for them
+    in what is shown. So a word that may be one becomes code.
+    """
+    parts = _REFERENCE.split(_plain(text))  # texts and such words, by turns
+    parts[::2] = [escape(_MARKS.sub(r"\\\g<0>", part), quote=False) for part in parts[::2]]
+    parts[1::2] = map(_code, parts[1::2])
+    return re.sub(r"^ | $", "&#32;", "".join(parts))  # Markdown drops spaces at the ends
+
+
+def _code(word: str) -> str:
+    fence = "`" * (1 + max(map(len, re.findall("`*", word))))
+    space = " " * (word[0] == "`" or word[-1] == "`")
+    return f"{fence}{space}{word}{space}{fence}"
 
 
 _PAGE = (  # in Python, since a Flower bundle of the project holds no other files
