@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import math
+import re
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vfl_flower
 from strategies.step_budget import StepBudget
 from tests.conftest import Start
 from tests.test_faults import (
@@ -500,3 +505,49 @@ def test_replies_that_are_as_they_should_be_pass() -> None:
     begin_task()
     found = read_reply(to_reply(upload, to_message(EvaluateOrder(exchange=1), 2, 60)), Upload, 200)
     assert found.peak_memory_mb == 5e3 and found.nbytes == 48
+
+
+# --- regular expressions ------------------------------------------------------------------------
+
+PUMPED = [
+    *(*" a1'=.-/`@|:x\n\x1b\x9b", "\x1b[", "\x1b[0", "\x1b]", "_party1-2", "x_party1_", "1:", "=x"),
+    *("failed: ", "failed: Party 1", "In party 1", "The model in ", " is served at ", "INFO: "),
+    *("a..", "vfl_flower.api.own_code:a", "__in_process_", "='", "#1", "a@", "x.y", "//"),
+]
+OWN = {  # texts of the person at the command line, or of this project
+    r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""",
+    r"([a-z]+)=",
+    r"(\d+):([0-9a-f]{64})",
+}
+
+
+def expressions() -> Iterator[re.Pattern[str]]:
+    """Yield the regular expressions of the product that are written as texts."""
+    product = Path(vfl_flower.__file__).parent
+    for path in (*product.rglob("*.py"), *(product.parent / "strategies").rglob("*.py")):
+        content = path.read_text()
+        calls = [each for each in ast.walk(ast.parse(content)) if isinstance(each, ast.Call)]
+        for call in calls if "re." in content else ():
+            of_re = re.match(r"re\.[a-z]+$", ast.unparse(call.func))
+            if of_re and isinstance(call.args[0], ast.Constant):
+                flags = set(re.findall(r"re\.([A-Z]+)", ast.unparse(call)))
+                yield re.compile(str(call.args[0].value), sum(getattr(re, one) for one in flags))
+
+
+def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED) -> float:
+    """Return the longest time that an expression takes for a long text, in seconds."""
+    took, letters = [], 250 if "_party" in pattern.pattern else 5000  # that one reads file names
+    for each in pumped:
+        text, begun = (each * letters)[:letters] + "\0", process_time()
+        pattern.sub("", text)
+        pattern.fullmatch(text)
+        took.append(process_time() - begun)
+    return max(took)
+
+
+def test_no_regular_expression_takes_long_for_a_text_of_another_side() -> None:
+    found = {each.pattern: each for each in expressions()}
+    assert len(found) > 25 and found.keys() >= OWN
+    slow = {text: slowest(each) for text, each in found.items() if text not in OWN}
+    assert max(slow.values()) < 0.1, max(slow, key=slow.__getitem__)
+    assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.1  # the control

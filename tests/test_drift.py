@@ -343,6 +343,22 @@ def test_a_node_reports_on_a_row_once_a_day_and_on_few_rows_never(
     assert asked(node(), range(300)) is None
 
 
+def test_a_clock_that_is_set_back_lets_nobody_report_on_a_row_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, days = time.time(), 0
+    monkeypatch.setattr(time, "time", lambda: now + 86400 * days)
+    for days, rows, reports in (
+        (0, range(300), True),
+        (-1, range(300), False),
+        (0, range(300), False),
+        (-1, range(300, 600), True),
+        (0, range(100, 600), False),
+        (1, range(300), True),  # the control
+    ):
+        assert (asked(node(), rows) is not None) == reports, (days, rows)
+
+
 def test_counts_near_a_threshold_are_drawn_by_chance() -> None:
     watch = Watch.learn(columns_of(np.random.default_rng(0).standard_normal((5000, 1))))
     watch.add(columns_of(np.random.default_rng(1).standard_normal((5000, 1)) + 0.335))

@@ -109,12 +109,12 @@ def _escaped(text: str) -> str:
     return escape(_plain(text))
 
 
-_MARKS = re.compile(
+_MARKS = re.compile(  # in a word
     r"[\\`*_\[\]|~$#]"
     r"|:(?=[^\W\d]|/)|/(?=/)|\.(?=[^\W\d])|(?<=[^\W\d])\.(?=\w)"  # of addresses
-    r"|^[-+](?=[\s-]|$)|(?<=^\d)[.)](?=\s|$)"  # of lists
+    r"|^[-+](?!\d)|(?<=\d)[.)]$"  # of lists
 )
-_REFERENCE = re.compile(r"([^\s|]*(?:@|#\d|GH-\d)[^\s|]*)", re.I)
+_MENTION = re.compile(r"@|#\d|GH-\d", re.IGNORECASE)
 
 
 def _marked(text: str) -> str:
@@ -123,10 +123,12 @@ def _marked(text: str) -> str:
     A backslash stops no mention of a user or an issue, and no e-mail address: GitHub looks for them
     in what is shown. So a word that may be one becomes code.
     """
-    parts = _REFERENCE.split(_plain(text))  # texts and such words, by turns
-    parts[::2] = [escape(_MARKS.sub(r"\\\g<0>", part), quote=False) for part in parts[::2]]
-    parts[1::2] = map(_code, parts[1::2])
-    return re.sub(r"^ | $", "&#32;", "".join(parts))  # Markdown drops spaces at the ends
+    words = re.split(r"([\s|]+)", _plain(text))
+    shown = "".join(
+        _code(each) if _MENTION.search(each) else escape(_MARKS.sub(r"\\\g<0>", each), quote=False)
+        for each in words
+    )
+    return re.sub(r"^ | $", "&#32;", shown)  # Markdown drops spaces at the ends
 
 
 def _code(word: str) -> str:

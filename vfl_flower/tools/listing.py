@@ -155,7 +155,7 @@ def _print(tables: Sequence[tuple[str, Table]], note: str = "") -> None:
             else:
                 console.print(title, Padding(table, (1, 0, 1, 2)), sep="\n")
         console.print(Text(note, "dim"))
-    print(re.sub(" +$", "", captured.get().rstrip(), flags=re.MULTILINE), flush=True)
+    print(re.sub("(?<! ) +$", "", captured.get().rstrip(), flags=re.MULTILINE), flush=True)
 
 
 def _listed(found: Iterator[Entry]) -> Table:

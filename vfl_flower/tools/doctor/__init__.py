@@ -53,5 +53,5 @@ def doctor(
         print(json.dumps({**description(), "findings": findings}, indent=2))
     else:
         drawn = tabulated(("check", "result", "finding"), found, texts=3)
-        print(re.sub(" +$", "", drawn, flags=re.MULTILINE), in_words(found), sep="\n")
+        print(re.sub("(?<! ) +$", "", drawn, flags=re.MULTILINE), in_words(found), sep="\n")
     return int(any(each.result in (WARNING, PROBLEM) for each in found))
