@@ -518,6 +518,7 @@ OWN = {  # texts of the person at the command line, or of this project
     r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""",
     r"([a-z]+)=",
     r"(\d+):([0-9a-f]{64})",
+    r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?",
 }
 
 
