@@ -514,12 +514,13 @@ PUMPED = [
     *("failed: ", "failed: Party 1", "In party 1", "The model in ", " is served at ", "INFO: "),
     *("a..", "vfl_flower.api.own_code:a", "__in_process_", "='", "#1", "a@", "x.y", "//"),
 ]
-OWN = {  # texts of the person at the command line, or of this project
+APART = (  # for texts of the command line or of this project, or matched at one place only
     r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""",
     r"([a-z]+)=",
     r"(\d+):([0-9a-f]{64})",
-    r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?",
-}
+    r"(?P<low>[^:|]+?)\.\.",
+    r"\s|(ERROR *: *)?(",
+)
 
 
 def expressions() -> Iterator[re.Pattern[str]]:
@@ -537,7 +538,7 @@ def expressions() -> Iterator[re.Pattern[str]]:
 
 def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED) -> float:
     """Return the longest time that an expression takes for a long text, in seconds."""
-    took, letters = [], 250 if "_party" in pattern.pattern else 5000  # that one reads file names
+    took, letters = [], 250 if "_party" in pattern.pattern else 20_000  # that one reads file names
     for each in pumped:
         text, begun = (each * letters)[:letters] + "\0", process_time()
         pattern.sub("", text)
@@ -548,7 +549,7 @@ def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED) -> float:
 
 def test_no_regular_expression_takes_long_for_a_text_of_another_side() -> None:
     found = {each.pattern: each for each in expressions()}
-    assert len(found) > 25 and found.keys() >= OWN
-    slow = {text: slowest(each) for text, each in found.items() if text not in OWN}
+    slow = {text: slowest(each) for text, each in found.items() if not text.startswith(APART)}
+    assert 25 < len(slow) == len(found) - len(APART)
     assert max(slow.values()) < 0.1, max(slow, key=slow.__getitem__)
     assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.1  # the control
