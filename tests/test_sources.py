@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -23,7 +25,15 @@ from PIL import Image, PngImagePlugin
 from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data import at_party, images, on_disk, sources, tables
+from vfl_flower.data import (
+    at_party,
+    formats,
+    images,
+    on_disk,
+    own_files,
+    sources,
+    tables,
+)
 from vfl_flower.data.augmentation import augmented, crop_flip
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
 from vfl_flower.data.on_disk import LargeTable
@@ -234,6 +244,51 @@ def test_a_disk_that_refuses_rows_is_a_sentence(
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     with pytest.raises(PartyError, match="failed: cannot keep its rows on its disk"):
         organisations.run("run", SHORT)
+
+
+# --- files that hold much more than their bytes ------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [OwnFile, LargeTable])
+@pytest.mark.parametrize("column", ["numbers", "text", "lists"])
+def test_a_file_that_would_fill_the_memory_is_a_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own_log: list[str],
+    column: str,
+    kind: type[OwnFile],
+) -> None:
+    many = 20_000
+    made = {
+        "numbers": pa.array(np.zeros(100 * many)),
+        "text": pa.array(["a" * 1000] * many).dictionary_encode(),  # as parquet keeps it
+        "lists": pa.array([[0.0] * 200] * many),
+    }[column]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": np.arange(len(made)), "x": made}), path, compression="zstd")
+    free = 18e6 if column == "numbers" else 10e6
+    assert path.stat().st_size < free / 3
+    own = kind(str(path), party=1)
+    monkeypatch.setattr(own_files, "free_memory", lambda: free)
+    with pytest.raises(ConfigError, match="Party 1's file needs more memory than is free"):
+        own._read(["x"] if column != "numbers" else ["id", "x"])
+    assert "GB are free" in own_log[-1]
+    monkeypatch.setattr(own_files, "free_memory", lambda: 1e9)
+    assert len(own._read(["x"])) == len(made)  # the control
+
+
+def test_an_archive_that_would_fill_the_memory_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a.npz"
+    np.savez_compressed(place, X=np.zeros((100_000, 10)), y=np.arange(100_000) % 2)
+    assert place.stat().st_size < 1e6
+    config = resolve({"dataset": f"npz:{place}"})
+    with monkeypatch.context() as patch:
+        patch.setattr(formats, "free_memory", lambda: 1e6)
+        with pytest.raises(ConfigError, match=r"needs 0\.0 GB of memory"):
+            at_party.load_partition(config, 0, 2)
+    assert len(at_party.load_partition(config, 0, 2).train) > 0  # the control
 
 
 # --- images --------------------------------------------------------------------------------------

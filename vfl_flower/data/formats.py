@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, asked
 from vfl_flower.config.options import DataConfig
+from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.frames import of_texts
 from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.partitioned import Columns, PartitionedData
@@ -45,6 +46,13 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
 
     def arrays(letter: str) -> list[Array]:
         try:
+            with ZipFile(place) as file:
+                needed, free = sum(each.file_size for each in file.infolist()), free_memory()
+            if needed > free:  # a file of some kilobytes may hold gigabytes of zeros
+                raise ConfigError(
+                    f"{data.dataset} needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} "
+                    "GB are free. Check the file, or give fewer rows."
+                )
             with np.load(place, allow_pickle=False) as file:
                 names = [f"{letter}_train", f"{letter}_test"]
                 names = names if set(names) <= set(file.files) else [letter]

@@ -127,6 +127,7 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
         import pyarrow.parquet as pq
 
         try:
+            self._check_memory(self._parquet, names)
             return as_frame(pq.read_table(self._parquet, columns=names, use_threads=False))
         except (ValueError, OSError, NotImplementedError) as error:
             raise self._unreadable(error) from None

@@ -18,6 +18,7 @@ from typing import Any
 from vfl_flower.config.csv_text import restored
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
+from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.tables import Table
 
 
@@ -103,7 +104,9 @@ class OwnFile(Table):
                 if names == [self.id]:  # the file may be a file of predictions
                     frame[self.id] = restored(frame[self.id])
                 return frame
-            return as_frame(pq.read_table(Path(self.path).expanduser(), columns=names))
+            path = Path(self.path).expanduser()
+            self._check_memory(path, names)
+            return as_frame(pq.read_table(path, columns=names))
         except (ValueError, OSError, NotImplementedError) as error:
             raise self._unreadable(error) from None
 
@@ -121,6 +124,36 @@ class OwnFile(Table):
         if self._is_csv or len(names) == len(self.feature_names):
             return super()._some(names)
         return self._read(names)[names]  # all columns at once would take much memory
+
+    def _check_memory(self, file: Any, names: list[str]) -> None:
+        """Raise `ConfigError` if columns of a parquet file need more memory than is free.
+
+        A file of some kilobytes may hold gigabytes: one value a billion times, or one long text.
+        The footer does not say how long the texts of a dictionary are. If they might need more than
+        the free memory, they are read as a dictionary, and measured.
+        """
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        if not self._sizes:
+            self._sizes.update(_sizes(file))
+        free, sizes = free_memory(), self._sizes
+        needed = sum(sizes[name][0] for name in names)
+        for name in (name for name in names if needed <= free < sizes[name][1]):
+            for part in pq.read_table(file, columns=[name], read_dictionary=[name])[name].chunks:
+                lengths = pc.binary_length(part.dictionary).cast("int64").take(part.indices)
+                needed += pc.sum(lengths).as_py() or 0
+        if needed > free:
+            raise self.wrong(
+                "needs more memory than is free. Check the file, or give fewer rows or columns.",
+                f"{len(names)} columns need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
+                "free.",
+            )
+
+    @cached_property
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """Return the result of `_sizes` for the file, once it was read."""
+        return {}
 
     @property
     def kind_of_features(self) -> str:
@@ -162,6 +195,25 @@ def of_separator(names: Sequence[str]) -> str:
         f"has {called[found]} between its columns, instead of commas. Rewrite it, as "
         f"pandas.read_csv(FILE, sep={found!r}{decimal}).to_csv(FILE, index=False) does."
     )
+
+
+def _sizes(file: Any) -> dict[str, tuple[int, int]]:
+    """Return the bytes of each column in memory, and of its texts in the worst case."""
+    import pyarrow.parquet as pq
+
+    footer = pq.read_metadata(file)
+    found = dict.fromkeys(footer.schema.to_arrow_schema().names, (0, 0))
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            path, stored = column.path_in_schema, column.total_uncompressed_size
+            name = path if path in found else path.split(".")[0]
+            size, worst = found[name]
+            text = column.physical_type == "BYTE_ARRAY" and path in found
+            found[name] = (
+                size + max(8 * column.num_values, stored),
+                worst + text * column.num_values * stored,
+            )
+    return found
 
 
 def as_frame(table: Any) -> Any:
