@@ -430,7 +430,7 @@ def test_a_party_that_cannot_write_its_table_leaves_the_figures_to_the_label_hol
     def fail(*given: Any) -> None:
         raise VflError("The disk is full.")
 
-    monkeypatch.setattr(party_explain, "write_whole", fail)
+    monkeypatch.setattr(party_explain, "write_csv", fail)
     with pytest.raises(PartyError, match="cannot write its table of features"):
         explain_local({"model": str(plain), "out": str(tmp_path)})
     assert explanation.ranked(json.loads((tmp_path / explanation.FILE).read_text()))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.csv_text import write_csv
-from vfl_flower.config.files import told, whole
+from vfl_flower.config.files import whole
 from vfl_flower.data.bins import Bins
 
 Array = NDArray[Any]
@@ -205,7 +205,7 @@ class Watch:
         """
         import pandas as pd
 
-        with told(path), whole(path) as file:
+        with whole(path) as file:
             write_csv(file, pd.DataFrame(self.table()))
 
     def as_json(self) -> list[dict[str, Any]]:
