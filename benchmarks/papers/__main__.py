@@ -17,16 +17,14 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
-from benchmarks.common import check_there, parser, quiet_run, report, trained
+from benchmarks.common import check_there, parser, report
 from benchmarks.papers import (
     asyrevel,
     cascaded,
@@ -41,9 +39,8 @@ from benchmarks.papers import (
 from benchmarks.papers.data import FEW, NAMES, data_of, names_of
 from benchmarks.papers.draw import draw
 from benchmarks.papers.results import Results
-from benchmarks.papers.rows import Data, Histories, History, Job, Row, Run
-from benchmarks.papers.training import Training
-from vfl_flower.config.errors import DivergedError, PartyError
+from benchmarks.papers.rows import Data, Histories, History, Job, Row
+from benchmarks.papers.training import history_of
 
 ROWS: dict[str, Row] = {
     name: row
@@ -118,24 +115,6 @@ def check_data(options: argparse.Namespace) -> None:
     }
     for option in sorted(needed & {"--mnist", "--credit", "--cifar"}):
         check_there(option, getattr(options, option.removeprefix("--")))
-
-
-def history_of(parties: int, keys: Mapping[str, Any], training: str, run: Run | None) -> History:
-    """The entries of a run, with the number of its parties; none if it diverges."""
-    torch.set_num_threads(1)  # several runs at a time use the cores better
-    try:
-        if run:
-            return run(parties, keys)
-        if training:
-            callback = partial(Training, gradient=training == "gradient")
-            strategy, _, _ = trained(parties, keys, callback)
-            entries = strategy.history.entries
-        else:
-            _, entries = quiet_run(parties, keys)
-    except (PartyError, DivergedError) as error:
-        print(f"{keys['strategy']}: {error}", file=sys.stderr)
-        return []
-    return [{**entry, "parties": parties} for entry in entries]
 
 
 class Runs:

@@ -1,4 +1,4 @@
-"""Exact figures of the training rows: in a simulation all models are in one process.
+"""One run of a row, and exact figures of its training rows: all models are in one process.
 
 A label holder alone knows old embeddings of training rows, as they were last sent, and no party's
 gradient. This callback takes both anew from the parties' models, without noise and codecs.
@@ -6,12 +6,18 @@ gradient. This callback takes both anew from the parties' models, without noise 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks import common
+from benchmarks.papers.rows import History, Run
 from strategies.vertical import Vertical
+from vfl_flower.config.errors import DivergedError, PartyError
 from vfl_flower.data import samples
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.models.training import trained
@@ -60,3 +66,21 @@ class Training(Callback):
         entry["train_accuracy"] = hits / rows
         if self.gradient:
             entry["gradient_norm"] = float(sum(each.square().sum() for each in total))
+
+
+def history_of(parties: int, keys: Mapping[str, Any], training: str, run: Run | None) -> History:
+    """The entries of a run, with the number of its parties; none if it diverges."""
+    torch.set_num_threads(1)  # several runs at a time use the cores better
+    try:
+        if run:
+            return run(parties, keys)
+        if training:
+            callback = partial(Training, gradient=training == "gradient")
+            strategy, _, _ = common.trained(parties, keys, callback)
+            entries = strategy.history.entries
+        else:
+            _, entries = common.quiet_run(parties, keys)
+    except (PartyError, DivergedError) as error:
+        print(f"{keys['strategy']}: {error}", file=sys.stderr)
+        return []
+    return [{**entry, "parties": parties} for entry in entries]
