@@ -27,14 +27,17 @@ from vfl_flower.alignment.psi import (
     shuffled,
 )
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.data.ids import WholeIds, by_id, chosen, encode_ids, id_kind
+from vfl_flower.data.ids import WholeIds, by_id, chosen, encode_ids, encoded, id_kind
 
 # --- ids ----------------------------------------------------------------------------------------
 
 
-def test_a_number_and_its_text_are_different_ids() -> None:
+def test_a_number_and_its_digits_are_one_id_and_other_texts_are_others() -> None:
     assert list(encode_ids(np.array([1, -20]), "It")) == [b"i:1", b"i:-20"]
-    assert list(encode_ids(np.array(["1", "é"]), "It")) == [b"t:1", b"t:\xc3\xa9"]
+    texts = ["1", "-20", "01", "+1", "1.0", "-0", "é", "١"]
+    expected = [b"i:1", b"i:-20", *(b"t:" + each.encode() for each in texts[2:])]
+    assert list(encode_ids(np.array(texts), "It")) == expected
+    assert [encoded(each) for each in texts] == expected
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "Int32", object, "category"])
@@ -285,10 +288,11 @@ def test_the_intersection_is_that_of_the_sets(mine: list[int], theirs: list[int]
     assert sorted(found) == sorted(set(mine) & set(theirs))
 
 
-def test_a_number_does_not_match_its_text() -> None:
+def test_a_number_matches_its_digits_and_no_digits_with_a_zero_before_them() -> None:
     a, b = Blinding(), Blinding()
-    mine, theirs = encode_ids(np.array([1, 2]), "It"), encode_ids(np.array(["1", "2"]), "It")
-    assert match(b.again(a.of_ids(mine)), a.again(b.of_ids(theirs)))[0].size == 0
+    mine, theirs = encode_ids(np.array([1, 2, 3]), "It"), encode_ids(["3", "01", "2"], "It")
+    found = match(b.again(a.of_ids(mine)), a.again(b.of_ids(theirs)))
+    assert sorted(found[0].tolist()) == [1, 2]
 
 
 def test_points_that_end_in_zeros_are_told_apart() -> None:

@@ -142,9 +142,9 @@ def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
     read: list[int] = []
     columns = OwnFile._read
 
-    def counted(self: OwnFile, names: list[str]) -> Any:
+    def counted(self: OwnFile, names: list[str], texts: Any = ()) -> Any:
         read.append(len(names))
-        return columns(self, names)
+        return columns(self, names, texts)
 
     monkeypatch.setattr(OwnFile, "_read", counted)
     rows, preparation = loaded(own, places, places[:40])

@@ -17,7 +17,7 @@ from vfl_flower.config.logs import FORMATS
 
 _OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
-    *("file", "source", "held", "id", "columns", "missing", "text"),
+    *("file", "source", "held", "id", "columns", "missing", "missing-words", "text"),
     *("model", "model-args", "embedding-size", "log-format"),
     *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )

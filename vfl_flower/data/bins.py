@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.data.column_types import text_of
+
 MOST = 10
 """Bins of a column's known values, by default."""
 
@@ -38,7 +40,7 @@ class Bins:
         A column of numbers with few values has a bin for each value.
         """
         if column.dtype.kind not in "fiub":
-            known = Counter(str(each) for each in column[~_is_missing(column)].tolist())
+            known = Counter(text_of(each) for each in column[~_is_missing(column)].tolist())
             frequent = sorted(known, key=lambda text: (-known[text], text))
             return cls(values=tuple(frequent[: most if len(known) <= most else most - 1]))
         numbers = np.sort(column.astype(np.float64)[~_is_missing(column)])
@@ -63,7 +65,7 @@ class Bins:
             found = np.searchsorted(edges, column.astype(np.float64), side="left")
         else:
             known = {text: number for number, text in enumerate(self.values)}
-            texts = (known.get(str(each), len(known)) for each in column.tolist())
+            texts = (known.get(text_of(each), len(known)) for each in column.tolist())
             found = np.fromiter(texts, np.int64, len(column))
         return np.where(missing, self.count - 1, found).astype(np.int64)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError, asked
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.provenance import free_memory
-from vfl_flower.data.frames import of_texts
+from vfl_flower.data.frames import floats, of_texts
 from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.partitioned import Columns, PartitionedData
+from vfl_flower.data.table_file import TableError, TableFile
 
 log = logging.getLogger("flwr")
 
@@ -87,29 +89,34 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
 
 def table(data: DataConfig, place: str) -> PartitionedData:
     """Open a csv or parquet file with a header, a label column and numeric features."""
-    import pandas as pd
-    import pyarrow.parquet as pq
+    file = TableFile(Path(place), data.dataset.startswith("csv:"))
 
-    csv = data.dataset.startswith("csv:")
-    try:
-        names = list(pd.read_csv(place, nrows=0)) if csv else pq.read_schema(place).names
-    except (ValueError, OSError) as error:
-        raise ConfigError(
-            f"{data.dataset} cannot be read as a table. Give it a line of column names, then rows."
-        ) from error
-    if csv and data.label not in names and (wrong := of_separator(list(map(str, names)))):
-        raise ConfigError(f"{data.dataset} {wrong}")
+    @contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            yield
+        except TableError as error:
+            raise ConfigError(f"{data.dataset} {error.what}") from None
+        except (ValueError, OSError) as error:
+            raise ConfigError(
+                f"{data.dataset} cannot be read as a table. Give it a line of column names, then "
+                "rows."
+            ) from error
 
     def read(columns: list[str]) -> Any:
-        return (
-            pd.read_csv(place, usecols=columns) if csv else pd.read_parquet(place, columns=columns)
-        )
+        with reading():
+            return file.read(columns)
+
+    with reading():
+        names = file.names
+    if file.is_csv and data.label not in names and (wrong := of_separator(names)):
+        raise ConfigError(f"{data.dataset} {wrong}")
 
     def features(columns: Columns) -> list[Array]:
         mine = own_columns(data, names, columns)
-        frame = read(mine)[mine]
+        frame = read(mine)
         all_numeric(data, {name: frame[name].dtype.kind for name in mine}, frame)
-        return [frame.to_numpy(dtype=np.float64)]
+        return [floats(frame)]
 
     def labels() -> list[Array]:
         has_label(data, names)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.data.column_types import text_of
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
@@ -21,6 +22,7 @@ def is_missing(values: Array) -> Array:
     return missing
 
 
+_THOUSANDS = r"\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*"
 _DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
 _DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
 _ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
@@ -43,6 +45,13 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
             "leave it out by `columns`."
         )
     numbers = pd.to_numeric(texts, errors="coerce").notna()
+    thousands = texts.str.fullmatch(_THOUSANDS)
+    if thousands.any() and (thousands | numbers).all():
+        return (
+            ", since its numbers have commas before three digits, which may separate thousands. "
+            "Remove the commas, as pandas.read_csv(..., thousands=',') and to_csv do, or write "
+            "points if they are decimal commas."
+        )
     commas = texts.str.fullmatch(_DECIMAL_COMMA)
     if commas.any() and (commas | numbers).all():
         return (
@@ -60,7 +69,7 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
 def raw_columns(frame: Any, places: Array) -> Iterator[tuple[str, Array]]:
     """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
     rows = frame.iloc[places]
-    numbers = [name for name, numeric in numeric_columns(rows).items() if numeric]
+    numbers = numeric(rows)
     found = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
     for name in rows:
         column = rows[name]
@@ -78,9 +87,9 @@ def floats(columns: Any) -> Array:
     return numbers
 
 
-def numeric_columns(frame: Any) -> dict[str, bool]:
-    """Return column -> whether its type is numeric."""
-    return {name: dtype.kind in "biuf" for name, dtype in frame.dtypes.items()}
+def numeric(frame: Any) -> list[str]:
+    """Return the columns whose type is numeric."""
+    return [name for name, dtype in frame.dtypes.items() if dtype.kind in "biuf"]
 
 
 def medians_of(numbers: Array) -> list[float]:
@@ -94,8 +103,8 @@ def medians_of(numbers: Array) -> list[float]:
 
 def texts_of(column: Any) -> list[str]:
     """Return the values of a text column. A missing value is a value too."""
-    texts: list[str] = column.astype(object).where(column.notna(), "").map(str).tolist()
-    return texts
+    known = column.astype(object).where(column.notna(), "")
+    return [text_of(each) for each in known.tolist()]
 
 
 def matrix(preparation: Preparation, frame: Any) -> Array:

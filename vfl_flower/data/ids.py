@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 
 _AT_ONCE = 65536  # ids to encode at a time
+_DIGITS = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _POWERS = 10 ** np.arange(20, dtype=np.uint64)
 
 
@@ -81,8 +82,9 @@ def id_kind(column: Any) -> str:
 def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
     """Encode ids of a NumPy or pandas column [n] as bytes.
 
-    Whole numbers become ``i:`` and decimals, texts ``t:`` and UTF-8. Whole numbers of any width
-    agree. Texts agree if they are identical.
+    Ids are compared as texts. A number stands for its digits: 7 and "7" are one person, and "007"
+    is another. Digits of a whole number become ``i:`` and these digits. Other texts become ``t:``
+    and UTF-8.
 
     Parameters
     ----------
@@ -112,7 +114,7 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
         encoded = [b"i:%d" % number for number in values.tolist()]
         repeated = len(encoded) - len(set(encoded))
     elif kind == "texts":
-        encoded = [b"t:" + text.encode("utf-8", "surrogatepass") for text in values.tolist()]
+        encoded = [_of_text(text) for text in values.tolist()]
         repeated = len(encoded) - len(set(encoded))
     else:
         raise ConfigError(
@@ -127,12 +129,18 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
 
 def encoded(one: int | str) -> bytes:
     """Encode one id, as `encode_ids` does."""
-    return b"i:%d" % one if isinstance(one, int) else b"t:" + one.encode("utf-8", "surrogatepass")
+    return b"i:%d" % one if isinstance(one, int) else _of_text(one)
+
+
+def _of_text(text: str) -> bytes:
+    known = text.encode("utf-8", "surrogatepass")
+    return (b"i:" if _DIGITS.fullmatch(text) else b"t:") + known
 
 
 def encodings(text: str) -> list[bytes]:
-    """Return each encoded id that a text on a command line may mean: a text or a whole number."""
-    encoded = [b"t:" + text.encode("utf-8", "surrogateescape")]
-    if re.fullmatch(r"0|-?[1-9][0-9]*", text):
-        encoded.append(b"i:" + text.encode())
-    return encoded
+    """Return each encoded id that a text on a command line may mean.
+
+    Version 0.2.0 encoded digits as a text, if the column had texts.
+    """
+    known = text.encode("utf-8", "surrogateescape")
+    return [b"t:" + known, b"i:" + known] if _DIGITS.fullmatch(text) else [b"t:" + known]

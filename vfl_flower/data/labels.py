@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.drift import Watch
-from vfl_flower.data.source import Preparation, Rows, alike
+from vfl_flower.data.source import Preparation, Rows, alike, scaling
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
@@ -283,8 +283,8 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
         train = np.clip(train, *named)
         mean, deviation = (named[0] + named[1]) / 2, (named[1] - named[0]) / math.sqrt(12)
     else:
-        mean, deviation = float(train.mean()), float(train.std())
-    if deviation > 1e-9 * abs(mean):  # otherwise they are constant up to rounding
+        mean, deviation = map(float, scaling(train, per_column=False))
+    if named or train.min() < train.max():
         train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
     # An epsilon may cover labels with a range. Then none may decide whether the run begins.
     if not named and (train.min() == train.max() or test.min() == test.max()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.column_types import as_ids, as_typed, holds_texts, texts_of, with_names
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 from vfl_flower.data.tables import Table
 
@@ -46,10 +47,15 @@ class Frame(Table):
 
     @cached_property
     def _names(self) -> list[str]:
-        return list(map(str, self.frame.columns))
+        return with_names(map(str, self.frame.columns))
 
-    def _read(self, names: list[str]) -> Any:
-        return self.frame.set_axis(self._names, axis=1)[names]
+    def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
+        frame = self.frame.set_axis(map(str, self.frame.columns), axis=1)[names]
+        return as_typed(frame, texts, self.words)
+
+    def _read_ids(self) -> Any:
+        column = self.frame.set_axis(map(str, self.frame.columns), axis=1)[self.id]
+        return as_ids([texts_of(column)]) if holds_texts(column) else column
 
 
 class ArraySource(Source):
@@ -209,6 +215,7 @@ def handed_over(
         id=id or _NONE,
         columns=data.columns,
         missing=data.missing,
+        missing_words=data.missing_words,
         text=data.text,
         label=data.label,
         segments=data.segments,
@@ -274,6 +281,7 @@ def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
             "features",
             id=id or _NONE,
             missing=data.missing,
+            missing_words=data.missing_words,
             text=data.text,
             label=_NONE,
             party=party,

@@ -8,20 +8,21 @@ of numbers and texts; `images`, `text` and `sequences` have other kinds.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.provenance import free_memory
-from vfl_flower.data.own_files import OwnFile, as_frame
+from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.row_file import RowFile, unnamed
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Preparation, Source
+from vfl_flower.data.table_file import TableFile, is_csv
 
 Array = NDArray[Any]
 
@@ -99,84 +100,37 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
 
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         start = 0
-        for frame in self._frames(self._needed(preparation)):
-            frame.index += start
-            found = np.flatnonzero(wanted[start : start + len(frame)])
-            if len(found):
-                yield start + found, frame.iloc[found]
-            start += len(frame)
+        with self._reading():
+            names, texts = self._needed(preparation), self._texts(preparation)
+            for frame in self._columns.frames(names, texts, self.piece):
+                frame.index += start
+                found = np.flatnonzero(wanted[start : start + len(frame)])
+                if len(found):
+                    yield start + found, frame.iloc[found]
+                start += len(frame)
 
     def _needed(self, preparation: Preparation) -> list[str]:
         """Return the columns that samples need."""
         return self.feature_names
 
-    def _frames(self, names: list[str]) -> Iterator[Any]:
-        """Yield frames of these columns, piece by piece."""
-        import pyarrow.parquet as pq
-
-        try:
-            with pq.ParquetFile(self._parquet, buffer_size=2**16, pre_buffer=False) as file:
-                for batch in file.iter_batches(self.piece, columns=names, use_threads=False):
-                    yield as_frame(batch)[names]
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise self._unreadable(error) from None
-
-    def _read(self, names: list[str]) -> Any:
-        if names == [self.id]:
-            return super()._read(names)
-        import pyarrow.parquet as pq
-
-        try:
-            self._check_memory(self._parquet, names)
-            return as_frame(pq.read_table(self._parquet, columns=names, use_threads=False))
-        except (ValueError, OSError, NotImplementedError) as error:
-            raise self._unreadable(error) from None
-
-    @property
-    def _parquet(self) -> Any:
-        """Return a parquet file with these columns: the file itself, or a converted csv."""
-        if not self._is_csv:
-            return Path(self.path).expanduser()
-        self._converted.seek(0)
-        return self._converted
+    def _texts(self, preparation: Preparation) -> Collection[str]:
+        """Return the columns that stay texts, whatever they hold."""
+        return preparation.texts
 
     @cached_property
-    def _converted(self) -> BinaryIO:
-        """Convert a csv file's columns to parquet. Non-numeric columns become text."""
-        import pandas as pd
+    def _columns(self) -> TableFile:
+        """Return a parquet file with the columns: the file itself, or a converted csv file."""
+        if not self._is_csv:
+            return self._file
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        path = Path(self.path).expanduser()
         names = [name for name in self._names if name != self.id]
-
-        def pieces(dtypes: Mapping[str, Any]) -> Iterator[Any]:
-            with pd.read_csv(path, usecols=names, dtype=dtypes, chunksize=self.piece) as reader:
-                for frame in reader:
-                    yield frame[names]
-
-        file, kinds = unnamed(), dict.fromkeys(names, "")
-        try:
-            for frame in pieces({}):
-                kinds = {name: kinds[name] + frame[name].dtype.kind for name in names}
-            types = {name: _type_of(set(found)) for name, found in kinds.items()}
-            schema = pa.schema(list(types.items()))
-            texts = {name: str for name, each in types.items() if each == pa.string()}
-            with pq.ParquetWriter(file, schema) as writer:
-                for frame in pieces(texts):
-                    writer.write_table(pa.Table.from_pandas(frame, schema, preserve_index=False))
-        except (ValueError, OSError) as error:
-            raise self._unreadable(error) from None
-        return file
-
-
-def _type_of(kinds: set[str]) -> Any:
-    """Return the Arrow type of a column whose pieces have these NumPy kinds."""
-    import pyarrow as pa
-
-    if len(kinds) == 1:
-        return {"b": pa.bool_(), "i": pa.int64(), "f": pa.float64()}.get(min(kinds), pa.string())
-    return pa.float64() if kinds == {"i", "f"} else pa.string()
+        file, schema = unnamed(), pa.schema([(name, pa.string()) for name in names])
+        with self._reading(), pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
+            for piece in self._file.pieces(names):
+                writer.write_batch(piece)
+        return TableFile(file, False, self.words)
 
 
 @dataclass(frozen=True)
@@ -185,8 +139,8 @@ class LargeTable(KeptFile):
 
     raw_columns = OwnFile.raw_columns
 
-    def _some(self, names: list[str]) -> Any:
-        return self._read(names)[names]
+    def _some(self, names: list[str], texts: Collection[str] = ()) -> Any:
+        return self._read(names, texts)
 
     def _needed(self, preparation: Preparation) -> list[str]:
         return self._check_columns(preparation)
@@ -210,7 +164,7 @@ def _is_large(own: OwnFile) -> bool:
 
     path = Path(own.path).expanduser()
     most = min(_LARGE, free_memory() / 8)
-    if path.suffix.lower() == ".csv":
-        return path.stat().st_size > most  # text takes about as many bytes
+    if is_csv(path):  # text takes about as many bytes as numbers, and compressed a fourth
+        return path.stat().st_size * (4 if path.suffix.lower() == ".gz" else 1) > most
     rows: int = pq.read_metadata(path).num_rows
     return 8 * rows * len(own.feature_names) > most

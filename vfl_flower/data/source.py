@@ -22,6 +22,7 @@ from vfl_flower.data.ids import encode_ids, id_kind, in_pieces
 from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]
+_FAR = 1e6  # deviations between zero and a mean from which on rounding errors count
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,22 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:
-    """Return mean and deviation of training rows, for each column or for all pixels."""
+    """Return mean and deviation of training rows, for each column or for all pixels.
+
+    A constant column has deviation 1.
+    """
     axes = tuple(range(train.ndim - 1)) if per_column else None
-    mean = train.mean(axis=axes, dtype=np.float64)
-    deviation = train.std(axis=axes, dtype=np.float64)
-    constant = deviation <= 1e-9 * np.abs(mean)  # within rounding errors
-    return np.asarray(mean), np.where(constant, 1.0, deviation)
+    mean = np.asarray(train.mean(axis=axes, dtype=np.float64))
+    deviation = np.asarray(train.std(axis=axes, dtype=np.float64))
+    # Rounding errors of a large mean could hide a deviation, or look like one.
+    for at in map(tuple, np.argwhere(np.abs(mean) >= _FAR * deviation)):
+        column = train[(..., *at)]
+        if (column == column.flat[0]).all():
+            mean[at], deviation[at] = column.flat[0], 1.0
+        else:
+            apart = column.astype(np.float64) - float(column.flat[0])
+            mean[at], deviation[at] = float(column.flat[0]) + apart.mean(), apart.std()
+    return mean, deviation
 
 
 class Moments:
@@ -230,12 +241,16 @@ class Moments:
     def __init__(self) -> None:
         self._rows = 0
         self._mean: Any = 0.0
+        self._least: Any = np.inf
+        self._most: Any = -np.inf
         self._squares: Any = 0.0  # sum of squared distances from the mean
 
     def add(self, rows: Array) -> None:
         """Add rows [n, columns]."""
         if not len(rows):
             return
+        self._least = np.minimum(self._least, rows.min(axis=0))
+        self._most = np.maximum(self._most, rows.max(axis=0))
         mean, whole = rows.mean(axis=0, dtype=np.float64), self._rows + len(rows)
         apart = mean - self._mean
         self._squares = self._squares + rows.var(axis=0, dtype=np.float64) * len(rows)
@@ -246,7 +261,7 @@ class Moments:
     def found(self) -> tuple[list[float], list[float]]:
         """Return mean and deviation of each column. A constant column has deviation 1."""
         deviation = np.sqrt(self._squares / self._rows)
-        constant = deviation <= 1e-9 * np.abs(self._mean)
+        constant = self._least == self._most
         return self._mean.tolist(), np.where(constant, 1.0, deviation).tolist()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -23,7 +23,7 @@ from vfl_flower.data.frames import (
     is_missing,
     matrix,
     medians_of,
-    numeric_columns,
+    numeric,
     of_texts,
     raw_columns,
     texts_of,
@@ -57,6 +57,7 @@ class Table(Source):
     id: str = "id"
     columns: str = ""  # names separated by commas; empty: all other columns
     missing: str = "refuse"
+    missing_words: str = ""  # texts that are missing values, separated by commas
     text: str = "refuse"
     label: str = ""  # at the label holder
     segments: str = ""  # at the label holder; names of columns, as in ``columns``
@@ -66,6 +67,11 @@ class Table(Source):
     def whose(self) -> str:
         """Return the table as the subject of a sentence."""
         return self.path if self.party is None else f"Party {self.party}'s {self.kind}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the texts that are missing values, beside the empty one."""
+        return tuple(filter(None, map(str.strip, self.missing_words.split(","))))
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -78,7 +84,7 @@ class Table(Source):
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
             )
-        return self._read([self.id])[self.id]
+        return self._read_ids()
 
     @property
     def has_ids(self) -> bool:
@@ -207,10 +213,13 @@ class Table(Source):
         few = max(1, _AT_ONCE // (8 * max(1, rows)))
         return (names[at : at + few] for at in range(0, len(names), few))
 
-    def _some(self, names: list[str]) -> Any:
-        """Return a frame of these columns."""
-        known = set(names) <= set(self.feature_names)
-        return (self._frame if known else self._read(names))[names]
+    def _some(self, names: list[str], texts: Collection[str] = ()) -> Any:
+        """Return a frame of these columns, as `_read`."""
+        if not set(names) <= set(self.feature_names):
+            return self._read(names, texts)
+        frame = self._frame[names]
+        anew = [name for name in numeric(frame) if name in texts]
+        return frame.assign(**self._read(anew, texts)) if anew else frame
 
     def check_features(self) -> None:
         """Raise `ConfigError` if there is no feature column."""
@@ -219,9 +228,8 @@ class Table(Source):
 
     def _learn(self, learnt: Any) -> Preparation:
         """Learn the preparation of some or all columns from these training rows."""
-        numeric = numeric_columns(learnt)
-        numbers = [name for name in learnt if numeric[name]]
-        texts = [name for name in learnt if not numeric[name]]
+        numbers = numeric(learnt)
+        texts = list(learnt.columns.difference(numbers, sort=False))
         if texts and self.text == "refuse":
             raise self.wrong(
                 f"has a column that is not numeric{of_texts(learnt[texts[0]])}",
@@ -253,7 +261,7 @@ class Table(Source):
         self._check_columns(preparation)
         found = np.empty((len(places), len(preparation.mean)), np.float32)
         for part, columns in self._parts(preparation, len(places)):
-            frame = self._some([*part.numbers, *part.texts])
+            frame = self._some([*part.numbers, *part.texts], part.texts)
             for at in range(0, max(1, len(places)), _ROWS):
                 rows = slice(at, at + _ROWS)
                 found[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
@@ -296,9 +304,9 @@ class Table(Source):
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
         """Return rows as float32 [rows, F], from the columns that `preparation` knows."""
-        for name, numeric in numeric_columns(frame).items():
-            if numeric != (name in preparation.numbers) and not frame[name].isna().all():
-                raise self._changed(f"column {name!r} does not hold numbers, or texts, as before.")
+        for name in preparation.numbers.keys() - numeric(frame):
+            if not frame[name].isna().all():
+                raise self._changed(f"column {name!r} has texts, and it had numbers before.")
         self._check_missing(frame, list(preparation.numbers))
         rows = scaled(
             matrix(preparation, frame),
@@ -341,8 +349,19 @@ class Table(Source):
         """Return the column names."""
 
     @abstractmethod
-    def _read(self, names: list[str]) -> Any:
-        """Return a pandas frame of these columns, and perhaps others."""
+    def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
+        """Return a pandas frame of these columns.
+
+        Columns of texts have types that hold for all rows (`column_types`).
+
+        Parameters
+        ----------
+        texts : columns of texts that stay texts, whatever they hold.
+        """
+
+    @abstractmethod
+    def _read_ids(self) -> Any:
+        """Return the ids: numbers, or texts as they were written."""
 
     @property
     def count(self) -> int:
@@ -353,7 +372,7 @@ class Table(Source):
     def _frame(self) -> Any:
         """Return all feature columns."""
         names = self.feature_names
-        return self._read(names)[names]
+        return self._read(names)
 
     def _changed(self, detail: str) -> ConfigError:
         return self.wrong("has other columns than its model was trained with.", detail)

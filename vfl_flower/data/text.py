@@ -82,6 +82,9 @@ class TextColumn(KeptFile):
         """Return the number of tokens of a sample, and a digest of their meaning."""
         return Preparation({}, {}, [], [], [self.length], self._tokens.digest)
 
+    def _texts(self, preparation: Preparation) -> list[str]:
+        return self.feature_names
+
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
         if preparation.tokenizer != self._tokens.digest:
             raise ConfigError(

@@ -72,7 +72,7 @@ _OF_ONE_RUN = (  # options that a warm start never inherits
     *("task", "model", "without", "repeats", "resume", "grow", "freeze", "out", "parties"),
 )
 _OF_MODEL = (  # options that a warm start must inherit
-    *("target", "label-range", "columns", "missing", "text"),
+    *("target", "label-range", "columns", "missing", "missing-words", "text"),
     *(each.name for each in KEYS.values() if each.section == "models" and each.name != "metrics"),
 )
 

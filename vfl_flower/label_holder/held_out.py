@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import SumError, VflError
-from vfl_flower.config.plugins import METRICS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder import calibration
@@ -25,7 +24,7 @@ from vfl_flower.label_holder.metrics import (
     try_out,
 )
 from vfl_flower.label_holder.table import Table
-from vfl_flower.models.losses import Loss
+from vfl_flower.models.losses import Loss, own_figures
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.aggregation import aggregation_of
@@ -81,7 +80,7 @@ class HeldOut:
         self.label_noise = mechanism.label_noise(labels)
         # Whether test rows have true labels that an epsilon covers.
         self.hidden = labels.repeats and mechanism.hides_figures
-        self.more = METRICS.load(config.models.metrics)
+        self.more = own_figures(config.models.metrics)
         try_out(self.more, config.models.metrics, labels.outputs, self.labels)
         self.table = Table(columns, own, device, 0, present)
         aggregation = aggregation_of(config)

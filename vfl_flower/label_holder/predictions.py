@@ -16,12 +16,13 @@ from torch import Tensor
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import locked, make_folder, told, whole, write_whole
-from vfl_flower.config.plugins import LOSSES, METRICS
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.column_types import text_of
 from vfl_flower.data.frames import is_missing
 from vfl_flower.label_holder.calibration import logits, probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.metrics import Metrics, metrics
+from vfl_flower.models.losses import own_figures, own_loss
 
 Array = NDArray[Any]
 
@@ -132,9 +133,8 @@ def reached(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics:
         chances = probabilities(outputs, found.calibration)
         outputs = logits(chances) if found.calibration else outputs
     models = found.config.models
-    own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
     given = outputs, torch.from_numpy(labels), found.about_labels["deviation"]
-    figures = metrics(*given, own, METRICS.load(models.metrics))
+    figures = metrics(*given, own_loss(models.loss), own_figures(models.metrics))
     if chances is None or found.threshold == 0.5:
         return figures
     right = predicted_classes(chances, found.threshold) == labels
@@ -156,7 +156,7 @@ def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
 def _like(known: Any, label: Any) -> Any:
     """Convert a label to the classes' type: pandas reads a column with gaps otherwise."""
     if isinstance(known, str):
-        return str(label)
+        return text_of(label)
     words = {"True": True, "False": False} if isinstance(known, bool) else {}
     try:
         return words[str(label)] if str(label) in words else float(label)

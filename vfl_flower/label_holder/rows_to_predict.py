@@ -226,7 +226,8 @@ def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
 
 
 _OF_FILE = (
-    *("dataset", "id", "label", "columns", "segments", "missing", "text", "align"),
+    *("dataset", "id", "label", "columns", "segments", "missing", "missing-words", "text"),
+    "align",
     "party-timeout",
 )
 

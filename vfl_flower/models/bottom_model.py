@@ -123,7 +123,7 @@ class OwnBottom(BottomModel):
             learned = [0 * p.sum() for p in self.parameters() if p.requires_grad]
             return torch.zeros(due, device=next(self.parameters()).device) + sum(learned)
         with autocast(self, self.precision):
-            z = self.layers[0](x)
+            z = self.layers[0](samples.each(x, torch.clone))  # it may write to its input
         if not isinstance(z, Tensor) or tuple(z.shape) != due:
             made = tuple(z.shape) if isinstance(z, Tensor) else f"a {type(z).__name__}"
             raise VflError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,12 +14,27 @@ from torch.nn import functional
 
 from vfl_flower.config.errors import CodeError, ConfigError
 from vfl_flower.config.options import TrainingConfig
-from vfl_flower.config.plugins import LOSSES
+from vfl_flower.config.plugins import LOSSES, METRICS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import class_weights
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 _FEW = 1000  # classes, whose unit rows take 4 MB
+
+
+def on_copies(own: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+    """Return a user's function of outputs and labels, which may write to its arguments."""
+    return lambda outputs, labels: own(outputs.clone(), labels.clone())
+
+
+def own_loss(name: str) -> RowLoss | None:
+    """Return a user's loss by its name; None for the standard loss."""
+    return None if name in LOSSES.known else on_copies(LOSSES.load(name))
+
+
+def own_figures(name: str) -> Callable[[Tensor, Tensor], Mapping[str, Any]]:
+    """Return a user's function of further figures by its name."""
+    return on_copies(METRICS.load(name))
 
 
 def loss_per_row(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
@@ -155,7 +170,7 @@ def loss_of(
     weights = class_weights(config.data, labels, classes, kept)
     on_device = None if weights is None else torch.from_numpy(weights).to(device)
     name = config.models.loss
-    return Loss(on_device, kept, None if name in LOSSES.known else LOSSES.load(name))
+    return Loss(on_device, kept, own_loss(name))
 
 
 def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) -> None:

@@ -70,8 +70,6 @@ def one(
     learns : whether the pass updates buffers, such as running statistics.
     parameters : parameters that replace the model's.
     """
-    if model.by_step:  # a user's model may write to its input
-        x = samples.each(x, torch.clone)
     given = (x, noise) if noise else (x,)
     outputs: Tensor
     with repeatable(model, key, step, learns):

@@ -66,8 +66,8 @@ class OwnTop(TopModel):
         return outputs
 
     def given(self, z: Tensor) -> tuple[Tensor, ...]:
-        """Return the arguments of the module's call."""
-        return (z,)
+        """Return the arguments of the module's call: copies, since it may write to them."""
+        return (z.clone(),)
 
     def pairs(
         self, h: Tensor, blocks: Sequence[Block], lengths: Sequence[int], key: bytes

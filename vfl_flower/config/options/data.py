@@ -84,6 +84,13 @@ class DataConfig:
         choices=("refuse", "median"),
         related=("columns", "text"),
     )
+    missing_words: str = key(
+        "",
+        "Names texts that are missing values in the label holder's columns, separated by commas. "
+        "The empty cell is missing in any case.",
+        example="dataset='files:labels.csv' missing='median' missing-words='NA,?'",
+        related=("missing", "text"),
+    )
     text: str = key(
         "refuse",
         "Says how to handle text in the label holder's columns. `one-hot` makes a 0/1 column for "

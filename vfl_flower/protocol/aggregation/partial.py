@@ -105,7 +105,7 @@ class PartialOwnTop(OwnTop, PartialTop):
         present = 1 - absent
         if self.own is not None:
             present = torch.cat([present, present.new_ones(len(z), 1)], dim=1)
-        return embeddings, present
+        return embeddings.clone(), present.clone()
 
 
 class Partial(Aggregation):

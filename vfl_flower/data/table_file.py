@@ -1,0 +1,257 @@
+"""Tables in csv and parquet files, read with types that hold for all rows (`column_types`)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vfl_flower.config.csv_text import restored
+from vfl_flower.config.provenance import free_memory
+from vfl_flower.data.column_types import (
+    as_frame,
+    as_ids,
+    is_text,
+    kinds_of,
+    typed,
+    with_names,
+    without_words,
+)
+
+_BLOCK = 2**24  # bytes of a csv file to read at once; one line must fit
+
+
+class TableError(ValueError):
+    """A file that cannot be read: what is wrong and what to do, and a detail for its owner."""
+
+    def __init__(self, what: str, detail: str) -> None:
+        super().__init__(what)
+        self.what, self.detail = what, detail
+
+
+def is_csv(path: str | Path) -> bool:
+    """Return whether this is the name of a csv file, perhaps compressed by gzip."""
+    return str(path).lower().endswith((".csv", ".csv.gz"))
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A csv file, perhaps compressed by gzip, or a parquet file.
+
+    place : its path, or a parquet file that is open.
+    is_csv : whether it is a csv file.
+    words : texts that are missing values, beside the empty one.
+
+    Raises
+    ------
+    TableError, ValueError, OSError, NotImplementedError
+        From each method, if it cannot be read. Only the first one is a sentence.
+    """
+
+    place: Path | BinaryIO
+    is_csv: bool
+    words: tuple[str, ...] = ()
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Return the names of the columns that have one."""
+        if not self.is_csv:
+            return with_names(map(str, self._schema.names))
+        assert isinstance(self.place, Path)
+        return with_names(next(_lines(self.place), []))
+
+    @cached_property
+    def _schema(self) -> Any:
+        """Return a parquet file's schema, cached: its reading time grows with the columns."""
+        import pyarrow.parquet as pq
+
+        return pq.read_schema(self.place)
+
+    def type_of(self, name: str) -> Any:
+        """Return the Arrow type of a column; text in each csv file."""
+        import pyarrow as pa
+
+        return pa.string() if self.is_csv else self._schema.field(name).type
+
+    def read(self, names: Collection[str], texts: Collection[str] = ()) -> Any:
+        """Return a pandas frame of these columns.
+
+        Parameters
+        ----------
+        texts : columns that stay texts, whatever they hold.
+        """
+        pieces, free, size = [], free_memory(), 0
+        for piece in self._typed(names, texts, None):
+            pieces.append(piece)
+            size += piece.nbytes
+            if size > free:  # a compressed csv file may be short
+                raise _too_large(size, free)
+        return as_frame(pieces, names)
+
+    def frames(self, names: Collection[str], texts: Collection[str], rows: int) -> Iterator[Any]:
+        """Yield pandas frames of these columns, with at most so many rows of a parquet file."""
+        return (as_frame([each], names) for each in self._typed(names, texts, rows))
+
+    def ids(self, name: str) -> Any:
+        """Return the ids in a column: numbers, or texts as they were written."""
+        import pandas as pd
+
+        if not is_text(self.type_of(name)):
+            return as_frame(self.pieces([name]), [name])[name]
+        found = as_ids([each.column(0) for each in replace(self, words=()).pieces([name])])
+        if self.is_csv and found.dtype == object:  # the file may be a file of predictions
+            return restored(pd.Series(found)).to_numpy()
+        return found
+
+    def pieces(self, names: Collection[str], rows: int | None = None) -> Iterator[Any]:
+        """Yield Arrow batches, or a table, of these columns, with texts as they were written."""
+        import pyarrow.parquet as pq
+
+        if self.is_csv:
+            assert isinstance(self.place, Path)
+            yield from _csv_pieces(self.place, names, self.words)
+        elif rows is None:
+            self._check_memory(names)
+            yield without_words(pq.read_table(self.place, columns=list(names)), self.words)
+        else:
+            with pq.ParquetFile(self.place, buffer_size=2**16, pre_buffer=False) as file:
+                for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+                    yield without_words(batch, self.words)
+
+    def _typed(
+        self, names: Collection[str], texts: Collection[str], rows: int | None
+    ) -> Iterator[Any]:
+        undecided = [
+            name
+            for name in names
+            if name not in self._kinds and name not in texts and is_text(self.type_of(name))
+        ]
+        if undecided:
+            self._kinds.update(kinds_of(self.pieces(undecided, rows)))
+        kinds = {**self._kinds, **dict.fromkeys(texts, "text")}
+        return (typed(each, kinds) for each in self.pieces(names, rows))
+
+    def _check_memory(self, names: Collection[str]) -> None:
+        """Raise `TableError` if columns of a parquet file need more memory than is free.
+
+        A file of some kilobytes may hold gigabytes: one value a billion times, or one long text.
+        The footer does not say how long the texts of a dictionary are. If they might need more than
+        the free memory, they are read as a dictionary, and measured.
+        """
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        free, sizes = free_memory(), self._sizes
+        needed = sum(sizes[name][0] for name in names)
+        for name in (name for name in names if needed <= free < sizes[name][1]):
+            table = pq.read_table(self.place, columns=[name], read_dictionary=[name])
+            for part in table[name].chunks:
+                lengths = pc.binary_length(part.dictionary).cast("int64").take(part.indices)
+                needed += pc.sum(lengths).as_py() or 0
+        if needed > free:
+            raise _too_large(needed, free)
+
+    @cached_property
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes of each column in memory, and of its texts in the worst case."""
+        import pyarrow.parquet as pq
+
+        footer = pq.read_metadata(self.place)
+        found = dict.fromkeys(footer.schema.to_arrow_schema().names, (0, 0))
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                path, stored = column.path_in_schema, column.total_uncompressed_size
+                name = path if path in found else path.split(".")[0]
+                size, worst = found[name]
+                text = column.physical_type == "BYTE_ARRAY" and path in found
+                found[name] = (
+                    size + max(8 * column.num_values, stored),
+                    worst + text * column.num_values * stored,
+                )
+        return found
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """Return the kinds of columns of texts, as far as they are decided."""
+        return {}
+
+
+def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ()) -> Iterator[Any]:
+    """Yield Arrow batches of these columns of a csv file, all as texts.
+
+    Parameters
+    ----------
+    words : texts that are missing values, beside the empty one.
+
+    Raises
+    ------
+    TableError, OSError
+        If it cannot be read, or if a line has more or fewer values than the first one.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+
+    lines = _lines(path)
+    next(lines, None)
+    if next(lines, None) is None:
+        return  # no rows
+    convert = arrow.ConvertOptions(
+        null_values=["", *words],
+        strings_can_be_null=True,
+        include_columns=list(names),
+        column_types=dict.fromkeys(names, pa.string()),
+    )
+    parse = arrow.ParseOptions(newlines_in_values=True)
+    try:
+        with arrow.open_csv(path, arrow.ReadOptions(block_size=_BLOCK), parse, convert) as reader:
+            yield from reader
+    except pa.ArrowInvalid:  # its text may quote a row
+        raise _wrong_line(path) from None
+
+
+def _too_large(needed: float, free: float) -> TableError:
+    return TableError(
+        "needs more memory than is free. Check the file, or give fewer rows or columns.",
+        f"it needs {needed / 1e9:.1f} GB or more, and {free / 1e9:.1f} GB are free.",
+    )
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    """Yield the values of each line that is not blank."""
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            yield from filter(None, csv.reader(file))
+    except UnicodeDecodeError as error:
+        raise TableError(
+            "is not UTF-8. Write it as UTF-8.", f"byte {error.object[error.start]:#x} is not."
+        ) from None
+    except csv.Error:
+        raise TableError("cannot be read as csv. Write it anew.", "a value is too long.") from None
+
+
+def _wrong_line(path: Path) -> TableError:
+    """Return what is wrong with a csv file that Arrow cannot read, from its first wrong line."""
+    first: list[str] = []
+    for number, values in enumerate(_lines(path), 1):
+        first = first or values
+        if len(values) != len(first):
+            advice = "Correct that line"
+            if len(values) == len(first) + 1:
+                advice = (
+                    "Remove the comma at the end of each line"
+                    if not values[-1]
+                    else "If the first value is a row name, write the file without row names"
+                )
+            return TableError(
+                f"has a line with more or fewer values than its first line. {advice}.",
+                f"line {number} has {len(values)} values, and the first line has {len(first)}.",
+            )
+    return TableError(
+        "cannot be read as csv. Write it anew, with a line of column names.",
+        f"it has a line of more than {_BLOCK >> 20} MB, or quotes that do not end.",
+    )
