@@ -430,9 +430,9 @@ def test_few_rows_of_a_table_are_read_once_however_often_they_are_asked_for(
     reads: list[list[str]] = []
     read = OwnFile._read
 
-    def counted(self: OwnFile, names: list[str]) -> Any:
+    def counted(self: OwnFile, names: list[str], texts: Any = ()) -> Any:
         reads.append(names)
-        return read(self, names)
+        return read(self, names, texts)
 
     monkeypatch.setattr(OwnFile, "_read", counted)
     monkeypatch.setattr(tables, "_AT_ONCE", 8 * ROWS)  # one column of all rows

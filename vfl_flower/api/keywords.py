@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     columns: str | None
     segments: str | None
     missing: Literal["refuse", "median"] | None
+    missing_words: str | None
     text: Literal["refuse", "one-hot"] | None
     align: Literal["psi", "any", "ids"] | None
     min_parties: int | None
