@@ -1,7 +1,7 @@
 """Types of columns: every kind of file gives the same rows, whatever its size and its later files.
 
-Each shape of a table is a list of texts, as a csv file has them. What a parquet file and a frame
-hold is what pandas makes of the same values.
+Each shape of a table is a list of texts, as a csv file has them. A parquet file and a frame hold the
+values that pandas makes of them.
 """
 
 from __future__ import annotations
