@@ -80,7 +80,7 @@ class LabelHolder:
 
     def align(self) -> None:
         blinded = {"ids": self.a.of_ids(self.ids)}
-        order = AlignOrder(method="psi", id_kind="whole numbers", arrays=blinded)
+        order = AlignOrder(method="psi", arrays=blinded)
         self.answer = asked(self.node, order, Aligned)
         own = self.answer.arrays["own"]
         found = outputs(self.ids, self.a.undone(self.answer.arrays["again"]))
@@ -126,7 +126,7 @@ class LabelHolder:
     def blinded_by_party(self, points: NDArray[Any]) -> NDArray[Any]:
         """Points, as they come back in a set that was just found."""
         arrays = {"ids": points}
-        order = AlignOrder(method="psi", id_kind="whole numbers", anew=False, arrays=arrays)
+        order = AlignOrder(method="psi", anew=False, arrays=arrays)
         self.answer = asked(self.node, order, Aligned)
         again: NDArray[Any] = self.answer.arrays["again"]
         return again

@@ -263,7 +263,7 @@ def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
     """The order by which ids are compared."""
     arrays = {"ids": blinding.of_ids([psi.digest_of_all(ids)])}
-    return AlignOrder(method="ids", id_kind="whole numbers", arrays=arrays)
+    return AlignOrder(method="ids", arrays=arrays)
 
 
 def by(method: str) -> AlignOrder:
@@ -372,7 +372,7 @@ def test_the_label_holder_takes_no_more_ids_than_it_allows(
 )
 def test_a_party_refuses_points_that_are_none(node: Context, points: Any, sentence: str) -> None:
     given = {} if points is None else {"ids": points}
-    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=given)
+    order = AlignOrder(method="psi", arrays=given)
     with pytest.raises(VflError, match=f"was sent blinded ids .*{sentence}"):
         asked(node, order, Aligned)
     node.node_config["align"] = "ids"

@@ -476,7 +476,7 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     keys = {**BASE, "dataset": f"files:{folder}/labels.csv"}
     node = {"file": str(folder / "own.csv"), "id": "id"}
     blinded = Blinding().of_ids([b"i:%d" % each for each in ids])
-    align = AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": blinded})
+    align = AlignOrder(method="psi", arrays={"ids": blinded})
     context = party_of(keys, node, state_to_bytes(RecordDict()), folder)
     began = state_to_bytes(context.state)
     client_app.app(to_message(align, 2, 60), context)

@@ -549,6 +549,6 @@ def test_a_fresh_order_after_a_set_was_found_has_a_new_secret(node: Context) -> 
     later.find(holder.kept)
     points = Blinding().of_ids(IDS)
     first = later.blinded_by_party(points)
-    order = AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": points})
+    order = AlignOrder(method="psi", arrays={"ids": points})
     fresh = asked(later.node, order, Aligned).arrays["again"]
     assert (first != fresh).any(1).all()

@@ -609,7 +609,7 @@ class Slow(LocalGrid):
         key = f"to {self.looks}"  # node n answers at the n-th look
         if key not in list(keys):
             return []
-        order = to_message(AlignOrder(method="psi", id_kind="texts"), self.looks, 60)
+        order = to_message(AlignOrder(method="psi"), self.looks, 60)
         set_message_id(order, key)
         said = self.answers[self.looks]
         assert said is not None
@@ -618,7 +618,7 @@ class Slow(LocalGrid):
 
 def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], time: float) -> Any:
     grid, running = Slow(answers), resolve({"party-timeout": time}).running
-    order = AlignOrder(method="psi", id_kind="texts")
+    order = AlignOrder(method="psi")
     there = AvailableParties(3, frozenset(without))
     found = gather_all(grid, order, Introduction, running, there)
     return [each.party for each in found.values()]
@@ -636,7 +636,7 @@ def test_a_wait_for_parties_names_them(
         "Waiting for party 2: 2 of 3 have answered.",
     ]
     running = resolve({"party-timeout": 60.0}).running
-    order = AlignOrder(method="psi", id_kind="texts")
+    order = AlignOrder(method="psi")
     with caplog.at_level(logging.INFO, "flwr.notice"):
         gather_all(Slow({1: None, 2: zero, 3: one, 4: two}), order, Introduction, running)
     assert caplog.messages[2] == "Waiting for parties: none has answered yet."

@@ -50,7 +50,7 @@ def members(node: Context, ids: list[bytes], blinding: Blinding | None = None) -
     """Which of these ids the party has, by one order."""
     blinding = blinding or Blinding()
     sent = {"ids": blinding.of_ids(ids)}
-    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=sent)
+    order = AlignOrder(method="psi", arrays=sent)
     answer = asked(node, order, Aligned).arrays
     mine, _ = match(psi.outputs(ids, blinding.undone(answer["again"])), answer["own"])
     return {ids[row] for row in mine}
@@ -100,7 +100,7 @@ def test_an_id_that_was_asked_about_before_is_free(node: Context) -> None:
 def test_an_id_is_asked_about_once_in_an_order(node: Context) -> None:
     """Else few ids would let many rows be named."""
     sent = {"ids": np.repeat(Blinding().of_ids(IDS[:30]), 2, 0)}
-    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=sent)
+    order = AlignOrder(method="psi", arrays=sent)
     with pytest.raises(VflError, match="was sent a blinded id more than once"):
         asked(node, order, Aligned)
 
@@ -141,7 +141,7 @@ def test_a_point_tells_of_one_id(
         monkeypatch.setattr(blinded_ids, "outputs", lambda ids, points: points)
     one, two = Blinding(), Blinding()
     sent = {"ids": plus(one.of_ids(IDS[:5]), two.of_ids(IDS[5:10]))}
-    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=sent)
+    order = AlignOrder(method="psi", arrays=sent)
     answer = asked(node, order, Aligned).arrays
     own = answer["own"]
     if not bare:

@@ -87,8 +87,8 @@ EARLY: list[EarlyOrder] = [
     SetOrder(
         arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
     ),
-    AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": BLINDED}),
-    AlignOrder(method="psi", id_kind="whole numbers", anew=False, arrays={"ids": BLINDED}),
+    AlignOrder(method="psi", arrays={"ids": BLINDED}),
+    AlignOrder(method="psi", anew=False, arrays={"ids": BLINDED}),
     CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
     ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
     ReuseOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),

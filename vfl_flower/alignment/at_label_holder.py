@@ -119,7 +119,7 @@ class _Steps:
         Each party asks whether its ids are the same.
         """
         arrays = {"ids": self.blinding.of_ids([psi.digest_of_all(self.own.ids)])}
-        order = AlignOrder(method="ids", id_kind=self.own.id_kind, config=self.about, arrays=arrays)
+        order = AlignOrder(method="ids", config=self.about, arrays=arrays)
         return gather_all(self.transport, order, Aligned, self.config.running)
 
     # --- step 0: find the sets that parties keep ------------------------------------------------
@@ -150,7 +150,7 @@ class _Steps:
             notice.info(
                 "The parties now blind %d ids of the label holder, and their own.", len(order)
             )
-        common = AlignOrder(method="psi", id_kind=self.own.id_kind, config=self.about)
+        common = AlignOrder(method="psi", config=self.about)
         orders = {}
         for node, each in self.sets.items():
             arrays = {"ids": blinded[each.new[order]]}
@@ -223,7 +223,7 @@ class _Steps:
             where = f"{wanted} or more of the" if self.any else "all"
             raise ConfigError(
                 f"No id of {self.own.whose} is at {where} {len(places)} parties. Check that all "
-                "use the same ids."
+                "use the same ids. Ids are compared as texts: 007 and 7 are two people."
             )
         if self.any and not self.available:
             said = "The run uses %d of them, which %d or more parties have."

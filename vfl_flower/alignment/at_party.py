@@ -101,17 +101,11 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     Raises
     ------
     ConfigError, VflError
-        If the party's rules forbid it, or its ids cannot be used. Also if its ids are of another
-        kind than the label holder's.
+        If the party's rules forbid it, or its ids cannot be used.
     """
     assert own.party is not None
     rules, theirs = rules_of(context, order.method), order.arrays.get("ids", np.zeros(0))
     check_method(rules, order.method)
-    if own.id_kind != order.id_kind:
-        raise ConfigError(
-            f"Party {own.party}'s ids are {own.id_kind}, and the label holder's ids are "
-            f"{order.id_kind}. Write both the same way."
-        )
     with _subject("was sent"):
         psi.check_points(theirs)
     if order.method == "ids":

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.ids import encode_ids, id_kind, in_pieces
+from vfl_flower.data.ids import encode_ids, in_pieces
 from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]
@@ -127,13 +127,6 @@ class Source(ABC):
     def ids(self) -> Sequence[bytes]:
         """Return the encoded ids of all rows, in their order."""
         return encode_ids(self.id_column, self.whose)
-
-    @property
-    def id_kind(self) -> str:
-        """Return the kind of ids: whole numbers, or texts. Raise `ConfigError` without rows."""
-        if len(self.id_column) == 0:
-            encode_ids(self.id_column, self.whose)  # raises
-        return id_kind(self.id_column)
 
     def id_values(self, rows: Array) -> Array:
         """Return the ids of these rows, not encoded."""

@@ -59,15 +59,14 @@ class SeekOrder(Order):
 class AlignOrder(EarlyOrder):
     """Say which ids you have, by a ``method`` that hides them; answer by `Aligned`.
 
-    ``id_kind`` is the kind of the label holder's ids. ``arrays["ids"]``, uint8 [n, 32], are its
-    blinded ids; with method "ids", one blinded digest of all ids. Unless ``anew``, they are only
-    the ids added since the set of blinded ids that `SetOrder` found.
+    ``arrays["ids"]``, uint8 [n, 32], are the label holder's blinded ids; with method "ids", one
+    blinded digest of all ids. Unless ``anew``, they are only the ids added since the set of
+    blinded ids that `SetOrder` found.
     """
 
     kind: ClassVar[str] = "query.align"
     names: ClassVar = ("ids",)
     method: Text
-    id_kind: Text
     anew: bool = True
 
 
