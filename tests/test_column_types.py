@@ -1,7 +1,7 @@
 """Types of columns: every kind of file gives the same rows, whatever its size and its later files.
 
-Each shape of a table is a list of texts, as a csv file has them. A parquet file and a frame hold the
-values that pandas makes of them.
+Each shape of a table is a list of texts, as a csv file has them. A parquet file and a frame hold
+the values that pandas makes of them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def test_ids_are_texts_as_written(tmp_path: Path, opener: Opener, kind: str) -> 
     assert len(set(own.ids)) == ROWS
 
 
-WRONG = {
+WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "a comma at the end": ("a,b\n1,2,\n3,4,\n", "comma at the end", "line 2 has 3"),
     "row names": ("a,b\nr1,1,2\nr2,3,4\n", "row name", "line 2 has 3"),
     "a short line": ("a,b\n1,2\n3\n", "more or fewer values", "line 3 has 1"),
