@@ -550,6 +550,6 @@ def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED) -> float:
 def test_no_regular_expression_takes_long_for_a_text_of_another_side() -> None:
     found = {each.pattern: each for each in expressions()}
     slow = {text: slowest(each) for text, each in found.items() if not text.startswith(APART)}
-    assert 25 < len(slow) == len(found) - len(APART)
+    assert 20 < len(slow) == len(found) - len(APART)
     assert max(slow.values()) < 0.1, max(slow, key=slow.__getitem__)
     assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.1  # the control

@@ -30,8 +30,8 @@ from vfl_flower.data import (
     formats,
     images,
     on_disk,
-    own_files,
     sources,
+    table_file,
     tables,
 )
 from vfl_flower.data.augmentation import augmented, crop_flip
@@ -270,11 +270,11 @@ def test_a_file_that_would_fill_the_memory_is_a_sentence(
     free = 18e6 if column == "numbers" else 10e6
     assert path.stat().st_size < free / 3
     own = kind(str(path), party=1)
-    monkeypatch.setattr(own_files, "free_memory", lambda: free)
+    monkeypatch.setattr(table_file, "free_memory", lambda: free)
     with pytest.raises(ConfigError, match="Party 1's file needs more memory than is free"):
         own._read(["x"] if column != "numbers" else ["id", "x"])
     assert "GB are free" in own_log[-1]
-    monkeypatch.setattr(own_files, "free_memory", lambda: 1e9)
+    monkeypatch.setattr(table_file, "free_memory", lambda: 1e9)
     assert len(own._read(["x"])) == len(made)  # the control
 
 
