@@ -270,3 +270,21 @@ def test_a_byte_order_mark_and_blank_lines_are_no_content(tmp_path: Path) -> Non
     path.write_bytes("\ufeffwho,x\n\n1,2\n\n3,4\n".encode())
     own = OwnFile(str(path), id="who")
     assert own.feature_names == ["x"] and list(own.id_column) == [1, 3] and own.count == 2
+
+
+ADVICE = {
+    "codes": ("01234", "it holds codes"),
+    "a plus": ("+4912", "it holds codes"),
+    "a word for missing values": ("n/a", "name them by missing-words"),
+    "thousands": ("1,028", "may separate thousands"),
+    "decimal commas": ("1,5", "decimal commas"),
+    "both": ("1.028,50", "decimal commas"),
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
+def test_a_column_of_texts_gets_advice_that_fits(tmp_path: Path, kind: str) -> None:
+    text, advice = ADVICE[kind]
+    own = as_csv(tmp_path / "a", [text, *map(str, range(10, 9 + ROWS))])
+    with pytest.raises(ConfigError, match=advice):
+        replace(own, text="refuse", party=None).learn(np.arange(ROWS))

@@ -18,7 +18,8 @@ import numpy as np
 Kinds = Mapping[str, str]
 """Column -> "empty", "truth", "whole", "number" or "text"; typed columns are left out."""
 
-_CODE = r"^\s*(-?0[0-9]|\+)"
+CODE = r"^\s*(?:-?0[0-9]|\+)"
+"""Expression of a text that is a code, not a number."""
 _WHOLE = r"^(0|-?[1-9][0-9]*)$"
 _UNNAMED = r"\s*|Unnamed: \d+|__index_level_\d+__"
 _OTHERS = ("date", "datetime", "datetime64", "timedelta", "time", "period", "interval", "bytes")
@@ -161,7 +162,7 @@ def _kind(column: Any) -> str:
     column = column.drop_null()
     if not len(column):
         return "empty"
-    if pc.any(pc.match_substring_regex(column, _CODE)).as_py():
+    if pc.any(pc.match_substring_regex(column, CODE)).as_py():
         return "text"
     try:
         numbers = _numbers(column)

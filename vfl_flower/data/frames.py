@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.column_types import text_of
+from vfl_flower.data.column_types import CODE, text_of
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
@@ -58,10 +58,16 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
             ", since its numbers have decimal commas. Write points instead, as "
             "pandas.read_csv(..., decimal=',') and to_csv do."
         )
+    codes = texts.str.match(CODE)
+    if codes.any() and (codes | numbers).all():
+        return (
+            ", since it holds codes: numbers with a zero or a plus before them. Leave it out by "
+            "`columns`, or set text='one-hot'."
+        )
     if numbers.mean() > 0.5:
         return (
-            ", since it has texts among its numbers. Correct those, or leave them empty and set "
-            "missing='median'."
+            ", since it has texts among its numbers. If they stand for missing values, name them "
+            "by missing-words, and set missing='median'. Else correct them."
         )
     return otherwise
 
