@@ -7,7 +7,9 @@ parties have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count, islice
 
 import numpy as np
@@ -25,11 +27,19 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.samples import Samples
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
-from vfl_flower.models import passes
+from vfl_flower.models import passes, rebuilt
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.models.losses import penalty
 from vfl_flower.models.optimizers import build_optimizer
-from vfl_flower.models.training import model_arrays, step_along, trained
+from vfl_flower.models.training import (
+    arrays_of,
+    load_model,
+    model_arrays,
+    model_tensors,
+    step_along,
+    trained,
+)
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.own_model import own_config
 from vfl_flower.party.state import save_group
@@ -63,10 +73,11 @@ class Joined(Vertical):
         blocks, configs = self._blocks(), self._configs()
         inputs = [self._whole(block, 0) for block in blocks]
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]
-        models = [
-            build_bottom(own, party, samples.first(block.train), size)
+        builds = [
+            partial(build_bottom, own, party, samples.first(block.train), size)
             for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
         ]
+        models = [build() for build in builds]
         for model, block in zip(models, blocks, strict=True):
             learn_bins(model, block.train)
         self.bottoms = bottoms = torch.nn.ModuleList(models).to(holder.device)
@@ -114,16 +125,23 @@ class Joined(Vertical):
             if run.budget.evaluates_after(epoch + 1, training.epochs):
                 bottoms.eval()
                 with torch.no_grad():
-                    for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
-                        holder.held_out.table.of(party)[:] = bottom(self._whole(block, 1))
+                    for party, bottom, block, build in zip(
+                        holder.columns, models, blocks, builds, strict=True
+                    ):
+                        x = self._whole(block, 1)
+                        holder.held_out.table.of(party)[:] = bottom(x)
+                        if rebuilt.is_own(bottom):
+                            some = samples.rows(x, slice(rebuilt.ROWS))
+                            said = f"Party {party}'s model {bottom.name!r}"
+                            rebuilt.check(said, bottom, partial(self._copy, build), some)
                 bottoms.train()
                 run.evaluate()
                 if run.history.last_is_best:
-                    best = {k: each.clone() for k, each in bottoms.state_dict().items()}
+                    best = {k: each.clone() for k, each in model_tensors(bottoms).items()}
             if run.budget.stopped:
                 break
         if run.history.best is not None:
-            bottoms.load_state_dict(best)
+            load_model(bottoms, arrays_of(best))
 
     def finish(self) -> None:
         """Keep the model as any run does, so that the parties can predict with it.
@@ -139,6 +157,11 @@ class Joined(Vertical):
             save_group(context.state, "model", model_arrays(bottom))
         self.checkpoints = self.keep_in(keeper)
         super().finish()
+
+    def _copy(self, build: Callable[..., BottomModel]) -> BottomModel:
+        """Build a bottom model as its party does to predict."""
+        secret = secrets.token_bytes(16) if self.config.data.apart else b""
+        return build(secret=secret).to(self.run.holder.device)
 
     def _rows(self) -> NDArray[np.int64]:
         """Return the training rows to use."""
@@ -190,6 +213,11 @@ class Common(Joined):
     """Trains on the rows that all parties have, for as many steps; predicts all rows."""
 
     fills = False
+
+    def _copy(self, build: Callable[..., BottomModel]) -> BottomModel:
+        """Build a bottom model as its party does to predict."""
+        secret = secrets.token_bytes(16) if self.config.data.apart else b""
+        return build(secret=secret).to(self.run.holder.device)
 
     def _rows(self) -> NDArray[np.int64]:
         rows = np.arange(len(self.labels.train))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -99,6 +101,7 @@ class Registry:
         called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
         called = IN_PROCESS.sub(r"\1", called)
         found = load_place(place, called)
+        found = _second(found) if _again.get() else found
         missing = [part for part in self.parts if not hasattr(found, part)]
         if missing:
             what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
@@ -149,6 +152,40 @@ def _of_file(place: str) -> Any:
             del sys.modules[name]
             raise
     return sys.modules[name]
+
+
+_again: ContextVar[bool] = ContextVar("again", default=False)
+
+
+@contextmanager
+def read_again() -> Iterator[None]:
+    """Load code of your own inside the context as a new process would: from a second module.
+
+    The second module has its own classes and global variables, in their first state.
+    """
+    token = _again.set(True)
+    try:
+        yield
+    finally:
+        _again.reset(token)
+
+
+def _second(found: Any) -> Any:
+    """Return the object of this name in a second module from the same file, if there is one."""
+    first = sys.modules.get(str(getattr(found, "__module__", "")))
+    place = str(getattr(first, "__file__", None))
+    if first is None or first.__name__ == "__main__" or not place.endswith(".py"):
+        return found
+    name = f"{first.__name__}__second"
+    try:
+        if name not in sys.modules:
+            spec = spec_from_file_location(name, place)
+            sys.modules[name] = module = module_from_spec(spec)  # type: ignore[arg-type]
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+        return getattr(sys.modules[name], found.__qualname__)
+    except Exception:  # its code cannot run twice, or it is inside a function
+        sys.modules.pop(name, None)
+        return found
 
 
 SYSTEMS = Registry(

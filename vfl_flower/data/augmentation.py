@@ -8,10 +8,13 @@ pass uses the same samples. `config.plugins.AUGMENTATIONS` names the built-in on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
@@ -22,8 +25,30 @@ from vfl_flower.data.samples import Samples
 
 Augment = Callable[[Samples, Generator], Samples]
 
-GENERATOR = Lock()  # torch has one default generator for all threads, and each may have a party
+_GENERATORS = Lock()  # one default generator serves all threads, and each may have a party
 _MARGIN = 4
+
+
+@contextmanager
+def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Seed the default generators of torch, NumPy and Python inside the context.
+
+    Parameters
+    ----------
+    secret : seeds NumPy and Python too.
+    devices : GPUs whose generators are restored at the end, as the others are.
+    """
+    key = hashlib.sha512(f"{seed}|".encode() + secret).digest()
+    with _GENERATORS, torch.random.fork_rng(devices=list(devices)):
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
+            torch.manual_seed(seed)
+            np.random.seed(np.frombuffer(key, np.uint32))
+            random.seed(key)
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
 
 
 def generator_of(secret: bytes, exchange: int) -> Generator:
@@ -43,8 +68,7 @@ def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Sam
     if augment is none:
         return x
     generator = generator_of(secret, exchange)
-    with GENERATOR, torch.random.fork_rng(devices=[]):  # some use torch's default generator
-        torch.manual_seed(generator.initial_seed() >> 1)
+    with seeded(generator.initial_seed() >> 1):  # some use a default generator
         made = augment(samples.each(x, torch.clone), generator)
     if _kind(made) != _kind(x):
         raise VflError(

@@ -25,7 +25,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.held_out import Evaluated, HeldOut, background_rows, of_group
 from vfl_flower.label_holder.links import HolderLinks
 from vfl_flower.label_holder.table import Table, WindowTable, own_features
-from vfl_flower.models import losses
+from vfl_flower.models import losses, rebuilt
 from vfl_flower.models.bottoms import learn_bins
 from vfl_flower.models.losses import loss_of
 from vfl_flower.models.optimizers import build_optimizer
@@ -112,7 +112,13 @@ class LabelHolder:
         self.uplinks, self.downlinks = self.links.up, self.links.down
         # The top model.
         top_sizes = list(sizes.values()), labels.outputs, own_held_out.shape[1]
-        self.top = self.aggregation.build_top(*top_sizes, alone).to(self.device)
+        self._build_top = lambda: self.aggregation.build_top(*top_sizes, alone).to(self.device)
+        self.top = self._build_top()
+        self._said = f"top-model = {config.models.top!r}"
+        if self.top.by_step:
+            rows = self.held_out.table.rows[: rebuilt.ROWS].cpu()
+            rows[:, : self.top.received].normal_(generator=torch.Generator().manual_seed(0))
+            rebuilt.try_out(self._said, self._build_top, rows.to(self.device))
         learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
@@ -286,6 +292,7 @@ class LabelHolder:
         copies = self.copies(rows, [len(rows)], 0) if len(rows) else None
         validation, test = self.held_out.metrics(self.top, self.loss, copies)
         self.top.train()
+        self._check()
         return Evaluated(train_loss, validation, test)
 
     def calibrate(self) -> None:
@@ -293,6 +300,12 @@ class LabelHolder:
         method = self.config.training.calibrate
         if method != "none":
             self.held_out.calibrate(self.top, method)
+
+    def _check(self) -> None:
+        """Raise `VflError` if a top model of one's own would predict otherwise than here."""
+        if self.top.by_step:
+            rows = self.held_out.table.rows[: rebuilt.ROWS]
+            rebuilt.check(self._said, self.top, self._build_top, rows)
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -302,6 +315,7 @@ class LabelHolder:
         The state contains no secrets. A resumed run draws new noise and directions, unless the
         configuration makes them repeatable.
         """
+        self._check()
         scalars = {
             "steps": self.steps,
             "drawn": self.drawn,

@@ -20,7 +20,8 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.training import autocast, in_float32, trained
+from vfl_flower.models.extra_state import extra_states, load_extra_states
+from vfl_flower.models.training import arrays_of, autocast, in_float32, trained
 
 log = logging.getLogger("flwr")
 
@@ -42,6 +43,7 @@ class BottomModel(nn.Module):
     """
 
     by_step = False  # whether each step needs its own forward pass (`models.passes`)
+    name = ""  # of a module of your own, in the configuration
 
     def __init__(
         self,
@@ -130,12 +132,12 @@ class OwnBottom(BottomModel):
                 f"has a model {self.name!r} that returns {made} for {due[0]} rows, but embeddings "
                 f"must be {due}. Correct its forward."
             )
-        return z.float()
+        return (z if torch.is_grad_enabled() else z.detach()).float()  # TorchScript may ignore it
 
     @cached_property
     def stackable(self) -> bool:
-        """Return whether vmap can evaluate it: not with buffers or random draws."""
-        if any(True for _ in self.buffers()):
+        """Return whether vmap can evaluate it: not with buffers, extra states or random draws."""
+        if any(True for _ in self.buffers()) or extra_states(self):
             return False
         stacked = {name: torch.stack([p, p]) for name, p in trained(self).items()}
         try:
@@ -151,12 +153,15 @@ class OwnBottom(BottomModel):
         """Return whether each row's embedding depends on that row alone.
 
         Noise passes one row at a time, so only buffers can carry one row into another's embedding.
-        The answer is no if buffers learn from rows, as in BatchNorm.
+        The answer is no if buffers or extra states learn from rows, as in BatchNorm.
         """
         before = {name: each.clone() for name, each in self.named_buffers()}
+        extra = extra_states(self)
         with torch.no_grad():
             passes.one(self, self._two(), 0)
-        learned = False
+        now = extra_states(self).items()
+        learned = any(not torch.equal(each, extra[name]) for name, each in now)
+        load_extra_states(self, arrays_of(extra))
         for name, buffer in self.named_buffers():
             if name not in before or not torch.equal(buffer, before[name]):
                 learned = True
@@ -183,14 +188,16 @@ class OwnBottom(BottomModel):
         """
         self.eval()
         with torch.enable_grad():
-            h = passes.one(self, self._two(), 0, learns=False)
-        self.train()
+            h = learned = passes.one(self, self._two(), 0, learns=False)
+            self.train()
+            if gradients and not h.requires_grad:  # such as a moving average in eval mode
+                learned = passes.one(self, self._two(), 0, learns=False)
         if not torch.isfinite(h).all():
             raise VflError(
                 f"has a model {self.name!r} that makes embeddings that are not finite. Correct its "
                 "forward, or the rows."
             )
-        if gradients and not h.requires_grad:
+        if gradients and not learned.requires_grad:
             raise VflError(
                 f"has a model {self.name!r}, and its embeddings have no gradient. Correct its "
                 "forward, or set gradients = False in its class and use a zeroth-order system."

@@ -10,9 +10,11 @@ to a function that returns a module. The contract:
 * ``forward(x)`` maps R rows, a tensor [R, ...] or tensors by name, to embeddings [R, size]. In
   training, the rows are one mini-batch. In evaluation and prediction they are any rows, and the
   module is in eval mode. Each embedding must then depend on its own row alone.
-* The ``state_dict`` persists between messages, in checkpoints and for predictions. Buffers learn
-  once per mini-batch, at the upload. A repeated pass over a mini-batch makes the same random draws
-  in ``forward``.
+* The ``state_dict`` persists between messages, in checkpoints and for predictions, with the extra
+  state of ``get_extra_state`` (`models.extra_state`). Nothing else does: `models.rebuilt` refuses a
+  module that would predict otherwise than it is tested. Buffers learn once per mini-batch, at the
+  upload, and not in eval mode. A repeated pass over a mini-batch makes the same draws by torch,
+  NumPy and `random` in ``forward``.
 * Parameters with ``requires_grad=False`` are neither trained nor perturbed.
 * A class with ``gradients = False`` has no gradient. Only zeroth-order systems can train it.
 
@@ -35,12 +37,11 @@ from vfl_flower.config.errors import CodeError, ConfigError, VflError
 from vfl_flower.config.options import ModelConfig
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import RunConfig, pairs
-from vfl_flower.data import samples
-from vfl_flower.data.augmentation import GENERATOR
+from vfl_flower.data import augmentation, samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, OwnBottom
 from vfl_flower.models.layers import Builder, PiecewiseLinear, Shape
-from vfl_flower.models.training import check_size, trained
+from vfl_flower.models.training import check_size, kept, trained
 
 _ROWS_FOR_BINS = 10_000
 
@@ -168,7 +169,7 @@ def _build_own(
 
 def _draw_lazy(module: nn.Module, sample: Samples) -> None:
     """Make lazy layers draw their parameters now, while the secret seeds torch."""
-    if any(nn.parameter.is_lazy(p) for p in module.parameters()):
+    if any(nn.parameter.is_lazy(each) for each in (*module.parameters(), *module.buffers())):
         module.eval()
         with torch.no_grad():
             module(samples.each(sample, lambda x: torch.stack([x, x])))
@@ -188,7 +189,7 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     Raises
     ------
     ConfigError
-        If the code returns no module that can be trained.
+        If the code returns no module that can be trained and saved.
     """
     keys = pairs([f"{arguments} "], f"{said} has arguments that") if arguments else {}
     try:
@@ -215,16 +216,21 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     for p in trained(module).values():
         if not nn.parameter.is_lazy(p):  # zeroth-order directions are added in memory order
             p.data = p.data.contiguous()
+    try:
+        kept(module)
+    except VflError as error:
+        raise ConfigError(f"{said} {error}") from None
+    except Exception as error:
+        raise CodeError(f"{said} cannot be saved", error) from error
     return module
 
 
 @contextmanager
 def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
-    """Seed torch by (seed, who, secret) inside the context, and restore its state."""
-    with GENERATOR, torch.random.fork_rng(devices=[]):
-        sequence = np.random.SeedSequence([config.training.seed, who + 1])
-        words = sequence.generate_state(1, np.uint64)
-        torch.manual_seed(int(words[0] >> np.uint64(1)))
+    """Seed all default generators by (seed, who, secret) inside the context."""
+    sequence = np.random.SeedSequence([config.training.seed, who + 1])
+    words = sequence.generate_state(1, np.uint64)
+    with augmentation.seeded(int(words[0] >> np.uint64(1)), secret):
         if secret:
             _seed_all_words(secret)
         yield

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vfl_flower.data import samples
-from vfl_flower.data.augmentation import GENERATOR
+from vfl_flower.data import augmentation, samples
 from vfl_flower.data.samples import Samples
+from vfl_flower.models.extra_state import extra_states, load_extra_states
 
 
 class Noise(Protocol):
@@ -92,7 +92,7 @@ def pair(
 def repeatable(
     model: nn.Module, key: bytes, step: int = 0, learns: bool = True
 ) -> AbstractContextManager[None]:
-    """Seed torch inside the context, and restore buffers unless the model ``learns``.
+    """Seed random draws inside the context; restore buffers and extra states unless it ``learns``.
 
     It does nothing for models of this project, which have no random draws and no such buffers.
     """
@@ -102,13 +102,15 @@ def repeatable(
 @contextmanager
 def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterator[None]:
     kept = {} if learns else {name: each.clone() for name, each in model.named_buffers()}
+    extra = {} if learns else extra_states(model)
     cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
     seed = hashlib.sha256(key + f"|random|{step}".encode()).digest()
     try:
-        with GENERATOR, torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(int.from_bytes(seed[:8], "big") >> 1)
+        with augmentation.seeded(int.from_bytes(seed[:8], "big") >> 1, devices=cuda):
             yield
     finally:
         for name, buffer in model.named_buffers() if kept else ():
             if name in kept and kept[name].shape == buffer.shape:  # else this pass created it
                 buffer.data.copy_(kept[name])  # .data, so that a later backward pass still works
+        if extra:
+            load_extra_states(model, {name: each.numpy() for name, each in extra.items()})

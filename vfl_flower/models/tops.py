@@ -12,7 +12,8 @@ contract:
   logits of the classes, or numbers. Two classes have one output, the logit of the second.
 * If parties may lack rows, the project calls ``forward(h, present)``. ``present``
   [R, len(sizes)] is 1 for each available part of h. It is 0 for a missing part, which is zeros.
-* Checkpoints hold the whole module, as for a bottom model of your own (`models.bottoms`).
+* Checkpoints hold the module's ``state_dict``, as for a bottom model of your own
+  (`models.bottoms`).
 
 Autograd gives its gradients, behind the methods of `TopModel`.
 """
@@ -63,7 +64,7 @@ class OwnTop(TopModel):
     def rest(self, z: Tensor) -> Tensor:
         """Return outputs [R, C] of embeddings of all blocks."""
         outputs: Tensor = self.module(*self.given(z))
-        return outputs
+        return outputs if torch.is_grad_enabled() else outputs.detach()  # TorchScript may ignore it
 
     def given(self, z: Tensor) -> tuple[Tensor, ...]:
         """Return the arguments of the module's call: copies, since it may write to them."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.models.extra_state import extra_states, is_extra, load_extra_states
 
 # Arrays of messages are read-only, and nothing writes to the tensors that share their memory.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -101,8 +102,13 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 def kept(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model to save, by name.
 
-    These are its parameters and the buffers of its ``state_dict``. Frozen parameters that can be
-    read from files again are left out.
+    These are its parameters, the buffers of its ``state_dict``, and its extra states as bytes.
+    Frozen parameters that can be read from files again are left out.
+
+    Raises
+    ------
+    VflError
+        If a tensor or an extra state has a type that is not saved. The text lacks its subject.
     """
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     frozen = [name for name, tensor in tensors.items() if not tensor.requires_grad]
@@ -111,9 +117,23 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
     for name in frozen:
         if name.startswith(within):
             del tensors[name]
-    buffers = dict(model.named_buffers()) if getattr(model, "by_step", True) else {}
+    if not getattr(model, "by_step", True):
+        return tensors
+    buffers = dict(model.named_buffers())
     known = model.state_dict().keys() if buffers else ()
-    return tensors | {name: each for name, each in buffers.items() if name in known}
+    tensors |= {name: each for name, each in buffers.items() if name in known}
+    for name, each in tensors.items():
+        if each.dtype not in _SAVED or each.layout is not torch.strided:
+            kind = each.dtype if each.layout is torch.strided else each.layout
+            raise VflError(f"has a tensor {name!r} of {kind}, which is not saved. Use float32.")
+    return tensors | extra_states(model)
+
+
+_SAVED = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64),
+}
+"""Types of tensors that messages and states can hold."""
 
 
 def fixed(model: nn.Module) -> str:
@@ -136,12 +156,13 @@ def is_large(model: nn.Module) -> bool:
 
 def kind_of(model: nn.Module) -> str:
     """Return a digest that is equal for models with the same names, dtypes and shapes."""
-    each = {name: [str(t.dtype), *t.shape] for name, t in kept(model).items()}
+    tensors = {name: each for name, each in kept(model).items() if not is_extra(name)}
+    each = {name: [str(t.dtype), *t.shape] for name, t in tensors.items()}
     return hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copy named arrays into a model's parameters and buffers.
+    """Copy named arrays into a model's parameters, buffers and extra states.
 
     Raises
     ------
@@ -150,6 +171,8 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     """
     tensors = kept(model)
     for name in [*tensors, *arrays]:
+        if name in tensors and name in arrays and is_extra(name):
+            continue  # its bytes change in number
         here = tuple(tensors[name].shape) if name in tensors else "nothing"
         there = arrays[name].shape if name in arrays else "nothing"
         if here != there:
@@ -159,7 +182,9 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
             )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(torch.from_numpy(arrays[name]))
+            if not is_extra(name):
+                tensor.copy_(torch.from_numpy(arrays[name]))
+    load_extra_states(model, arrays)
 
 
 def count(model: nn.Module) -> int:

@@ -186,8 +186,9 @@ def _build(
         )
     block, own = read(), own_config(context, config)
     party = Party(config, index, parties, outputs, block, own, grown)
-    if "rules" in checks:
+    if "rules" in checks:  # a run begins
         check(context, config, party.inputs.rows)
+        party.learner.try_out()
     if then:
         now = about.read(party.about)
         for name in checks:

@@ -16,7 +16,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation, samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.samples import Samples
-from vfl_flower.models.bottom_model import OwnBottom
+from vfl_flower.models import rebuilt
+from vfl_flower.models.bottom_model import BottomModel, OwnBottom
 from vfl_flower.models.bottoms import build_bottom, embedding_size, learn_bins
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import (
@@ -76,9 +77,8 @@ class Learner:
         self.secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
-        # With own data it seeds the first model too. A known first model would reveal features.
-        of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        self.model = build_bottom(own, index, inputs.sample, self.size, of_model).to(self.device)
+        self._own = own
+        self.model = self._build(self.secret)
         learn_bins(self.model, inputs.block.train)
         self._check(own)
         rate = own.training.party_lr
@@ -87,6 +87,38 @@ class Learner:
         self.exchange = 0  # number of the message whose window the model processes
         self.trace: Any = None  # intermediate results of the last upload, if in this process
         self.learning()
+
+    def _build(self, secret: bytes = b"") -> BottomModel:
+        """Build the bottom model, as each process of this party does.
+
+        Parameters
+        ----------
+        secret : with own data it seeds the first model too, since a known first model would reveal
+            features. By default it is new, as in another process.
+        """
+        config, secret = self.config, secret or secrets.token_bytes(16)
+        of_model = secret if config.data.apart and config.privacy.noise_seed < 0 else b""
+        model = build_bottom(self._own, self.index, self.inputs.sample, self.size, of_model)
+        return model.to(self.device)
+
+    def try_out(self) -> None:
+        """Raise `ConfigError` if a model of one's own would predict otherwise than it is tested."""
+        if rebuilt.is_own(self.model) and not self.frozen:
+            said = f"Party {self.index}'s model {self.model.name!r}"
+            rebuilt.try_out(said, self._build, self._some(self.inputs.block.train))
+
+    def check(self) -> None:
+        """Raise `VflError` if a model of one's own would predict test rows otherwise than here."""
+        if rebuilt.is_own(self.model):
+            said, test = f"Party {self.index}'s model {self.model.name!r}", self.inputs.block.test
+            rebuilt.check(said, self.model, self._build, self._some(test))
+
+    def _some(self, rows: Any) -> Samples:
+        """Return the first rows of a block, or the sample twice if it has fewer than two rows."""
+        found = samples.tensors(rows[: rebuilt.ROWS], self.device)
+        if samples.count(found) > 1:
+            return found
+        return samples.each(self.inputs.sample, lambda x: torch.stack([x, x]).to(self.device))
 
     def _check(self, own: RunConfig) -> None:
         """Raise `ConfigError` if the model fails, or noise cannot hide its rows.

@@ -215,6 +215,7 @@ class Party:
     def upload_test_rows(self, memory_mb: float) -> Upload:
         """Upload uncompressed embeddings of test rows, and this process's peak memory."""
         arrays = {"embedding": self.learner.embeddings(self.inputs.block.test).cpu().numpy()}
+        self.learner.check()
         return replace(
             self._answer(self.seal.hide(arrays) if self.seal else arrays),
             surrogates=digest(self.links.surrogates.values()),
@@ -254,6 +255,7 @@ class Party:
         """Learn from the feedback, if any. `state_file` then writes the state."""
         self._count(order)
         self.learn(order.arrays)
+        self.learner.check()
         return self._answer({})
 
     def rejoin(self, order: RejoinOrder) -> Description:

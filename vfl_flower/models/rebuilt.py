@@ -1,0 +1,235 @@
+"""Compare a model of your own with a copy that is rebuilt from what is saved.
+
+Messages, resumed runs and predictions rebuild a module from its ``state_dict``. A module may keep
+more: a counter, a plain tensor, a global variable. Then it would predict otherwise than it was
+tested. `try_out` finds that before training, by a few passes. `check` finds it at each evaluation,
+so no figure of a run belongs to a model that nobody can rebuild.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl_flower.config import plugins
+from vfl_flower.config.errors import CodeError, ConfigError, VflError
+from vfl_flower.data.samples import Samples
+from vfl_flower.models import passes
+from vfl_flower.models.extra_state import is_extra
+from vfl_flower.models.pretrained import Pretrained
+from vfl_flower.models.training import kept, load_model, model_arrays, trained
+
+log = logging.getLogger("flwr")
+
+ROWS = 32
+"""Number of rows to compare."""
+
+Build = Callable[[], nn.Module]
+
+
+def try_out(said: str, build: Build, rows: Samples) -> None:
+    """Train a new model for two steps, and compare it with a rebuilt copy.
+
+    Parameters
+    ----------
+    said : the subject of errors, as in "Party 0's model 'towers.py:Tower'".
+    build : builds the model as for training, on its device.
+    rows : at least two rows, which the model can train on.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be saved, or differs from the copy.
+    """
+    model = build()
+    before = trained(model)
+    try:
+        for step in range(2):
+            with torch.enable_grad(), _uncompiled():
+                outputs = passes.one(model, rows, step, key=b"try out")
+            with suppress(Exception):  # a zeroth-order system makes no backward pass
+                outputs.sum().backward()
+            with torch.no_grad():
+                for p in before.values():
+                    p.mul_(0.9).add_(0.01)  # as if it had learned
+                    p.grad = None
+    except Exception as error:  # training will end with the same error
+        log.debug("A training pass has failed before training: %s", error)
+        return
+    after = trained(model)
+    for name in before | after:
+        if before.get(name) is not after.get(name):
+            raise ConfigError(
+                f"{said} replaces its parameter {_short(name)!r} in forward, so it would not "
+                "learn. Change its values in place."
+            )
+    try:
+        check(said, model, build, rows)
+    except CodeError:
+        raise
+    except VflError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
+    """Raise `VflError` unless a rebuilt copy of the model gives the same outputs.
+
+    The model does not change, unless its passes in eval mode change it.
+    """
+    mode = model.training
+    try:
+        before = _saved_state(model)
+        first, second = (_outputs(model, rows, number) for number in range(2))
+        after = _saved_state(model)
+    except VflError as error:
+        raise VflError(f"{said} {error}") from None
+    finally:
+        model.train(mode)
+    for name in before | after:
+        if not (name in before and name in after and _same(before[name], after[name])):
+            raise VflError(
+                f"{said} changes {_short(name)!r} in eval mode, so outputs depend on earlier rows. "
+                "Change it only where self.training is true."
+            )
+    if not _alike(first, second):
+        raise VflError(
+            f"{said} gives other outputs at a second pass over the same rows in eval mode. Draw "
+            "and count only where self.training is true."
+        )
+    try:
+        with plugins.read_again():
+            copy = build()
+        _check_shapes(said, kept(copy), kept(model))
+        load_model(copy, model_arrays(model))
+        found = _outputs(copy, rows, 2)
+    except VflError:
+        raise
+    except Exception as error:
+        raise CodeError(f"{said} cannot be rebuilt from what is saved", error) from error
+    if not _alike(second, found):
+        names = [_short(name) for name in _differences(model, copy)]
+        why = f"differs in {', '.join(map(repr, names[:3]))}" if names else "gives other outputs"
+        raise VflError(
+            f"{said} would predict otherwise than it is tested: a copy rebuilt from its state_dict "
+            f"{why}. Keep all that changes outputs by register_buffer or get_extra_state."
+        )
+
+
+def _check_shapes(said: str, new: dict[str, Tensor], now: dict[str, Tensor]) -> None:
+    """Raise `VflError` if training has changed the names or shapes of tensors."""
+    for name in (each for each in new | now if not is_extra(each)):
+        was, has = (str(tuple(of[name].shape)) if name in of else "none" for of in (new, now))
+        if was != has:
+            raise VflError(
+                f"{said} changes the shape of {_short(name)!r} after it is built: {was}, then "
+                f"{has}. Give it its shape in __init__, or keep it by get_extra_state."
+            )
+
+
+def is_own(model: nn.Module) -> bool:
+    """Return whether its code is a user's: not of this project, nor of the transformers library."""
+    return bool(model.by_step) and not any(isinstance(m, Pretrained) for m in model.modules())
+
+
+def _saved_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the saved tensors that are no parameters."""
+    tensors = {k: v for k, v in kept(model).items() if not isinstance(v, nn.Parameter)}
+    return {name: each.clone() for name, each in tensors.items()}
+
+
+def _outputs(model: nn.Module, rows: Samples, number: int) -> Tensor:
+    """Return the outputs in eval mode, with random numbers that differ by ``number``."""
+    model.eval()
+    with torch.no_grad(), _uncompiled():
+        return passes.one(model, rows, number, key=b"rebuilt")
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Pass through modules of torch.compile without compiling each copy."""
+    used = "torch._dynamo" in sys.modules  # its import takes long
+    return torch.compiler.set_stance("force_eager") if used else nullcontext()
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+def _short(name: str) -> str:
+    """Return the name of an attribute as the module's author knows it."""
+    return name.removeprefix("layers.0.").removeprefix("module.")
+
+
+# --- what differs -------------------------------------------------------------------------------
+
+_OF_TORCH = vars(nn.Module()).keys()
+
+
+def _differences(model: nn.Module, copy: nn.Module) -> list[str]:
+    """Return the names of values outside the state_dict that differ between two modules."""
+    found: dict[str, None] = {}
+    copies = dict(copy.named_modules())
+    for path, module in model.named_modules():
+        if path not in copies:
+            found[path] = None
+            continue
+        here, there = (dict(_values(each)) for each in (module, copies[path]))
+        for name, value in here.items():
+            if name not in there or not _equal(value, there[name]):
+                found[f"{path}.{name}".removeprefix(".")] = None
+    return list(found)
+
+
+def _values(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield attributes, other buffers, class attributes, and variables that forward reads."""
+    unsaved, kind = module._non_persistent_buffers_set, type(module)
+    if kind.__module__.startswith("vfl_flower.") or isinstance(module, torch.jit.ScriptModule):
+        return
+    yield from ((name, each) for name, each in vars(module).items() if name not in _OF_TORCH)
+    yield from ((name, each) for name, each in module._buffers.items() if name in unsaved)
+    if kind.__module__.startswith("torch."):
+        return
+    yield from ((name, each) for name, each in vars(kind).items() if not name.startswith("__"))
+    forward = getattr(kind, "forward", None)
+    if isinstance(forward, FunctionType):
+        for name, each in inspect.getclosurevars(forward).nonlocals.items():
+            yield f"closure {name}", each
+        for name, each in inspect.getclosurevars(forward).globals.items():
+            yield f"global {name}", each
+
+
+def _equal(first: Any, second: Any, depth: int = 3) -> bool:
+    """Return whether two values are alike, as far as that can be seen."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.shape == second.shape and bool(torch.equal(first, second))
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, nn.Module) and isinstance(second, nn.Module):
+        return _equal(first.state_dict(), second.state_dict())
+    if not depth or isinstance(first, ModuleType) or callable(first):
+        return True
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            _equal(each, second[name], depth - 1) for name, each in first.items()
+        )
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        pairs = zip(first, second, strict=False)
+        return len(first) == len(second) and all(_equal(*pair, depth - 1) for pair in pairs)
+    if type(first).__eq__ is object.__eq__ and hasattr(first, "__dict__"):
+        return _equal(vars(first), getattr(second, "__dict__", None), depth - 1)
+    try:
+        return type(first).__eq__ is object.__eq__ or bool(first == second)
+    except Exception:  # of a user's class
+        return True
