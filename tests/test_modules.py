@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests import towers
 from tests.conftest import ALL_ROWS, Start, nightly
 from tests.fleet import assert_equals, fleet
 from tests.party.nodes import asked
@@ -28,7 +30,7 @@ from vfl_flower.data import augmentation, samples, source
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import FeatureBlock, load_features
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.models import passes
+from vfl_flower.models import passes, rebuilt
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
@@ -478,6 +480,187 @@ def test_a_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path: Pa
         with pytest.raises(PartyError, match=f"Party 0's model is '{said}', {then}"):
             predict_local({"model": out}, [words_now, {}])
     assert [path for path in sorted(whole.folder.iterdir()) if path.suffix != ".lock"] == before
+
+
+# --- a module that is more than its state_dict ---------------------------------------------------
+
+
+def try_out(name: str, how: str = "", **keys: Any) -> Party:
+    """Build a party whose model passes the trial before training."""
+    x = np.random.default_rng(0).standard_normal((64, 15)).astype(np.float32)
+    keys = {"model-args": f"how='{how}'" if how else "", **keys}
+    party = Party(resolve(own(name, **keys)), 0, 2, 1, FeatureBlock(x, x, ""))
+    party.learner.try_out()
+    return party
+
+
+@pytest.fixture(autouse=True)
+def _first_state() -> Iterator[None]:
+    yield
+    towers.Stateful.seen = 0
+    towers.MEANS.clear()
+
+
+OTHERWISE = (
+    "would predict otherwise than it is tested: a copy rebuilt from its state_dict differs in"
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("attribute", f"{OTHERWISE} 'mean'"),
+        ("counter", f"{OTHERWISE} 'steps'"),
+        ("hook", f"{OTHERWISE} 'steps'"),
+        ("temporary", f"{OTHERWISE} 'mean'"),
+        ("class", f"{OTHERWISE} 'seen'"),
+        ("global", f"{OTHERWISE} 'global MEANS'"),
+        ("own generator", f"{OTHERWISE} 'order'"),
+        ("eval", "changes 'mean' in eval mode"),
+        ("draws", "gives other outputs at a second pass over the same rows in eval mode"),
+        ("growing", r"changes the shape of 'mean' after it is built: \(0,\), then \(2,\)"),
+        ("none", r"changes the shape of 'mean' after it is built: none, then \(1,\)"),
+        ("bfloat16", "has a tensor 'odd' of torch.bfloat16, which is not saved"),
+        ("complex64", "has a tensor 'odd' of torch.complex64, which is not saved"),
+        ("parameter", "replaces its parameter 'weight' in forward"),
+    ],
+)
+def test_a_module_that_is_more_than_its_state_dict_is_refused(how: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^Party 0's model 'tests.towers:Stateful' {said}"):
+        try_out("Stateful", how)
+
+
+@pytest.mark.parametrize("how", ["buffer", "integers", "numpy", "python"])
+def test_a_module_that_is_its_state_dict_is_taken(how: str) -> None:
+    """The control."""
+    try_out("Stateful", how)
+
+
+@pytest.mark.parametrize("name", ["Extra", "Averaged", "Normal", "Half", "lazy"])
+def test_extra_states_lazy_tied_and_averaged_layers_are_kept(name: str) -> None:
+    try_out(name)
+
+
+def test_an_extra_state_that_nobody_can_save_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has a get_extra_state with a set, which is not saved"):
+        try_out("Unsaved")
+
+
+def test_with_own_data_an_order_that_numpy_draws_is_refused() -> None:
+    """Each process of such a party draws from another secret; a simulation repeats the draws."""
+    with pytest.raises(ConfigError, match=f"{OTHERWISE} 'order'"):
+        try_out("Stateful", "numpy", dataset="files:here.csv", **{"noise-seed": -1})
+
+
+def test_a_trial_changes_neither_the_model_nor_random_numbers() -> None:
+    x = np.zeros((64, 15), np.float32)
+    generators = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    party = Party(resolve(own("Normal")), 0, 2, 1, FeatureBlock(x, x, ""))
+    before = {name: each.copy() for name, each in model_arrays(party.learner.model).items()}
+    party.learner.try_out()
+    party.learner.check()
+    for name, each in model_arrays(party.learner.model).items():
+        np.testing.assert_array_equal(each, before[name])
+    assert party.learner.model.training
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    np.testing.assert_equal(np.random.get_state(), generators[1])
+    assert random.getstate() == generators[2]
+
+
+def test_a_repeated_pass_draws_the_same_by_numpy_and_python() -> None:
+    model = build_bottom(resolve(own("Half")), 0, torch.zeros(15), 4)
+    model.layers[0] = towers.Stateful(torch.zeros(15), 4, "draws")
+    x = torch.randn(3, 15)
+    first, again, other = (passes.one(model, x, 0, key=key) for key in (b"1", b"1", b"2"))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_passes_that_do_not_learn_leave_extra_states() -> None:
+    model = build_bottom(resolve(own("Extra")), 0, torch.zeros(15), 4)
+    x = torch.ones(3, 15)
+    passes.one(model, x, 0, learns=False)
+    assert model.layers[0].mean == 0
+    assert not model.apart() and model.layers[0].mean == 0
+    passes.one(model, x, 0)
+    assert model.layers[0].mean > 0
+
+
+def loss_of_predictions(folder: Path) -> float:
+    """Predict as a new process would: with modules in their first state."""
+    towers.Stateful.seen = 0
+    towers.MEANS.clear()
+    between._parties.clear()
+    file = predict_local({"model": str(folder)}).with_suffix(".json")
+    return float(json.loads(file.read_text())["loss"])
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("strategy", ["split-nn", "cascaded", nightly("centralised")])
+def test_extra_states_live_in_states_copies_and_predictions(strategy: str, tmp_path: Path) -> None:
+    keys = own("Extra", **{"strategy": strategy, "epochs": 3, "validation-fraction": 0.2})
+    for client in (None, FORGETFUL) if strategy != "centralised" else (None,):
+        out = {"out": str(tmp_path / ("one" if client is None else "other"))}
+        finished = run_local(2, {**keys, **out}, **({"client": client} if client else {}))
+        expected = pytest.approx(finished.summary["test_loss"], abs=1e-6)
+        assert loss_of_predictions(finished.folder) == expected
+
+
+def test_a_run_with_extra_states_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    keys = own("Extra", **{"checkpoint-every": 4, "top-model": f"{TOWERS}:StatefulTop"})
+    keys["top-args"] = "how='numpy'"
+    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, after=1, parties=2)
+    assert_equal_runs(whole, resumed(folder, parties=2), parties=2)
+    expected = pytest.approx(whole.summary["test_loss"], abs=1e-6)
+    assert loss_of_predictions(whole.folder) == expected
+
+
+LATE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"bottom-model": f"{TOWERS}:Stateful", "model-args": "how='counter' after=10"},
+        "Party 0's model 'tests.towers:Stateful'",
+    ),
+    (
+        {"top-model": f"{TOWERS}:StatefulTop", "top-args": "how='counter' after=10"},
+        "top-model = 'tests.towers:StatefulTop'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), LATE, ids=["party", "label holder"])
+def test_state_that_matters_late_ends_the_run_at_its_next_figures(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(VflError, match=f"{said} {OTHERWISE} 'steps'"):
+        run_local(2, {**CANCER, **keys, "checkpoint-every": 4, "out": str(out)})
+    summary = json.loads((out / "summary.json").read_text())
+    assert f"{said} would predict otherwise" in summary["failure"]
+    history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert len(history) == 1 and (out / "party-1.npz").exists()
+    loss_of_predictions(out)  # the checkpoint from before, whose model was as good as rebuilt
+
+
+@pytest.mark.parametrize(("keys", "said"), LATE, ids=["party", "label holder"])
+def test_unchecked_late_state_predicts_otherwise(
+    keys: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(rebuilt, "check", lambda *_: None)
+    finished = run_local(2, {**CANCER, **keys, "out": str(tmp_path / "run")})
+    assert abs(loss_of_predictions(finished.folder) - finished.summary["test_loss"]) > 1e-3
+
+
+@pytest.mark.parametrize("how", ["counter", "numpy"])
+def test_a_top_model_is_tried_out_as_a_bottom_model_is(how: str, tmp_path: Path) -> None:
+    keys = {**CANCER, "top-model": f"{TOWERS}:StatefulTop", "top-args": f"how='{how}'"}
+    if how == "counter":
+        with pytest.raises(ConfigError, match=f"top-model = .* {OTHERWISE} 'steps'"):
+            run_local(2, {**keys, "out": str(tmp_path / "run")})
+        return
+    finished = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    expected = pytest.approx(finished.summary["test_loss"], abs=1e-6)
+    assert loss_of_predictions(finished.folder) == expected
 
 
 # --- the label holder's -------------------------------------------------------------------------

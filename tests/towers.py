@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -237,3 +240,134 @@ def strided(sample: Tensor, size: int) -> nn.Module:
     layer = nn.Linear(len(sample), size)
     layer.weight.data = layer.weight.data.t().contiguous().t()
     return layer
+
+
+# --- what a state_dict has, and what it lacks -----------------------------------------------------
+
+MEANS: dict[str, float] = {}
+
+
+class Stateful(nn.Linear):
+    """A linear layer that also learns a number; ``how`` says where it keeps the number."""
+
+    seen = 0
+
+    def __init__(self, sample: Tensor, size: int, how: str = "buffer", after: int = 0) -> None:
+        super().__init__(len(sample), size)
+        self.how, self.after, self.steps = how, after, 0
+        self.mean: Any = torch.zeros(1)
+        self.order = list(range(len(sample)))
+        if how in ("buffer", "temporary", "eval", "growing", "none"):
+            del self.mean
+            first = {"growing": torch.zeros(0), "none": None}.get(how, torch.zeros(1))
+            self.register_buffer("mean", first, persistent=how != "temporary")
+        if how in ("bfloat16", "complex64"):
+            self.register_buffer("odd", torch.ones(1, dtype=getattr(torch, how)))
+        if how == "integers":
+            self.count: Any
+            self.started: Any
+            self.register_buffer("count", torch.tensor(0))
+            self.register_buffer("started", torch.tensor(False))
+        if how == "hook":
+            self.weight.register_hook(self.hear)
+        orders: dict[str, Callable[[int], Any]] = {
+            "numpy": np.random.permutation,
+            "python": lambda n: random.sample(range(n), n),
+            "own generator": np.random.default_rng().permutation,
+        }
+        if how in orders:
+            self.order = [int(each) for each in orders[how](len(sample))]
+
+    def hear(self, gradient: Tensor) -> None:
+        self.steps += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        how, learns = self.how, self.training
+        far: Any = 0
+        if (learns and how in ("attribute", "buffer", "temporary")) or how == "eval":
+            self.mean = 0.9 * self.mean + 0.1 * (x.detach().mean() + 3)
+        elif learns and how in ("growing", "none"):
+            rows = torch.ones(1) if self.mean is None else self.mean
+            self.mean = torch.cat([rows, torch.ones(1)])[: 1 if how == "none" else None]
+        elif learns and how == "class":
+            type(self).seen += 1
+        elif learns and how == "global":
+            MEANS["mean"] = MEANS.get("mean", 0.0) + 0.1
+        elif learns and how == "integers":
+            self.count += 1
+            self.started.fill_(True)
+        elif learns and how == "parameter":
+            self.weight = nn.Parameter(self.weight.detach() * 0.9)
+        elif how == "draws":
+            x = x + np.random.rand() + random.random()
+        if how == "integers":
+            far = self.count * self.started
+        elif how == "class":
+            far = type(self).seen
+        elif how == "global":
+            far = MEANS.get("mean", 0)
+        else:
+            self.steps += learns and how == "counter"
+            far = max(0, self.steps - self.after)
+        x = x[:, self.order] - (0 if self.mean is None else self.mean.sum())
+        return super().forward(x + far / 10)
+
+
+class Extra(Stateful):
+    """Keeps the number by torch's own way to add to a state_dict."""
+
+    def __init__(self, sample: Tensor, size: int, how: str = "attribute") -> None:
+        super().__init__(sample, size, how)
+        self.heard: Any = {"of": (1, [None, 2.5, "text"]), 3: np.arange(2), "at": np.float64(1)}
+
+    def get_extra_state(self) -> Any:
+        return {"mean": self.mean, "steps": self.steps, "heard": self.heard}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.mean, self.steps, self.heard = state["mean"], state["steps"], state["heard"]
+
+
+class Unsaved(Extra):
+    """Has an extra state that nobody can save."""
+
+    def get_extra_state(self) -> Any:
+        return {"rows": {1, 2}}
+
+
+class Averaged(nn.Module):
+    """Evaluates by a moving average of its weights; has tied, normed and parametrised layers."""
+
+    def __init__(self, sample: Tensor, size: int) -> None:
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(len(sample), size))
+        self.last = nn.utils.parametrizations.spectral_norm(nn.Linear(size, size))
+        self.tied = nn.Linear(size, size)
+        bias: Any = self.last.bias
+        self.tied.bias = bias
+        self.norm = nn.LazyBatchNorm1d(affine=False)
+        self.scales = nn.ParameterList([torch.ones(size)])
+        self.mean: Any = copy.deepcopy(self.tied).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.last(self.norm(self.first(x))) * self.scales[0]
+        if self.training:
+            with torch.no_grad():
+                self.mean.weight.lerp_(self.tied.weight, 0.1)
+            h = h + self.tied(h)
+            return h
+        h = h + self.mean(h)
+        return h
+
+
+class StatefulTop(nn.Linear):
+    """A top model that counts its steps, or shuffles what it reads."""
+
+    def __init__(self, sizes: Sequence[int], outputs: int, how: str, after: int = 0) -> None:
+        super().__init__(sum(sizes), outputs)
+        self.how, self.after, self.steps = how, after, 0
+        shuffled = np.random.permutation(sum(sizes)) if how == "numpy" else range(sum(sizes))
+        self.order = [int(each) for each in shuffled]
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.steps += self.training and self.how == "counter"
+        return super().forward(h[:, self.order]) + max(0, self.steps - self.after)

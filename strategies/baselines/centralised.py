@@ -214,11 +214,6 @@ class Common(Joined):
 
     fills = False
 
-    def _copy(self, build: Callable[..., BottomModel]) -> BottomModel:
-        """Build a bottom model as its party does to predict."""
-        secret = secrets.token_bytes(16) if self.config.data.apart else b""
-        return build(secret=secret).to(self.run.holder.device)
-
     def _rows(self) -> NDArray[np.int64]:
         rows = np.arange(len(self.labels.train))
         if self.labels.present is not None:

@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from vfl_flower.config import renamed
@@ -154,6 +155,7 @@ def _of_file(place: str) -> Any:
     return sys.modules[name]
 
 
+_READING = Lock()
 _again: ContextVar[bool] = ContextVar("again", default=False)
 
 
@@ -173,19 +175,19 @@ def read_again() -> Iterator[None]:
 def _second(found: Any) -> Any:
     """Return the object of this name in a second module from the same file, if there is one."""
     first = sys.modules.get(str(getattr(found, "__module__", "")))
-    place = str(getattr(first, "__file__", None))
-    if first is None or first.__name__ == "__main__" or not place.endswith(".py"):
+    place, name = getattr(first, "__file__", None), getattr(found, "__qualname__", "")
+    if first is None or first.__name__ == "__main__" or not place or not name.isidentifier():
         return found
-    name = f"{first.__name__}__second"
-    try:
-        if name not in sys.modules:
-            spec = spec_from_file_location(name, place)
-            sys.modules[name] = module = module_from_spec(spec)  # type: ignore[arg-type]
-            spec.loader.exec_module(module)  # type: ignore[union-attr]
-        return getattr(sys.modules[name], found.__qualname__)
-    except Exception:  # its code cannot run twice, or it is inside a function
-        sys.modules.pop(name, None)
-        return found
+    copy = f"{first.__name__}__second"
+    with _READING:
+        if copy not in sys.modules:
+            try:
+                spec = spec_from_file_location(copy, place)
+                sys.modules[copy] = module = module_from_spec(spec)  # type: ignore[arg-type]
+                spec.loader.exec_module(module)  # type: ignore[union-attr]
+            except Exception:  # its code cannot run twice
+                sys.modules[copy] = first
+    return getattr(sys.modules[copy], name, found)
 
 
 SYSTEMS = Registry(

@@ -114,11 +114,12 @@ class LabelHolder:
         top_sizes = list(sizes.values()), labels.outputs, own_held_out.shape[1]
         self._build_top = lambda: self.aggregation.build_top(*top_sizes, alone).to(self.device)
         self.top = self._build_top()
-        self._said = f"top-model = {config.models.top!r}"
         if self.top.by_step:
-            rows = self.held_out.table.rows[: rebuilt.ROWS].cpu()
-            rows[:, : self.top.received].normal_(generator=torch.Generator().manual_seed(0))
-            rebuilt.try_out(self._said, self._build_top, rows.to(self.device))
+            rows = self.held_out.table.rows[: rebuilt.ROWS].clone()
+            h = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+            rows[:, : self.top.received] = h[:, : self.top.received].to(self.device)
+            said = f"top-model = {config.models.top!r}"
+            rebuilt.try_out(said, self._build_top, rows)
         learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
@@ -302,10 +303,10 @@ class LabelHolder:
             self.held_out.calibrate(self.top, method)
 
     def _check(self) -> None:
-        """Raise `VflError` if a top model of one's own would predict otherwise than here."""
+        """Raise `VflError` if your own top model would predict otherwise than here."""
         if self.top.by_step:
-            rows = self.held_out.table.rows[: rebuilt.ROWS]
-            rebuilt.check(self._said, self.top, self._build_top, rows)
+            said, rows = f"top-model = {self.config.models.top!r}", self.held_out.table.rows
+            rebuilt.check(said, self.top, self._build_top, rows[: rebuilt.ROWS])
 
     # --- checkpoints ----------------------------------------------------------------------------
 

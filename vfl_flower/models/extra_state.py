@@ -8,7 +8,7 @@ and lists, tuples and dictionaries of them. Nothing is pickled or unpickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -42,7 +42,7 @@ def extra_states(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def load_extra_states(model: nn.Module, arrays: dict[str, NDArray[np.uint8]]) -> None:
+def load_extra_states(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Restore extra states by ``set_extra_state``."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
@@ -62,8 +62,9 @@ def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _encode(value: Any) -> bytes:
     arrays: dict[str, NDArray[Any]] = {}
     text = json.dumps(_coded(value, arrays)).encode()
+    arrays[_TEXT] = np.frombuffer(text, np.uint8)
     file = BytesIO()
-    np.savez(file, **{_TEXT: np.frombuffer(text, np.uint8)}, **arrays)
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
 
 

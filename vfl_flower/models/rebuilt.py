@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FunctionType, ModuleType
@@ -175,6 +176,7 @@ def _short(name: str) -> str:
 # --- what differs -------------------------------------------------------------------------------
 
 _OF_TORCH = vars(nn.Module()).keys()
+_PLAIN = bool, int, float, complex, str, bytes, set, frozenset, deque, type(None)
 
 
 def _differences(model: nn.Module, copy: nn.Module) -> list[str]:
@@ -220,6 +222,8 @@ def _equal(first: Any, second: Any, depth: int = 3) -> bool:
         return _equal(first.state_dict(), second.state_dict())
     if not depth or isinstance(first, ModuleType) or callable(first):
         return True
+    if type(first).__qualname__ != type(second).__qualname__:  # classes of a second module differ
+        return False
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
             _equal(each, second[name], depth - 1) for name, each in first.items()
@@ -227,9 +231,7 @@ def _equal(first: Any, second: Any, depth: int = 3) -> bool:
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         pairs = zip(first, second, strict=False)
         return len(first) == len(second) and all(_equal(*pair, depth - 1) for pair in pairs)
-    if type(first).__eq__ is object.__eq__ and hasattr(first, "__dict__"):
-        return _equal(vars(first), getattr(second, "__dict__", None), depth - 1)
-    try:
-        return type(first).__eq__ is object.__eq__ or bool(first == second)
-    except Exception:  # of a user's class
-        return True
+    named = getattr(first, "__dict__", None)
+    if named is not None and not isinstance(first, _PLAIN):
+        return _equal(named, vars(second), depth - 1)
+    return not isinstance(first, _PLAIN) or bool(first == second)

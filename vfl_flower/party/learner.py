@@ -102,13 +102,13 @@ class Learner:
         return model.to(self.device)
 
     def try_out(self) -> None:
-        """Raise `ConfigError` if a model of one's own would predict otherwise than it is tested."""
+        """Raise `ConfigError` if a user's model would predict otherwise than it is tested."""
         if rebuilt.is_own(self.model) and not self.frozen:
             said = f"Party {self.index}'s model {self.model.name!r}"
             rebuilt.try_out(said, self._build, self._some(self.inputs.block.train))
 
     def check(self) -> None:
-        """Raise `VflError` if a model of one's own would predict test rows otherwise than here."""
+        """Raise `VflError` if a user's model would predict test rows otherwise than here."""
         if rebuilt.is_own(self.model):
             said, test = f"Party {self.index}'s model {self.model.name!r}", self.inputs.block.test
             rebuilt.check(said, self.model, self._build, self._some(test))
