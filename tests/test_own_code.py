@@ -98,7 +98,9 @@ def trained(**more: Any) -> tuple[list[Any], float]:
     ],
     ids=["bottom model", "top model", "loss", "metrics"],
 )
-@pytest.mark.parametrize("strategy", ["split-nn", "cascaded"])
+@pytest.mark.parametrize(
+    "strategy", ["split-nn", pytest.param("cascaded", marks=pytest.mark.nightly)]
+)
 def test_code_that_writes_to_its_arguments_learns_as_code_that_does_not(
     plain: dict[str, Any], writes: dict[str, Any], strategy: str
 ) -> None:
