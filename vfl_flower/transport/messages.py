@@ -1,8 +1,7 @@
 """The messages of the protocol as dataclasses, and checks of their arrays.
 
 Each message has a few scalars and named NumPy arrays. `transport.wire` converts it to Flower
-records and back, and refuses scalars outside the limits in this file. Byte counters count the
-arrays as sent.
+records and back, and refuses scalars outside these limits. Byte counters count arrays as sent.
 """
 
 from __future__ import annotations
@@ -308,10 +307,9 @@ class Serving(Introduction):
 class Scored(Payload):
     """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n + k, E].
 
-    ``arrays["gone"]``, int32 [m], are positions in the order whose rows the party's data have lost
-    since it loaded them. ``arrays["refused"]`` are positions of rows that a rule forbids, and
-    ``why`` is the sentence. Both have embeddings of zero. If sums are masked, embeddings are masked
-    too, int32, and no row may be gone. Nothing is embedded then if a row is refused.
+    ``arrays["gone"]``, int32 [m], are positions of rows that the party has lost since it loaded
+    them. ``arrays["refused"]`` are those that a rule forbids, and ``why`` is the sentence. Both have
+    embeddings of zero. If sums are masked, embeddings are int32, and no row may be gone or refused.
     ``arrays["drift"]`` is as in `Predicted`, for the last rows.
     """
 
