@@ -144,7 +144,11 @@ def published(folder: Path, keys: dict[str, Any], world: int, draw: dict[str, An
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     listener, found = Listener(), Published()
-    logging.getLogger("flwr").addHandler(handler)
+    log = logging.getLogger("flwr")
+    level, disabled = log.level, log.manager.disable
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)  # an earlier test of this process may have asked for less
+    logging.disable(logging.NOTSET)
     try:
         with game(draw, folder / "home") as sent:
             run_local(PARTIES, {**given, "observer": "tensorboard"}, observers=[listener])
@@ -159,7 +163,9 @@ def published(folder: Path, keys: dict[str, Any], world: int, draw: dict[str, An
             found["result"] = result_of(given)
             found["messages"] = sent
     finally:
-        logging.getLogger("flwr").removeHandler(handler)
+        log.removeHandler(handler)
+        log.setLevel(level)
+        logging.disable(disabled)
     found["log records"] = records
     found["observers"] = listener.entries
     found["GET /metrics, of training"] = listener.scraped
