@@ -234,6 +234,15 @@ def test_ids_are_texts_as_written(tmp_path: Path, opener: Opener, kind: str) -> 
     assert len(set(own.ids)) == ROWS
 
 
+def test_digits_in_a_column_of_texts_stay_texts(tmp_path: Path) -> None:
+    ids = [str(row) for row in range(ROWS)]
+    for opener in (as_parquet, as_memory):
+        own = replace(opener(tmp_path / opener.__name__, ids), id="value")
+        assert own.id_values(np.arange(ROWS)).tolist() == ids
+    of_csv = replace(as_csv(tmp_path / "a", ids), id="value")
+    assert list(own.ids) == list(of_csv.ids)  # they match all the same
+
+
 WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "a comma at the end": ("a,b\n1,2,\n3,4,\n", "comma at the end", "line 2 has 3"),
     "row names": ("a,b\nr1,1,2\nr2,3,4\n", "row name", "line 2 has 3"),

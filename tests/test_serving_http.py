@@ -404,6 +404,21 @@ def test_an_address_has_half_of_the_connections_and_callers_are_not_cut(
         assert all(rest(each).endswith(b"answered") for each in callers)
 
 
+def test_an_address_has_half_of_the_connections_also_if_all_are_open(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CONNECTIONS", 8)
+    with opened(front.tokens.parent) as full:
+        one, other = (
+            [full.socket(address) for _ in range(4)] for address in ("127.0.0.2", "127.0.0.3")
+        )
+        for _ in range(8):  # each takes the place of one of its own address
+            one.append(full.socket("127.0.0.2"))
+        for each in other:
+            each.sendall(b"GET /open HTTP/1.0\r\n\r\n")
+            assert rest(each).endswith(b"answered")
+
+
 def test_one_hosts_addresses_of_ipv6_count_as_one() -> None:
     assert _network("2001:db8::1") == _network("2001:db8::ffff:2") != _network("2001:db8:0:1::1")
     assert _network("::ffff:192.0.2.1") == _network("192.0.2.1") != _network("192.0.2.2")

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -319,11 +320,12 @@ def _lost(path: Path) -> bool:
 def is_beside(path: Path, seal: End) -> bool:
     """Return whether another file of the folder is the sealed log, which was renamed."""
     for each in path.parent.iterdir():
-        if each != path and each.is_file():
-            with _opened(each) as file:
-                is_log = file.read(len(_BEGINS)) == _BEGINS
-            if is_log and _has_line(each, seal):
-                return True
+        with suppress(VflError):  # another user's file
+            if each != path and each.is_file():
+                with _opened(each) as file:
+                    is_log = file.read(len(_BEGINS)) == _BEGINS
+                if is_log and _has_line(each, seal):
+                    return True
     return False
 
 

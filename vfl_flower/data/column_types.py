@@ -130,18 +130,18 @@ def with_names(columns: Iterable[str]) -> list[str]:
 
 
 def as_ids(pieces: Collection[Any]) -> Any:
-    """Return ids from Arrow arrays of texts, [n]: numbers, if each text is a number's digits.
+    """Return the ids of a csv column from Arrow arrays of texts, [n]. A missing id is None.
 
-    Numbers take less memory, and the ids have the same meaning (`data.ids`). A missing id is None.
+    They are numbers if each text is a number's digits: numbers take less memory, and the ids have
+    the same meaning (`data.ids`).
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     texts = pa.chunked_array([each for piece in pieces for each in _chunks(piece)], pa.string())
-    bare = pc.utf8_trim_whitespace(texts)
-    if len(texts) and not texts.null_count and _all(pc.match_substring_regex(bare, _WHOLE)):
+    if len(texts) and not texts.null_count and _all(pc.match_substring_regex(texts, _WHOLE)):
         try:
-            return pc.cast(bare, "int64").to_numpy()
+            return pc.cast(texts, "int64").to_numpy()
         except ValueError:  # more than 64 bits
             pass
     return np.array(texts.to_pylist(), object)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
-from vfl_flower.data.column_types import as_ids, as_typed, holds_texts, texts_of, with_names
+from vfl_flower.data.column_types import as_typed, holds_texts, with_names
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 from vfl_flower.data.tables import Table
 
@@ -55,7 +55,7 @@ class Frame(Table):
 
     def _read_ids(self) -> Any:
         column = self.frame.set_axis(map(str, self.frame.columns), axis=1)[self.id]
-        return as_ids([texts_of(column)]) if holds_texts(column) else column
+        return column.replace("", None) if holds_texts(column) else column
 
 
 class ArraySource(Source):

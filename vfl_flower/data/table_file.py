@@ -100,10 +100,11 @@ class TableFile:
         """Return the ids in a column: numbers, or texts as they were written."""
         import pandas as pd
 
-        if not is_text(self.type_of(name)):
-            return as_frame(self.pieces([name]), [name])[name]
-        found = as_ids([each.column(0) for each in replace(self, words=()).pieces([name])])
-        if self.is_csv and found.dtype == object:  # the file may be a file of predictions
+        whole = replace(self, words=())
+        if not self.is_csv:
+            return as_frame(whole.pieces([name]), [name])[name]
+        found = as_ids([each.column(0) for each in whole.pieces([name])])
+        if found.dtype == object:  # the file may be a file of predictions
             return restored(pd.Series(found)).to_numpy()
         return found
 

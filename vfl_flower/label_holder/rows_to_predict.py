@@ -242,6 +242,8 @@ def _learnt(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]:
     if is_file and table.digest(known) == found.about_labels["ids"]:
         used = np.concatenate(used_by(found.config.data, known, found.used))
         learnt |= np.isin(rows, used)
+    elif table.has_ids and mechanism_of(found.config).hides_labels and "people" not in found.arrays:
+        return ~learnt  # an older checkpoint does not say whom its noise protects
     if table.has_ids and "people" in found.arrays:
         learnt |= np.isin(table.people(rows), found.arrays["people"])
     return learnt

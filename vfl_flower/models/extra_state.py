@@ -101,8 +101,9 @@ def _decode(content: bytes, device: torch.device) -> Any:
         kind, held = coded
         if kind == "tensor":
             number, dtype, shape, on_cpu = held
-            flat = torch.from_numpy(arrays[number]).view(getattr(torch, dtype))
-            return flat.reshape(shape).to("cpu" if on_cpu else device)
+            value = torch.empty(shape, dtype=getattr(torch, dtype))  # `view` refuses an empty one
+            value.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(arrays[number]))
+            return value if on_cpu else value.to(device)
         if kind in ("array", "number"):
             return arrays[held] if kind == "array" else arrays[held][()]
         if kind == "dict":

@@ -308,7 +308,7 @@ class Scored(Payload):
     """Answer to `ScoreOrder`: ``arrays["embedding"]``, float32 [n + k, E].
 
     ``arrays["gone"]``, int32 [m], are positions of rows that the party has lost since it loaded
-    them. ``arrays["refused"]`` are those that a rule forbids, and ``why`` is the sentence. Both have
+    them. ``arrays["refused"]`` are those that a rule forbids; ``why`` is the sentence. Both have
     embeddings of zero. If sums are masked, embeddings are int32, and no row may be gone or refused.
     ``arrays["drift"]`` is as in `Predicted`, for the last rows.
     """

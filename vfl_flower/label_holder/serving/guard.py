@@ -65,7 +65,7 @@ class Guard:
         scope["vfl_caller"] = inner["vfl_caller"] = caller  # the connection's rank depends on it
         size = headers.get(b"content-length", b"0")
         long = f"A body has at most {_MOST_BYTES} bytes."
-        if not size.isdigit() or int(size) > _MOST_BYTES:
+        if not size.isdigit() or len(size) > 18 or int(size) > _MOST_BYTES:
             await _refuse(receive, sending, 413, long)
             return
         try:

@@ -209,7 +209,7 @@ class _Door:
                 await asyncio.sleep(0.1)
                 continue
             connection = _Connection(self, _network(peer[0]))
-            if not self._makes_room(connection.address):
+            if self.server.should_exit or not self._makes_room(connection.address):
                 accepted.close()
                 continue
             self.open[connection] = None
@@ -232,12 +232,13 @@ class _Door:
     def _makes_room(self, address: str) -> bool:
         """Return whether one more connection may be open, after another one is cut if need be."""
         crowd = list(self.open)
-        if len(crowd) < self._most:
-            if len(crowd) < self._most // 2:
-                return True
-            crowd = [each for each in crowd if each.address == address]
-            if len(crowd) < self._most // 2:
-                return True
+        if len(crowd) < self._most // 2:
+            return True
+        same = [each for each in crowd if each.address == address]
+        if len(same) >= self._most // 2:
+            crowd = same
+        elif len(crowd) < self._most:
+            return True
         self._cut.refused()
         least = min(crowd, key=lambda each: each.worth)
         if least.worth == 2:

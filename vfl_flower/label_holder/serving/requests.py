@@ -19,9 +19,9 @@ Ids = Sequence[int | str]
 
 MOST_IDS = 10_000
 """Most ids of one request."""
-BATCH = 512
+BATCH = 2048
 """Most work of a batch, in ids of the alignment."""
-_SMALL = BATCH // 4  # most ids of a small request, and the work of a batch while such requests come
+_SMALL = BATCH // 16  # most ids of a small request, and work of a batch while such requests come
 _LULL = 1.0  # seconds after a small request until batches are large again
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
@@ -188,9 +188,9 @@ class Queue:
                 room -= sum(piece.work for piece in taken)
                 pieces += taken
                 if taken:  # next time, the others come first
-                    served = [piece.request for piece in taken]
+                    served = {piece.request: None for piece in taken}
                     waiting = [each for each in self._lines.pop(caller) if each not in served]
-                    self._lines[caller] = waiting + served
+                    self._lines[caller] = [*waiting, *served]
         return sorted(pieces, key=lambda piece: len(piece.ids))
 
     def close(self) -> None:

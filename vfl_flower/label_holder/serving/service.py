@@ -95,12 +95,12 @@ class Loaded:
         self.releases = Releases(config, found, len(self.rows.ids))
         self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()
-        self.id_type: type = type(ids[0]) if ids else str
-        self._row_of = {one: row for row, one in enumerate(ids)}
+        self._row_of = {encoded(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
 
     def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
         """Return the position of each id, or -1 for an id that is not known."""
-        return np.fromiter((self._row_of.get(one, -1) for one in ids), np.int64, len(ids))
+        rows = (self._row_of.get(encoded(one), -1) for one in ids)
+        return np.fromiter(rows, np.int64, len(ids))
 
     @property
     def is_outdated(self) -> bool:

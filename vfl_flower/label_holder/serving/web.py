@@ -196,9 +196,6 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
 
 def _problem(query: Query, loaded: Loaded) -> str:
     """Return why this model cannot answer a query, or an empty text."""
-    if any(type(one) is not loaded.id_type for one in query.ids):
-        kind = "whole numbers" if loaded.id_type is int else "texts"
-        return f"The ids of this model are {kind}. Send them as such."
     if not query.explain:
         return ""
     most = loaded.explainer.most_ids

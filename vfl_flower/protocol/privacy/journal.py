@@ -180,10 +180,9 @@ class Journal:
                 self.lost -= 1
                 self._agrees = False
                 return
-            all_of_it = self._checksums + checksum
             start = self._counted if self._agrees else 0
-            os.pwrite(opened, all_of_it[start:], start)  # it is never shorter than before
-            self._counted, self._agrees = len(all_of_it), True
+            os.pwrite(opened, self._checksums[start:] + checksum, start)  # never shorter
+            self._counted, self._agrees = len(self._checksums) + len(checksum), True
         finally:
             os.close(opened)
 

@@ -92,8 +92,8 @@ class Processes:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-P", "-m", "vfl_flower.tools.sweep.worker"]
-        mark = self._until_end.enter_context(ending_with_this_process())
-        with opened_to_append(self._log) as log:
+        with ExitStack() as stack, opened_to_append(self._log) as log:
+            mark = stack.enter_context(ending_with_this_process())
             for worker in range(self.number):
                 process = subprocess.Popen(
                     command,
@@ -107,6 +107,7 @@ class Processes:
                 self._processes.append(process)
                 assert process.stdout
                 self._selector.register(process.stdout, selectors.EVENT_READ, worker)
+            self._until_end = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
