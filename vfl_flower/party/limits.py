@@ -225,9 +225,12 @@ def refused_rows(
         budget.take(number)
     else:
         number, why = budget.take_some(number)
+    by_row = limits is not None and limits.uploads is not None
+    if number == len(wanted) and not by_row:  # no rule forbids a row
+        return np.zeros(0, np.int64), ""
     allowed = there.copy()
     allowed[wanted[number:]] = False
-    if limits and limits.uploads is not None:
+    if limits and by_row:
         if allowed[len(places) :].any():
             why = "It scores only aligned rows: its rule max-uploads counts them by row."
             allowed[len(places) :] = False

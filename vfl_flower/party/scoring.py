@@ -163,8 +163,9 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     seal = party.seal
     if seal and why:
         return Scored(arrays=arrays, why=why)
-    at[refused[refused < len(at)]] = -1
-    singles[refused[refused >= len(at)] - len(at)] = -1
+    if why:
+        at[refused[refused < len(at)]] = -1
+        singles[refused[refused >= len(at)] - len(at)] = -1
     embedding = np.zeros((len(there), served.party.learner.size), np.float32)
     if (at >= 0).any():
         places_in_memory = at[at >= 0].astype(np.int32)

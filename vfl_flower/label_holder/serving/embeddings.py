@@ -216,7 +216,9 @@ def _positions(arrays: Arrays, name: str, size: int) -> Mask:
     VflError
         If it is not a list of such positions. The message continues a sentence.
     """
-    named = arrays.get(name, np.zeros(0, np.int32))
-    if named.dtype != np.int32 or named.ndim != 1 or not np.isin(named, range(size)).all():
-        raise VflError(f"{name!r} names rows that were not asked for.")
-    return np.isin(np.arange(size), named)
+    mask, named = np.zeros(size, bool), arrays.get(name)
+    if named is not None and named.size:
+        if named.dtype != np.int32 or named.ndim != 1 or named.min() < 0 or named.max() >= size:
+            raise VflError(f"{name!r} names rows that were not asked for.")
+        mask[named] = True
+    return mask
