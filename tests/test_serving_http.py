@@ -412,7 +412,7 @@ def test_an_address_has_half_of_the_connections_also_if_all_are_open(
         one, other = (
             [full.socket(address) for _ in range(4)] for address in ("127.0.0.2", "127.0.0.3")
         )
-        for _ in range(8):  # each takes the place of one of its own address
+        for _ in range(8):  # each takes the place of an earlier one
             one.append(full.socket("127.0.0.2"))
         for each in other:
             each.sendall(b"GET /open HTTP/1.0\r\n\r\n")
