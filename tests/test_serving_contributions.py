@@ -171,7 +171,6 @@ def test_other_requests_do_not_wait_for_contributions(
         ({"explain": "yes"}, "explain must be true or false."),
         ({"explain": 1}, "explain must be true or false."),
         ({"explain": None}, "explain must be true or false."),
-        ({"explain": True, "ids": ["1"]}, "The ids of this model are whole numbers."),
         ({"explain": True, "ids": [1, 2, 3]}, "a request to this model has at most 2 ids."),
     ],
 )
@@ -281,7 +280,7 @@ def test_refused_calls_are_in_the_audit_log_without_ids(fresh: Served, tmp_path:
 
     (one,) = known(fresh, 1)
     explained(fresh, one)
-    reply = fresh.http.post("/v1/predict", json={"ids": ["secret-id"]})
+    reply = fresh.http.post("/v1/predict", json={"ids": ["secret-id", 1.5]})
     assert reply.status_code == 422
     for _ in range(3):
         stranger = fresh.http.post("/v1/predict", headers={"Authorization": "Bearer x"}, json={})
