@@ -144,10 +144,11 @@ def published(folder: Path, keys: dict[str, Any], world: int, draw: dict[str, An
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     listener, found = Listener(), Published()
-    log = logging.getLogger("flwr")
-    level, disabled = log.level, log.manager.disable
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)  # an earlier test of this process may have asked for less
+    logs = [logging.getLogger(name) for name in ("flwr", "flwr.notice")]
+    levels, disabled = [log.level for log in logs], logging.root.manager.disable
+    logs[0].addHandler(handler)
+    for log in logs:  # an earlier test of this process may have asked for less, as by --quiet
+        log.setLevel(logging.INFO)
     logging.disable(logging.NOTSET)
     try:
         with game(draw, folder / "home") as sent:
@@ -163,8 +164,9 @@ def published(folder: Path, keys: dict[str, Any], world: int, draw: dict[str, An
             found["result"] = result_of(given)
             found["messages"] = sent
     finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
+        logs[0].removeHandler(handler)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
         logging.disable(disabled)
     found["log records"] = records
     found["observers"] = listener.entries
