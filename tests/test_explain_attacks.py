@@ -200,7 +200,7 @@ def test_a_party_that_cannot_count_people_explains_nothing(node: Node) -> None:
     node.donors(np.arange(300))
     path = node.states / "party-0.explained"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(VflError, match="cannot count whom it explains"):
+    with pytest.raises(VflError, match="cannot count the people"):
         node.begin(np.arange(300))
 
 

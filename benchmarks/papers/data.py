@@ -1,4 +1,4 @@
-"""The data sets of the rows: where they are, and their names, by which runs are kept."""
+"""The data sets of the rows: their places, and their names in the keys of kept runs."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def as_frame(pieces: Iterable[Any], names: Collection[str]) -> Any:
     return whole.to_pandas(ignore_metadata=True, types_mapper=truths.get)[list(names)]
 
 
-def texts_of(column: Any) -> Any:
+def _texts(column: Any) -> Any:
     """Return the texts of a pandas column as an Arrow array, with None for missing values."""
     import pyarrow as pa
 
@@ -113,7 +113,7 @@ def as_typed(frame: Any, texts: Collection[str], words: Collection[str]) -> Any:
     """
     import pyarrow as pa
 
-    found = {name: texts_of(frame[name]) for name in frame if holds_texts(frame[name])}
+    found = {name: _texts(frame[name]) for name in frame if holds_texts(frame[name])}
     if not found:
         return frame
     piece = without_words(pa.table(found), words)

@@ -243,7 +243,7 @@ def _learnt(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]:
         used = np.concatenate(used_by(found.config.data, known, found.used))
         learnt |= np.isin(rows, used)
     elif table.has_ids and mechanism_of(found.config).hides_labels and "people" not in found.arrays:
-        return ~learnt  # an older checkpoint does not say whom its noise protects
+        return ~learnt  # an older checkpoint names no protected people
     if table.has_ids and "people" in found.arrays:
         learnt |= np.isin(table.people(rows), found.arrays["people"])
     return learnt

@@ -84,5 +84,5 @@ def claim(context: Context, people: People, repeats: int) -> bytes:
         raise
     except VflError as error:
         log.warning("%s", error)
-        raise VflError("cannot count whom it explains: its own log says why.") from None
+        raise VflError("cannot count the people that it explains: its own log says why.") from None
     return secret

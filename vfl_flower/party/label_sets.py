@@ -91,7 +91,7 @@ def _recent(path: Path) -> Arrays:
     """Return the sets of the last days. A clock that was set back ends none.
 
     "times" and "questions", [S], are time and digest of each set. "people" [P] are in ascending
-    order. "labels" [S, P] is 0 for a person who is not in the set, else the label and 1.
+    order. "labels" [S, P] is the label plus 1, or 0 if the set lacks the person.
     """
     if not path.exists():
         none: Arrays = {"times": np.zeros(0, np.int64), "questions": np.zeros((0, 32), np.uint8)}
