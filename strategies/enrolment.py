@@ -25,11 +25,12 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Member(NamedTuple):
-    """Node, embedding size and number of feature columns of a party."""
+    """Node, embedding size, number of feature columns and name of a party."""
 
     node: int
     size: int
     columns: int
+    name: str = ""
 
 
 def enrol(
@@ -79,7 +80,7 @@ def enrol(
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
     return {
-        each.party: Member(node, each.embedding_size, each.columns)
+        each.party: Member(node, each.embedding_size, each.columns, each.name)
         for node, each in descriptions.items()
     }
 

@@ -63,6 +63,7 @@ class PartyRecord:
     party: int
     node_id: int
     columns: int = 0  # feature columns in training
+    name: str = ""
     state: State = State.IDLE
     rests: State = State.IDLE  # its state before the message in flight
     order: Turn | None = None  # the message in flight
@@ -134,7 +135,12 @@ class PartyRecord:
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, in JSON."""
         counted = {name: asdict(getattr(self, name)) for name in _COUNTED}
-        return {name: getattr(self, name) for name in _SAVED} | {"alive": self.alive} | counted
+        named = {"name": self.name} if self.name else {}
+        return {each: getattr(self, each) for each in _SAVED} | {
+            **named,
+            "alive": self.alive,
+            **counted,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -151,6 +157,7 @@ class PartyRecord:
         spreads = ("reply_seconds", "reply_virtual_seconds", "staleness")
         return {
             "party": self.party,
+            **({"name": self.name} if self.name else {}),
             **asdict(self.traffic),
             **{name: getattr(self, name).figures() for name in spreads},
         }

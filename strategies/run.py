@@ -76,7 +76,7 @@ class Run:
         self.labels = labels
         self.members = nodes
         self.records = [
-            PartyRecord(party, nodes[party].node, nodes[party].columns) for party in sorted(nodes)
+            PartyRecord(party, of.node, of.columns, of.name) for party, of in sorted(nodes.items())
         ]
         self.by_party = {record.party: record for record in self.records}
         self.attach(())

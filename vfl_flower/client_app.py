@@ -22,6 +22,8 @@ from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
+from vfl_flower.config.names import in_words
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import builder, explain, information, scoring, stacked, state, state_file
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
@@ -54,6 +56,7 @@ from vfl_flower.transport.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
+    Introduction,
     Order,
     Payload,
     PredictOrder,
@@ -162,7 +165,10 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
         try:
             order = read_order(message, kind, between.largest_order(context))
             check_order(context, order)
-            return to_reply(serve(context, order), message)
+            answer = serve(context, order)
+            if isinstance(answer, Introduction):
+                answer = replace(answer, name=Rules.of(context.node_config).name)
+            return to_reply(answer, message)
         except Exception as error:
             return _failure(error, message, context)
 
@@ -209,9 +215,9 @@ def _failure(error: Exception, message: Message, context: Context) -> Message:
     if isinstance(error, CodeError):
         log(WARNING, "%s", error)
         said = str(error) if simulated(context) else error.outside  # one owner may read it all
-        return to_failure(said, message)
+        return to_failure(in_words(said), message)
     if isinstance(error, VflError):
-        return to_failure(str(error), message, isinstance(error, OutOfStepError))
+        return to_failure(in_words(str(error)), message, isinstance(error, OutOfStepError))
     if isinstance(error, MemoryError):
         return to_failure("has not enough memory for what it was asked.", message)
     log(ERROR, "%s", "".join(traceback.format_tb(error.__traceback__)))

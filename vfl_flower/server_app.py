@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
-from vfl_flower.config import logs
+from vfl_flower.config import logs, names
 from vfl_flower.config.errors import ConfigError, VflError, why
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
@@ -82,7 +82,8 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
     about = partial(logs.described, lasting=of_flower, run=run, role="label holder")
     with about(context.run_config.get("log-format")):
         config = earlier_run.configured(context.run_config)
-        with about(config.running.log_format):  # perhaps the format of the run to resume
+        # The format may be that of the run to resume.
+        with about(config.running.log_format), names.named({}):
             _serve(transport, config, context, callbacks)
 
 

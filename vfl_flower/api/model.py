@@ -7,19 +7,26 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from html import escape
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 from vfl_flower.api import own_code
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.data.memory import handed_over, held, listed
+from vfl_flower.config.names import called as called_of
+from vfl_flower.config.names import named
+from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.figures import reached
+from vfl_flower.label_holder.figures import data_called, reached
 from vfl_flower.launch.engines import Finished, predict_local
 
+Features = Sequence[Any] | Mapping[str, Any]
+
+_PARTIES = 4  # that a model's table names
 _ABOUT = ("model", "rows", "unknown_rows", "epsilon", "assessment", "drift")
 """Figures of a prediction that do not say how well it does."""
 
@@ -78,12 +85,45 @@ class Model:
         self._temporary = temporary  # Python deletes it with this object
 
     def __repr__(self) -> str:
-        summary = self.folder / "summary.json"
-        if not summary.exists():
+        rows = dict(self._about())
+        if "strategy" not in rows:
             return f"Model(unfinished, folder={str(self.folder)!r})"
+        return f"Model({rows['strategy']}, {rows['result']}, folder={str(self.folder)!r})"
+
+    def __str__(self) -> str:
+        """Return a short table, for `print`."""
+        width = max(map(len, self._about()))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self._about().items())
+
+    def _repr_html_(self) -> str:
+        """Return a short table, for notebooks."""
+        cells = [(escape(name), escape(value)) for name, value in self._about().items()]
+        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells)
+        return f"<table>{rows}</table>"
+
+    def _about(self) -> dict[str, str]:
+        """Return what a reader wants to know of the model first."""
+        about = {"folder": str(self.folder)}
+        if not (self.folder / "summary.json").exists():
+            return {"result": "unfinished", **about}
         found = self.summary
-        how = reached(found) if found["failure"] is None else "unfinished"
-        return f"Model({found['strategy']}, {how}, folder={str(self.folder)!r})"
+        if found["failure"] is not None or "by_party" not in found:
+            return {"strategy": found["strategy"], "result": "unfinished", **about}
+        of_parties, rows = found["by_party"], found.get("data", {}).get("rows", {})
+        columns = [f"{called_of(each)}: {each['columns']} columns" for each in of_parties]
+        auc = found.get("test_auc")
+        best, epochs = found.get("best_epoch"), f"{found['epochs']:.5g}"
+        return {
+            "strategy": found["strategy"],
+            "data": data_called(found["dataset"], list(map(called_of, of_parties)), None),
+            "rows": ", ".join(f"{count:,} {kind}" for kind, count in rows.items()),
+            "parties": ", ".join(columns[:_PARTIES]) + ", ..." * (len(columns) > _PARTIES),
+            "result": reached(found) + (f", AUC {auc:.4f}" if auc is not None else ""),
+            "epochs": epochs if best is None else f"{epochs}, the best is {best:.5g}",
+            "epsilon": "none claimed" if found["epsilon"] is None else f"{found['epsilon']:.3g}",
+            "seconds": f"{found['seconds']:.1f}",
+            **about,
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the folder, or the files of a temporary folder."""
@@ -112,8 +152,8 @@ class Model:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run's options, results and cost, as in summary.json."""
-        return Finished(self.folder).summary
+        """The run's options, results and cost, as in summary.json. It prints in short."""
+        return _Summary(Finished(self.folder).summary)
 
     @property
     def classes(self) -> list[Any]:
@@ -121,26 +161,27 @@ class Model:
         classes: list[Any] = _checkpoint(self.folder).about_labels["classes"]
         return classes
 
-    def predict(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
+    def predict(self, features: Features = (), *, own: Any = None, id: str = "") -> Any:
         """Return the class or number of each row, [N]; with ids, a pandas Series by id.
 
         Parameters
         ----------
         features : of each party, as for `train`; by default the test rows of a divided data set.
+            A mapping has the names of training, in any order.
         own : a frame of the label holder's features, if training had some.
         id : name of the id column of all frames.
         """
         frame, _ = self._predicted(features, own, id)
         return _by_id(frame["prediction"], frame, id)
 
-    def predict_proba(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
+    def predict_proba(self, features: Features = (), *, own: Any = None, id: str = "") -> Any:
         """Return class probabilities [N, classes]; with ids, a pandas frame by id."""
         frame, _ = self._predicted(features, own, id)
         chances = frame.iloc[:, 1:].filter(like="probability_")
         return _by_id(chances, frame, id)
 
     def evaluate(
-        self, features: Sequence[Any] = (), labels: Any = None, *, id: str = ""
+        self, features: Features = (), labels: Any = None, *, id: str = ""
     ) -> dict[str, float]:
         """Return the loss and metrics of rows with labels, the user's metrics included.
 
@@ -153,7 +194,7 @@ class Model:
         return {name: figures[name] for name in applies}
 
     def assess(
-        self, features: Sequence[Any] = (), labels: Any = None, *, id: str = ""
+        self, features: Features = (), labels: Any = None, *, id: str = ""
     ) -> dict[str, Any]:
         """Return the assessment of rows with labels: figures with 95 % intervals, and curves.
 
@@ -200,12 +241,13 @@ class Model:
         shutil.copytree(self.folder, to)
 
     def _predicted(
-        self, features: Sequence[Any], own: Any, id: str, labelled: bool = False
+        self, features: Features, own: Any, id: str, labelled: bool = False
     ) -> tuple[Any, dict[str, Any]]:
         """Return a frame of predictions in the order of the rows, and figures."""
         import pandas as pd
 
-        found, features = _checkpoint(self.folder), listed(features)
+        found = _checkpoint(self.folder)
+        features, called = listed(features, found.names)
         own_code.check_there(found.config.values())
         data, parties = found.config.data, found.parties
         if features and not data.own_data:
@@ -232,16 +274,27 @@ class Model:
         node_configs: list[dict[str, Any]] = []
         with ExitStack() as stack:
             stack.enter_context(quiet())
+            stack.enter_context(named(called))
             out = Path(stack.enter_context(tempfile.TemporaryDirectory()), "said.parquet")
             if features:
                 name = stack.enter_context(held(*handed_over(features, own, data, id)))
                 keys |= {"dataset": f"memory:{name}", "align": data.align}
-                node_configs = [{"source": "memory", "held": name}] * parties
+                node_configs = node_configs_of(name, parties, called)
             predict_local({**keys, "out": str(out)}, node_configs)
             figures = json.loads(out.with_suffix(".json").read_text())
             if labelled and "loss" not in figures:
                 raise missing
             return pd.read_parquet(out), figures
+
+
+class _Summary(dict[str, Any]):
+    """A summary that prints without empty fields, and without the content of nested ones."""
+
+    def __repr__(self) -> str:
+        told = {key: each for key, each in self.items() if each not in (None, [], {})}
+        nested = dict | list
+        short = {k: "..." if isinstance(each, nested) else each for k, each in told.items()}
+        return pformat(short, width=100, compact=True, sort_dicts=False)
 
 
 _levels: list[int] = []

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from vfl_flower.api.keywords import Code
 from vfl_flower.api.model import Model
 from vfl_flower.api.training import train
+from vfl_flower.config.errors import asked
 from vfl_flower.protocol.systems import System
 
 Array = NDArray[Any]
@@ -37,7 +38,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
     """The shared part of both estimators."""
 
     strategy: str | System = "split-nn"
-    parties: int | Sequence[Sequence[int]] | Array = 2
+    parties: int | Sequence[Any] | Mapping[str, Any] | Array = 2
     config: Mapping[str, Any] | None = None
     random_state: Any = None
     _: KW_ONLY
@@ -60,7 +61,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
     combine: str | None = None
     aggregation: str | None = None
     loss: Code | None = None
-    class_weights: str | None = None
+    class_weights: str | Mapping[Any, float] | None = None
     mu: float | None = None
     window: int | None = None
     codec: Code | None = None
@@ -68,7 +69,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
     epsilon: float | None = None
     delta: float | None = None
 
-    def _fit(self, x: Array, y: Array, target: str) -> Self:
+    def _fit(self, x: Any, y: Array, target: str) -> Self:
         if len(x) < 2:
             raise ValueError("n_samples = 1: nothing can be learnt from 1 sample.")
         seed = 0
@@ -76,9 +77,12 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             seed = check_random_state(self.random_state).randint(2**31 - 1)
         # One evaluation, at the end, on the training rows: no rows are held out.
         keys = {"strategy": self.strategy, "seed": seed, "target": target, "test-fraction": 0.0}
+        if _is_frame(x):
+            keys |= {"missing": "median", "text": "one-hot"}
         keys |= {"eval-every": float(2**20), **(self.config or {})}
         own = ("strategy", "parties", "config", "random_state")
         options: Any = {k: v for k, v in self.get_params(False).items() if k not in own}
+        options["class_weights"] = self._weights()
         self.columns_ = self._columns()
         # A search trains many models, so none shows progress.
         self.model_: Model = train(self._parts(x), y, config=keys, progress=False, **options)
@@ -98,13 +102,15 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             number = min(int(parties), there)
             return [part.tolist() for part in np.array_split(np.arange(there), number)]
         try:
-            parts = [[operator.index(column) for column in part] for part in parties]
+            every = parties.values() if isinstance(parties, Mapping) else parties
+            parts = [[self._place(column) for column in part] for part in every]
         except TypeError:
             parts = []
-        if not (parts and all(parts)):
+        if isinstance(parties, str) or not (parts and all(parts)):
             raise ValueError(
-                f"parties = {parties!r} must be a number, at least 1, or a list of column numbers "
-                "for each party."
+                f"parties = {parties!r} must be a number, at least 1, or lists of columns, or a "
+                "mapping from names of parties to such lists. Give columns by their numbers, or "
+                "by their names if X is a frame."
             )
         absent = [column for part in parts for column in part if not -there <= column < there]
         if absent:
@@ -113,13 +119,46 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             )
         return parts
 
-    def _parts(self, x: Array) -> list[Array]:
-        return [x[:, columns] for columns in self.columns_]
+    def _place(self, column: Any) -> int:
+        """Return the number of a column; raise `TypeError` if it is neither number nor name."""
+        names = [] if isinstance(column, Integral) else list(getattr(self, "feature_names_in_", ()))
+        if names and isinstance(column, str):
+            if column not in names:
+                raise ValueError(
+                    f"parties names column {column!r}, and X has no such column:"
+                    f"{asked(column, names, 'use')} one of its {len(names)} columns."
+                )
+            return names.index(column)
+        return operator.index(column)
 
-    def _checked(self, x: Any) -> Array:
+    def _parts(self, x: Any) -> Any:
+        """Return the columns of each party, by the names of the parties if they have some."""
+        parts = [x.iloc[:, of] if _is_frame(x) else x[:, of] for of in self.columns_]
+        if isinstance(self.parties, Mapping):
+            return dict(zip(self.parties, parts, strict=True))
+        return parts
+
+    def _weights(self) -> Any:
+        return self.class_weights
+
+    def _both(self, x: Any, y: Any, **how: Any) -> tuple[Any, Array]:
+        """Return checked rows and labels: a pandas frame as it is, all else as numbers [N, F]."""
+        if not _is_frame(x):
+            found: tuple[Any, Array] = validate_data(self, x, y, dtype=np.float64, **how)
+            return found
+        _, y = check_X_y(np.zeros((len(x), 1)), y, **how)
+        return validate_data(self, x, skip_check_array=True), y
+
+    def _checked(self, x: Any) -> Any:
         check_is_fitted(self, "model_")
-        checked: Array = validate_data(self, x, reset=False, dtype=np.float64)
-        return checked
+        if _is_frame(x):
+            return validate_data(self, x, reset=False, skip_check_array=True)
+        return validate_data(self, x, reset=False, dtype=np.float64)
+
+
+def _is_frame(x: Any) -> bool:
+    """Return whether X is a pandas frame, whose texts and missing values training can use."""
+    return hasattr(x, "columns") and hasattr(x, "iloc")
 
 
 class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
@@ -128,11 +167,13 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
     Parameters
     ----------
     strategy : name of a strategy, as `vfl list` prints it, or a `System`.
-    parties : number of parties that share the columns evenly; or a list of column numbers for each.
+    parties : number of parties that share the columns evenly; or a list of columns for each party;
+        or a mapping from names of parties to such lists. Columns are numbers, or names of a frame.
     config : further options, such as ``{"lr-decay": 0.5}``.
     random_state : seed of models and batches.
     epochs, patience, ..., delta : options of `vfl_flower.train`. None stands for the default.
-        `vfl list` explains each. Searches such as `GridSearchCV` can set them.
+        `vfl list` explains each. Searches such as `GridSearchCV` can set them. ``class_weights``
+        may also be a mapping from classes to weights; a class that it lacks has weight 1.
 
     Attributes
     ----------
@@ -149,6 +190,9 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     Notes
     -----
+    X may be a pandas frame with texts and missing values. Each text value becomes a column, and a
+    median replaces a missing number, unless ``config`` says otherwise.
+
     All checks of scikit-learn's `check_estimator` pass but one that may fail:
     `check_methods_subset_invariance`, since models compute in 32 bits and round differently by
     batch. Pass `EXPECTED_FAILED_CHECKS` as ``expected_failed_checks``.
@@ -167,7 +211,7 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows X [N, F] and classes y [N]."""
-        x, y = validate_data(self, X, y, dtype=np.float64)
+        x, y = self._both(X, y)
         check_classification_targets(y)
         self.classes_, indices = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -175,6 +219,18 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
                 f"Classifier can't train when only one class is present: {self.classes_[0]!r}."
             )
         return self._fit(x, indices, "classification")
+
+    def _weights(self) -> Any:
+        """Return the weights in the order of the classes, as option ``class-weights`` has them."""
+        weights: Any = self.class_weights
+        if not isinstance(weights, Mapping):
+            return weights
+        if unknown := [each for each in weights if each not in self.classes_]:
+            raise ValueError(
+                f"class_weights names class {unknown[0]!r}, and y has none such. Its classes are "
+                f"{', '.join(map(str, self.classes_))}."
+            )
+        return ",".join(str(float(weights.get(each, 1))) for each in self.classes_.tolist())
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each class, [N, classes]."""
@@ -206,7 +262,7 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Train on rows X [N, F] and numbers y [N]."""
-        x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        x, y = self._both(X, y, y_numeric=True)
         return self._fit(x, y, "regression")
 
     def predict(self, X: Any) -> Array:  # noqa: N803

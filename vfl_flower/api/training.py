@@ -12,19 +12,20 @@ from typing import Any, Unpack, overload
 
 from vfl_flower.api import own_code
 from vfl_flower.api.keywords import Options
-from vfl_flower.api.model import Model, quiet
+from vfl_flower.api.model import Features, Model, quiet
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated
+from vfl_flower.config.names import named
 from vfl_flower.config.plugins import ENGINES
 from vfl_flower.config.renamed import notify
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.memory import handed_over, held, listed
+from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
 from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.progress import shown
 
 
 @overload
 def train(
-    features: Sequence[Any] = (),
+    features: Features = (),
     labels: Any = None,
     *,
     config: Mapping[str, Any] | None = None,
@@ -39,7 +40,7 @@ def train(
 
 @overload
 def train(
-    config: Mapping[str, Any] | None, features: Sequence[Any] = (), labels: Any = None, **more: Any
+    config: Mapping[str, Any] | None, features: Features = (), labels: Any = None, **more: Any
 ) -> Model: ...
 
 
@@ -52,7 +53,8 @@ def train(*given: Any, **options: Any) -> Model:
     Parameters
     ----------
     features : for each party an array or tensor [N, ...], a pandas frame, or a torch data set with
-        one sample per item. All parties have the same N rows, unless ``id`` is given.
+        one sample per item. All parties have the same N rows, unless ``id`` is given. A mapping
+        names the parties, as in ``{"bank": bank, "shop": shop}``.
     labels : array, list or Series of N labels; or a frame with a label column (``label``) and
         features of the label holder.
     config : options under the names that `vfl list` prints, such as ``{"party-lr": 0.1}``.
@@ -95,7 +97,7 @@ def train(*given: Any, **options: Any) -> Model:
     (400,)
     """
     order = ["features", "labels"]
-    if len(given) == 3 or (given and isinstance(given[0], Mapping | None)):
+    if len(given) == 3 or (given and isinstance(given[0], Mapping | None) and not _is_data(given)):
         order = ["config", *order]
     if len(given) > len(order):
         raise TypeError(f"train() takes at most 3 positional arguments: {len(given)} were given.")
@@ -105,8 +107,17 @@ def train(*given: Any, **options: Any) -> Model:
     return _train(**dict(zip(order, given, strict=False)), **options)
 
 
+def _is_data(given: Sequence[Any]) -> bool:
+    """Return whether a mapping has features by the names of parties, and no options."""
+    values = (given[0] or {}).values()
+    return any(
+        hasattr(each, "__getitem__") and not isinstance(each, str | type | Mapping)
+        for each in values
+    )
+
+
 def _train(
-    features: Sequence[Any] = (),
+    features: Features = (),
     labels: Any = None,
     *,
     config: Mapping[str, Any] | None = None,
@@ -121,28 +132,30 @@ def _train(
     keys, more = own_code.values_of(config, options)
     _check_engine(engine, keys, more)
     notify(keys)
-    named = out or keys.get("out") or keys.get("resume", "")
-    temporary = None if named else tempfile.TemporaryDirectory()
-    folder = Path(temporary.name, "run") if temporary else Path(named)
+    to = out or keys.get("out") or keys.get("resume", "")
+    temporary = None if to else tempfile.TemporaryDirectory()
+    folder = Path(temporary.name, "run") if temporary else Path(to)
     keys["out"] = str(folder.expanduser().absolute())
-    features = listed(features)
     node_configs: list[dict[str, Any]] = []
-    if labels is not None and not features:
+    there = features if isinstance(features, Mapping) else listed(features)[0]
+    if labels is not None and not there:
         raise ConfigError("Labels are given and no features: give features of each party.")
     with ExitStack() as stack:
         stack.enter_context(quiet())
         stack.enter_context(shown(progress))
-        if features:
+        if there:
             _check_features(engine, keys, labels, id)
-            parties = len(features)
             id = id or keys.get("id", "")
             before = keys.get("resume") or keys.get("grow")  # a run whose options hold
             data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
             then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
-            name = stack.enter_context(held(*handed_over(features, labels, data, id), name=then))
+            listing, called = listed(features, checkpoint.load(before).names if before else None)
+            parties = len(listing)
+            stack.enter_context(named(called))
+            name = stack.enter_context(held(*handed_over(listing, labels, data, id), name=then))
             keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
             keys.setdefault("align", data.align if before else "ids")
-            node_configs = [{"source": "memory", "held": name}] * parties
+            node_configs = node_configs_of(name, parties, called)
         try:
             start = ENGINES.load(engine)
             finished = start(parties, keys, node_configs=node_configs, **more)

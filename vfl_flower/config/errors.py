@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-_OWN_WORDS = re.compile(r"failed: (((?:Party|In party) (\d+)\b).*)", re.DOTALL)
+from vfl_flower.config.names import in_words
+
+_OWN_WORDS = re.compile(r"failed: ((?:Party|In party) ([\w-]+).*)", re.DOTALL)
 
 IN_PROCESS = re.compile(r"vfl_flower\.api\.own_code:(\w+?)__in_process_[0-9a-f]{16}")
 """Names of classes and functions that `own_code` holds in this process."""
@@ -114,7 +116,7 @@ def why(error: BaseException) -> str:
         signals = {128 + each: each.name for each in signal.Signals}
         name = signals.get(error.code) if isinstance(error.code, int) else None
         return f"{name or 'The end of its process'} ended the run."
-    return str(error) or type(error).__name__
+    return in_words(str(error)) or type(error).__name__
 
 
 class OutOfStepError(VflError):
@@ -151,7 +153,7 @@ class PartyError(VflError):
 
     def __init__(self, who: str, cause: str) -> None:
         own = _OWN_WORDS.fullmatch(cause)
-        same = own and (who == f"Party {own[3]}" or who.startswith(BY_NODE))
+        same = own and (who.startswith(BY_NODE) or in_words(who) == in_words(f"Party {own[2]}"))
         super().__init__(own[1] if own and same else f"{who} {cause}")
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 from vfl_flower.config.checks import Amount, Count, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.logs import FORMATS
+from vfl_flower.config.names import Name
 
 _OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
@@ -45,6 +46,13 @@ def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
 class Rules:
     """Rules in a node configuration, where names have hyphens. None sets no rule."""
 
+    name: Name = rule(
+        "",
+        "Gives the party a name, which the label holder's errors, tables and pages call it by. The "
+        "name decides nothing else.",
+        "name='bank'",
+        basic=True,
+    )
     align: str = rule(
         "psi",
         "Sets the method by which ids may be compared. `ids` permits that method, and no other.",

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.names import MUST, alike, is_name
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.column_types import as_typed, holds_texts, with_names
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
@@ -141,21 +142,52 @@ class DataSetSource(Source):
 # --- conversion of arguments --------------------------------------------------------------------
 
 
-def listed(features: Any) -> list[Any]:
-    """Return the features of each party as a list.
+def listed(
+    features: Any, then: Mapping[int, str] | None = None
+) -> tuple[list[Any], dict[int, str]]:
+    """Return the features of each party as a list, and the names of the parties.
+
+    Parameters
+    ----------
+    features : a list, or a mapping from the names of the parties.
+    then : names of the parties of an earlier run, which decide the order of a mapping.
 
     Raises
     ------
     ConfigError
-        If they belong to one party only, or cannot be counted.
+        If they belong to one party only, or cannot be counted; or if a name cannot be one.
     """
+    if isinstance(features, Mapping):
+        for name in features:
+            if not is_name(name):
+                raise ConfigError(f"features names a party {name!r}, which {MUST}. Rename it.")
+        before = [] if then is None else [name for _, name in sorted(then.items())]
+        if then is not None and not (before and set(before) <= set(features)):
+            known = f"are {', '.join(before)}" if before else "have no names, so give a list"
+            raise ConfigError(
+                f"features names the parties {', '.join(features)}, and the parties of that run "
+                f"{known}. Give features of each."
+            )
+        order = dict.fromkeys((*before, *features))
+        if two := alike(called := dict(enumerate(order))):
+            raise ConfigError(
+                f"features names two parties too alike, {called[two[0]]!r} and {called[two[1]]!r}. "
+                "Rename one."
+            )
+        return [features[name] for name in order], called
     stacked = getattr(features, "ndim", 0) > 2  # one array with the parties' arrays
     if isinstance(features, str) or not (stacked or isinstance(features, Sequence)):
         raise ConfigError(
             f"features is of type {type(features).__name__}. Give a list with the features of "
             "each party."
         )
-    return list(features)
+    return list(features), dict(then or {})
+
+
+def node_configs_of(name: str, parties: int, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the node configurations of parties with data that are held under a name."""
+    named = [{"name": names[party]} if party in names else {} for party in range(parties)]
+    return [{"source": "memory", "held": name, **each} for each in named]
 
 
 def handed_over(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vfl_flower.config.names import called
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.card_privacy import covers_figures
 from vfl_flower.label_holder.figures import percent
@@ -39,8 +40,9 @@ def _of_use(summary: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield "Rows that parties lack are predicted from the other parties, and less well."
     if gone := summary.get("failed_parties"):
-        names = ", ".join(map(str, gone))
-        yield f"Party {names} had failed when the run ended: the rest trained without it."
+        failed = ", ".join(called(each) for each in summary["by_party"] if each["party"] in gone)
+        failed = "P" + failed.removeprefix("p")
+        yield f"{failed} had failed when the run ended: the rest trained without it."
     if not str(summary["dataset"]).startswith(("files:", "memory:")):
         yield (
             "The columns come from one data set, which the program divided among the parties. "

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own, unsealed, whole
 from vfl_flower.config.run_config import RunConfig
@@ -60,6 +61,11 @@ class Checkpoint:
     def parties(self) -> int:
         """Return the number of parties of the run."""
         return len(self.strategy["seats"])
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Return the names of the parties that have one."""
+        return {each["party"]: each["name"] for each in self.strategy["seats"] if each.get("name")}
 
     @property
     def origin(self) -> str:
@@ -180,7 +186,7 @@ def load(folder: str | Path) -> Checkpoint:
             present = file["present"] if "present" in file.files else None
             none = np.zeros(0, np.int64)  # files of older versions have no such arrays
             learnt, chose = (file[name] if name in file.files else none for name in _USED)
-            return Checkpoint(
+            found = Checkpoint(
                 config=config,
                 rows=file["rows"],
                 present=present,
@@ -188,6 +194,8 @@ def load(folder: str | Path) -> Checkpoint:
                 used=(learnt, chose),
                 **text,
             )
+            names.note(found.names)
+            return found
     except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
             f"{path} is damaged, or another version wrote it. Name another results folder."

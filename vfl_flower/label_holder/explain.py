@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config import names
 from vfl_flower.config.by_person import People
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
 from vfl_flower.config.files import make_folder, told
@@ -127,6 +128,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "repeats": config.repeats,
             "baseline": score.value(plain.shares),
             **({"epsilon": epsilon} if epsilon is not None else {}),
+            **names.with_names(),
             "parties": {
                 str(turn.party): {"refused": refused[turn.party]}
                 if turn.party in refused

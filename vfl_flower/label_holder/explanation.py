@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.config import names
 from vfl_flower.config.files import whole, write_whole
 from vfl_flower.label_holder.charts import COLOURS
 
@@ -54,17 +55,18 @@ def in_words(figures: Mapping[str, Any]) -> str:
     lines = [f"{base} It falls if a feature is permuted:"]
     for each in features[:_SHOWN]:
         interval = f"[{each['low']:z.4f}, {each['high']:z.4f}]"
-        lines.append(f"{_called(each):<24}{each['value']:>z9.4f}  {interval}")
+        lines.append(f"{_called(each, figures):<24}{each['value']:>z9.4f}  {interval}")
     if len(features) > _SHOWN:
         lines.append(f"{len(features) - _SHOWN} more features are in {FILE}.")
     return "\n".join(lines)
 
 
-def _called(feature: Mapping[str, Any]) -> str:
+def _called(feature: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     """Return what a feature is called: by number at a party, by name at the label holder."""
     if feature["party"] == LABEL_HOLDER:
         return f"{LABEL_HOLDER}, {feature['feature']}"
-    return f"party {feature['party']}, feature {feature['feature']}"
+    said = f"party {feature['party']}, feature {feature['feature']}"
+    return names.in_words(said, names.from_json(figures.get("names")))
 
 
 def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path) -> None:
@@ -82,8 +84,8 @@ def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path
             color=colours[each["party"]],
             ecolor="#637273",
         )
-    names = [_called(each) for each in reversed(features)]
-    axes.set_yticks(range(len(names)), names)
+    called = [_called(each, figures) for each in reversed(features)]
+    axes.set_yticks(range(len(called)), called)
     metric = METRICS[figures["metric"]]
     axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if permuted")
     axes.locator_params("x", nbins=5)

@@ -83,6 +83,22 @@ _RULES = {
 }
 
 
+def data_called(dataset: str, parties: Sequence[str], rows: float | None) -> str:
+    """Return what the data of a run are called in a title.
+
+    Parameters
+    ----------
+    parties : what each party is called, such as "party bank" or "party 0".
+    rows : number of all rows, if it is known.
+    """
+    if not dataset.startswith("memory:"):
+        return dataset.rsplit("/", 1)[-1]
+    names = [each.removeprefix("party ") for each in parties]
+    several = not names or len(names) > 4 or any(name.isdecimal() for name in names)
+    who = f"{len(names)} parties" if several else ", ".join(names)
+    return f"data of {who}" + (f", {rows:,.0f} rows" if rows else "")
+
+
 def main_metric(figures: Mapping[str, Any]) -> str:
     """Return the name of the main metric: test accuracy, or test R2 for regression."""
     return "test_accuracy" if figures.get("test_r2") is None else "test_r2"

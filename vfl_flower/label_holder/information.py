@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.alignment.reuse import aligned
+from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
@@ -130,6 +131,7 @@ class _Information:
             "epsilon": config.privacy.epsilon,
             "spent": spent,
             "rows": len(true),
+            **names.with_names(),
             "parties": dict(sorted(parties.items(), key=lambda each: (len(each[0]), each[0]))),
         }
         write_whole(self.folder / INFORMATION, (json.dumps(result, indent=2) + "\n").encode())

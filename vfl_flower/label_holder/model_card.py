@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.names import called
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder import card_limits, card_privacy
 from vfl_flower.label_holder.card_page import Facts, Part, Points, html, markdown
-from vfl_flower.label_holder.figures import ASSESSED, chosen, form_of, percent
+from vfl_flower.label_holder.figures import ASSESSED, chosen, data_called, form_of, percent
 from vfl_flower.protocol.systems import BY_ROWS, load_system
 
 FILES = "model_card.md", "model_card.html"
@@ -56,8 +57,8 @@ def card(summary: Mapping[str, Any]) -> list[Part]:
 
 
 def _dataset(summary: Mapping[str, Any]) -> str:
-    named = str(summary["dataset"])
-    return "data in memory" if named.startswith("memory:") else named.rsplit("/", 1)[-1]
+    parties = [called(each) for each in summary["by_party"]]
+    return data_called(str(summary["dataset"]), parties, sum(summary["data"]["rows"].values()))
 
 
 # --- how the model came to be --------------------------------------------------------------------
@@ -116,7 +117,7 @@ def _classes(summary: Mapping[str, Any]) -> Facts:
 def _parties(summary: Mapping[str, Any]) -> Part:
     rows = [["label holder", str(summary["data"]["own_columns"]), ""]]
     rows += [
-        [f"party {each['party']}", str(each["columns"]), str(each["embedding_size"])]
+        [called(each), str(each["columns"]), str(each["embedding_size"])]
         for each in summary["by_party"]
     ]
     said = "The label holder does not know the names of the parties' columns."

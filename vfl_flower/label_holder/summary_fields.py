@@ -125,6 +125,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "failed_parties": Field("list of whole numbers", "Parties that were absent at the end."),
         "by_party": Field("list of objects", "Cost of each party."),
         "by_party.party": Field("whole number", "Number of the party, from 0."),
+        "by_party.name": Field("text", "Name of the party, if it has one."),
         "by_party.columns": Field("whole number", "Number of the party's feature columns."),
         "by_party.embedding_size": Field("whole number", "Numbers in one of its embeddings."),
         "by_party.exchanges": Field("whole number", "As above, of this party."),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from vfl_flower.config.names import from_json, in_words
 from vfl_flower.label_holder.results import INFORMATION
 
 
 def table(folder: Path) -> str:
     """Return the information values of a results folder, the largest first."""
     found = json.loads((folder / INFORMATION).read_text())
+    names = from_json(found.get("names"))
     rows = [
-        (who if who == "label holder" else f"party {who}", each)
+        (who if who == "label holder" else in_words(f"party {who}", names), each)
         for who, party in found["parties"].items()
         for each in party.get("features", ())
     ]
@@ -27,7 +29,7 @@ def table(folder: Path) -> str:
         line = f"{column:<40}{value:>8}   {interval:<18}{each['bins']:>4}"
         lines.append(f"{line}  {note}" if note else line)
     lines += [
-        f"party {who} takes no part: {party['refused']}"
+        in_words(f"party {who} takes no part: {party['refused']}", names)
         for who, party in found["parties"].items()
         if "refused" in party
     ]

@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from vfl_flower.config import renamed
+from vfl_flower.config import names, renamed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import RULES, Rule
 from vfl_flower.config.options.option import sentences
@@ -34,6 +34,7 @@ _RULE_TYPES = {
     "Count": "a whole number, at least 0",
     "Amount": "a number, at least 0",
     "str": "a text",
+    "Name": names.MUST.removeprefix("must have "),
 }
 _FILES = ("--node-config \"file='a.csv'\"", "--node-config \"file='b.csv'\"")
 _STARTS = {"": "", "ray": " --engine ray", "supernodes": " --engine supernodes"}

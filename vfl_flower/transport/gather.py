@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from flwr.app import Message
 
+from vfl_flower.config import names
 from vfl_flower.config.errors import BY_NODE, ConfigError, PartyError, VflError
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.transport.base import POLL, Transport
@@ -188,6 +189,13 @@ def gather_all(
         questions.ask(dict.fromkeys(new, order))
         soon = time.monotonic() + (POLL if there else _TELL)
         found |= questions.answers(kind, min(questions.deadline, soon))
+        called = {each.party: each.name for each in found.values() if each.name}
+        if two := names.alike(called):
+            raise ConfigError(
+                f"Parties {two[0]} and {two[1]} have names that are too alike, {called[two[0]]!r} "
+                f"and {called[two[1]]!r}. Give one of them another name in its node configuration."
+            )
+        names.note(called)
         if there:
             away, total = _away(found, there) - questions.failures, there.parties
         else:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from vfl_flower.config.checks import Line
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.names import Name
 from vfl_flower.transport.magnitude import peak
 
 Arrays = dict[str, NDArray[Any]]
@@ -187,10 +188,7 @@ class GrowOrder(DescribeOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class AgreeOrder(Order):
-    """Agree with all parties on keys. The answer is `Agreed`.
-
-    ``arrays`` are the arrays of `KeyMade`, with a row for each party.
-    """
+    """Agree with all parties on keys: a row of `KeyMade` for each. The answer is `Agreed`."""
 
     kind: ClassVar[str] = "query.agree"
     names: ClassVar = ("keys", "identities", "signatures")
@@ -236,11 +234,12 @@ class ScoreOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction(Payload):
-    """An answer that says which party sends it, and how many parties there are."""
+    """An answer that says which party sends it, its name if any, and how many there are."""
 
     names: ClassVar[tuple[str, ...] | None] = ("question", "rows")
     party: Number
     parties: Positive
+    name: Name = ""
 
 
 @dataclass(frozen=True, kw_only=True)

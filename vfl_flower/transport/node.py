@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context
 
-from vfl_flower.config import logs
+from vfl_flower.config import logs, names
 from vfl_flower.config.errors import ConfigError, SharedError
 from vfl_flower.config.files import check_own
 from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray
@@ -34,16 +35,19 @@ def simulated(context: Context) -> bool:
     return bool(context.node_config.get("simulated")) or in_ray()
 
 
-def describe_records(context: Context) -> AbstractContextManager[None]:
+@contextmanager
+def describe_records(context: Context) -> Iterator[None]:
     """Describe log records by run and party, in the format that the party or the run chose."""
     node = context.node_config
-    return logs.described(
+    about = logs.described(
         node.get("log-format", context.run_config.get("log-format")),
         lasting=not simulated(context),
         run=str(context.run_id),
         role="party",
         party=node.get("partition-id"),
     )
+    with about, names.named(names.from_json({node.get("partition-id"): node.get("name")})):
+        yield
 
 
 def states_folder(context: Context) -> Path:

@@ -18,6 +18,7 @@ from flwr.app import Message
 
 from vfl_flower.alignment.reuse import proof_of
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.names import in_words
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.earlier_run import check_states
@@ -262,7 +263,7 @@ class Parties:
     def _tell(self, now: float) -> None:
         """Log each minute which parties do not answer."""
         gone = [
-            f"{each.number} ({each.state})"
+            f"party {each.number} ({each.state})"
             for each in self._all
             if each.node is not None and each.state not in (READY, ASKED)
         ]
@@ -270,8 +271,7 @@ class Parties:
             return
         self._told = now
         if gone:
-            many = "y" if len(gone) == 1 else "ies"
-            notice.warning("The service waits for part%s %s.", many, ", ".join(gone))
+            notice.warning("The service waits for %s.", ", ".join(gone))
 
     def come_apart(self) -> None:
         """Note that parties of masked sums have served other orders, and need new keys."""
@@ -381,4 +381,6 @@ def refusal_of(scores: Sequence[Score]) -> UnavailableError | None:
     if not gone:
         return None
     who = ", ".join(f"party {party} ({why})" for party, why in sorted(gone.items()))
-    return UnavailableError(f"The model needs all its parties, and these do not answer: {who}.")
+    return UnavailableError(
+        in_words(f"The model needs all its parties, and these do not answer: {who}.")
+    )

@@ -29,7 +29,7 @@ def importance(runs: Sequence[Shown]) -> Section | None:
         said = (
             f"{metric[:1].upper()}{metric[1:]} is {base} on {rows} rows; each feature had {times}."
         )
-        notes += [named + said, *(named + each for each in _refused(of))]
+        notes += [named + said, *(named + each for each in _refused(run, of))]
     notes.append(
         "Importance: what the figure loses if the feature's values are permuted. Features with the "
         "same information share it. A party's own table of this explanation has the names of its "
@@ -50,7 +50,7 @@ def information(runs: Sequence[Shown]) -> Section | None:
             if "label holder" in mapping(of.get("parties")):
                 how += ". The label holder's own columns have values by its true labels"
         rows = shown(number(of, "rows"), ",.0f")
-        notes += [f"{named}{rows} rows, {how}.", *(named + each for each in _refused(of))]
+        notes += [f"{named}{rows} rows, {how}.", *(named + each for each in _refused(run, of))]
     notes.append(
         "Strength is a rule of thumb: none below 0.02, weak below 0.1, medium below 0.3, strong "
         "below 0.5. More is too good: check whether the feature knows the label."
@@ -64,15 +64,19 @@ def _metric(of: Mapping[str, Any]) -> str:
     return ASSESSED.get(name, (name, ""))[0]
 
 
-def _refused(of: Mapping[str, Any]) -> list[str]:
+def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
     said = {who: mapping(each).get("refused") for who, each in mapping(of.get("parties")).items()}
     return [
         f"Without figures: {text(why)}"
         if text(why).startswith("Party ")
-        else f"Party {who} has no figures: {text(why)}"
+        else f"{_sentence(run.called(who))} has no figures: {text(why)}"
         for who, why in said.items()
         if why
     ]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _section(
@@ -83,7 +87,7 @@ def _section(
     any_found = False
     for run, of in found:
         any_found |= bool(of)
-        rows = _rows(of, called == "information value")
+        rows = _rows(run, of, called == "information value")
         bins = ["bins", "strength"] if called == "information value" else []
         head = ["feature", called, "95 % interval", *bins, "drawn"]
         tables.append(Table(head, [rows[:_SHOWN]], 1, run.title if several else ""))
@@ -93,10 +97,10 @@ def _section(
     return Section(title, tables, [("", note) for note in notes], more=more) if any_found else None
 
 
-def _rows(of: Mapping[str, Any], binned: bool) -> list[Row]:
+def _rows(run: Shown, of: Mapping[str, Any], binned: bool) -> list[Row]:
     """Return a row for each feature; features without a value come last, with a note."""
     found = [
-        (_called(who, each), each, Estimate.of(each))
+        (_called(run, who, each), each, Estimate.of(each))
         for who, party in mapping(of.get("parties")).items()
         for each in mappings(mapping(party).get("features"))
     ]
@@ -115,11 +119,11 @@ def _rows(of: Mapping[str, Any], binned: bool) -> list[Row]:
     return rows
 
 
-def _called(who: str, feature: Mapping[str, Any]) -> str:
+def _called(run: Shown, who: str, feature: Mapping[str, Any]) -> str:
     """Return the name of a feature. Only the label holder's own features have names."""
     if who == "label holder":
         return f"{who}, {text(feature.get('feature'))}"
-    return f"party {who}, feature {shown(number(feature, 'feature'))}"
+    return f"{run.called(who)}, feature {shown(number(feature, 'feature'))}"
 
 
 # --- drift --------------------------------------------------------------------------------------
@@ -134,7 +138,9 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         rows: list[Row] = [_index("scores", number(of, "scores"))]
         embeddings = mapping(of.get("embeddings"))
         for party in embeddings:
-            called = "sum of all embeddings" if party == "sum" else f"embeddings of party {party}"
+            called = (
+                "sum of all embeddings" if party == "sum" else f"embeddings of {run.called(party)}"
+            )
             rows.append(_index(called, number(embeddings, party)))
         tables.append(
             Table(
@@ -147,7 +153,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         columns = mapping(of.get("columns"))
         counts: list[Row] = [
             [
-                "label holder" if party == _OWN else f"party {party}",
+                "label holder" if party == _OWN else run.called(party),
                 *(shown(number(columns, party, key), ".0f") for key in ("moderate", "large")),
             ]
             for party in columns
@@ -166,7 +172,8 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
         unknown = [each for each in columns if each != _OWN and not mapping(columns[each])]
         if unknown:
-            notes += [f"{named}Party {each} tells nothing of its columns." for each in unknown]
+            whose = (_sentence(run.called(each)) for each in unknown)
+            notes += [f"{named}{who} tells nothing of its columns." for who in whose]
     swatch = ("mark", "0.25: drift above it is large")
     said = (
         f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few "

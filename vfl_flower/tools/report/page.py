@@ -127,5 +127,5 @@ def banner(run: Shown) -> Banner:
         said += f" Figures are means of {seeds}, ± their standard deviation."
     gone = of.get("failed_parties")
     if gone and isinstance(gone, list):
-        said += f" Without party {', '.join(map(text, gone))} at the end, which had failed."
+        said += f" Without {', '.join(map(run.called, gone))} at the end, which had failed."
     return Banner("finished", _WORDS["finished"], said, about)

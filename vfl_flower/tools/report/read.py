@@ -10,13 +10,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 from unicodedata import category
 
 from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.names import from_json, in_words
 from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.label_holder.figures import data_called
 from vfl_flower.protocol.systems import System, load_system
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
@@ -105,8 +109,18 @@ class Shown:
 
     @property
     def dataset(self) -> str:
-        """The last part of the data set's name."""
-        return text(self.summary.get("dataset", "")).rsplit("/", 1)[-1]
+        """The last part of the data set's name; of data in memory, whose they are."""
+        parties = [self.called(each.get("party")) for each in self._by_party]
+        rows = mapping(mapping(self.summary.get("data")).get("rows"))
+        every = sum(number(rows, kind) or 0 for kind in rows)
+        return data_called(text(self.summary.get("dataset", "")), parties, every)
+
+    def called(self, party: Any) -> str:
+        """Return what a party is called, by its name if the run knows one."""
+        of_files = (self.contribution, self.explanation, self.information)
+        names = {str(each.get("party")): each.get("name") for each in self._by_party}
+        every = [from_json(each.get("names")) for each in of_files]
+        return in_words(f"party {text(party)}", reduce(or_, every, from_json(names)))
 
     @property
     def measure(self) -> str:
@@ -118,7 +132,11 @@ class Shown:
     @property
     def parties(self) -> list[dict[str, Any]]:
         """The counts of each party; empty if no message was sent."""
-        return mappings(self.summary.get("by_party")) if number(self.figures, "exchanges") else []
+        return self._by_party if number(self.figures, "exchanges") else []
+
+    @property
+    def _by_party(self) -> list[dict[str, Any]]:
+        return mappings(self.summary.get("by_party"))
 
 
 def read(folders: Sequence[Path]) -> list[Shown]:

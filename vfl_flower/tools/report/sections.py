@@ -140,7 +140,7 @@ def by_party(runs: Sequence[Shown]) -> Section | None:
 
 
 def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
-    name = f"party {shown(number(party, 'party'))}"
+    name = run.called(shown(number(party, "party")))
     return f"{run.title}, {name}" if named else name
 
 

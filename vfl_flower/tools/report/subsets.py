@@ -8,7 +8,7 @@ from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counte
 from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
 
 _KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²"}
-_WHO = {"test_by_parties": "", "test_by_party": "party {} alone"}
+_WHO = {"test_by_parties": "", "test_by_party": "{} alone"}
 
 
 def subsets(runs: Sequence[Shown]) -> Section | None:
@@ -25,7 +25,7 @@ def _by_subset(run: Shown, named: bool) -> Table | None:
     bodies: list[list[Row]] = [
         [
             (
-                _WHO[key].format(each) or counted(int(each), "party", "parties"),
+                _WHO[key].format(run.called(each)) or counted(int(each), "party", "parties"),
                 shown(number(by, each, "rows"), ",.0f"),
                 *(measured(by, each, kind, form=".4f") for kind in kinds),
                 Cell(bar=Bar([number(by, each, kinds[0]) or 0])),
@@ -73,7 +73,7 @@ def _values(run: Shown, named: bool) -> Table | None:
         value, margin = each["value"], each["margin"]
         rows.append(
             (
-                f"party {shown(number(each, 'party'))}",
+                run.called(shown(number(each, "party"))),
                 f"{value:.4f}",
                 f"{value - margin:.4f} to {value + margin:.4f}",
                 "" if value > margin else "not above zero",
