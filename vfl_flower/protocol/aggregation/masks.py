@@ -161,9 +161,9 @@ def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
     for one, other in combinations(range(count), 2):
         if (sent[one][other] != sent[other][one]).any():
             raise ConfigError(
-                f"Party {one} and party {other} have no key for masked sums in common. Their row "
-                "ids, the order of the ids, their configurations or their models' histories differ, "
-                "or somebody replaced keys on the way. Make these the same, then start the run anew."
+                f"Parties {one} and {other} have no key for masked sums in common. Their row ids, "
+                "the order of the ids, their configurations or their models' histories differ, or "
+                "somebody replaced keys on the way. Make these the same, then start the run anew."
             )
 
 
