@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -18,7 +20,7 @@ from strategies.papers.vafl import VAFL
 from tests import towers
 from vfl_flower.api.own_code import KEYWORDS
 from vfl_flower.api.scikit import EXPECTED_FAILED_CHECKS, VerticalClassifier, VerticalRegressor
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import ConfigError, PartyError
 
 TELLING = {  # of scikit-learn's checks; all run at night
     "check_estimator_cloneable",
@@ -124,6 +126,9 @@ def test_numbers_are_predicted_in_their_own_units() -> None:
         (-1, "parties = -1 must be"),
         (1.5, "parties = 1.5 must be"),
         ("x", "parties = 'x' must be"),
+        ({}, "parties = {} must be"),
+        ({"a": 1}, "parties = .* must be"),
+        ({"a": [0], "b": [9]}, "parties names column 9, and X has 2"),
         (None, "parties = None must be"),
         ([], r"parties = \[\] must be"),
         ([[0], []], r"parties = \[\[0\], \[\]\] must be"),
@@ -143,6 +148,108 @@ def test_columns_may_be_numbered_by_an_array() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     vertical = VerticalClassifier(parties=np.array([[0, 5], [1, 2]]), config={"epochs": 1})
     assert vertical.fit(x, y).columns_ == [[0, 5], [1, 2]]
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+def messy() -> tuple[pd.DataFrame, pd.Series]:
+    """Breast cancer with names, texts, missing values, and rows in no order."""
+    found = load_breast_cancer(as_frame=True)
+    x = found.data.sample(240, random_state=0)
+    grade = pd.cut(x["mean radius"], 3, labels=["small", "medium", "large"])
+    x["grade"] = grade.astype(object).where(np.arange(len(x)) % 7 > 0)
+    x["site"] = np.where(x["mean texture"] > 19, "left", "right")
+    x.loc[x.index[::5], "mean area"] = np.nan
+    return x, found.target.loc[x.index].map({0: "malignant", 1: "benign"})
+
+
+BY_NAME = {"clinic": ["mean radius", "mean area", "grade"], "lab": ["worst texture", "site"]}
+
+
+def test_a_frame_may_have_texts_and_missing_values_and_parties_have_names() -> None:
+    x, y = messy()
+    rates: dict[str, Any] = {"optimizer": "adam", "party_lr": 0.02, "server_lr": 0.02}
+    vertical = VerticalClassifier(parties=BY_NAME, epochs=6, random_state=0, **rates).fit(x, y)
+    assert vertical.score(x, y) > 0.8 and set(vertical.predict(x)) == {"benign", "malignant"}
+    assert [each["name"] for each in vertical.model_.summary["by_party"]] == ["clinic", "lab"]
+    assert [x.columns[part].tolist() for part in vertical.columns_] == [*BY_NAME.values()]
+    assert vertical.feature_names_in_.tolist() == x.columns.tolist()
+    new = x.head(3).assign(grade="never seen", site=None, **{"worst texture": np.nan})
+    assert np.isfinite(vertical.predict_proba(new)).all()
+
+
+def test_texts_and_missing_values_of_an_array_are_refused_as_before() -> None:
+    x, y = messy()
+    for values in (x.to_numpy(), x[["mean area", "mean radius"]].to_numpy()):
+        with pytest.raises(ValueError, match=r"could not convert|contains NaN"):
+            VerticalClassifier().fit(values, y)
+
+
+def test_options_decide_over_what_a_frame_gets_by_itself() -> None:
+    x, y = messy()
+    strict = VerticalClassifier(parties=BY_NAME, config={"missing": "refuse"})
+    with pytest.raises(PartyError, match="Party clinic's frame has missing values"):
+        strict.fit(x, y)
+
+
+def test_a_frame_of_numbers_gives_the_model_of_its_array() -> None:
+    x, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    vertical = VerticalClassifier(epochs=1, random_state=0)
+    of_frame = clone(vertical).fit(x, y).predict_proba(x)
+    of_array = clone(vertical).fit(x.to_numpy(), y.to_numpy()).predict_proba(x.to_numpy())
+    np.testing.assert_allclose(of_frame, of_array, atol=1e-6)
+
+
+def test_frames_stand_in_cross_validation_searches_and_pipelines() -> None:
+    x, y = messy()
+    by_name = VerticalClassifier(parties=BY_NAME, epochs=2, random_state=0)
+    assert cross_val_score(by_name, x, y, cv=2).min() > 0.6
+    numbers = ["mean radius", "worst texture"]
+    columns = ColumnTransformer(
+        [("scaled", StandardScaler(), numbers)], remainder="passthrough"
+    ).set_output(transform="pandas")
+    parties = {"clinic": ["scaled__mean radius", "remainder__grade"], "lab": ["remainder__site"]}
+    whole = make_pipeline(columns, VerticalClassifier(epochs=2, random_state=0))
+    search = GridSearchCV(whole, {"verticalclassifier__parties": [parties, 3]}, cv=2).fit(x, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert set(search.predict(x)) <= {"benign", "malignant"}
+
+
+def test_numbers_are_predicted_from_a_frame_too() -> None:
+    x, y = load_diabetes(return_X_y=True, as_frame=True)
+    x = x.assign(sex=np.where(x["sex"] > 0, "f", "m"))
+    x.loc[::4, "bmi"] = np.nan
+    parts = {"clinic": ["age", "sex", "bmi"], "lab": ["s1", "s5"]}
+    vertical = VerticalRegressor(parties=parts, epochs=3, random_state=0).fit(x, y)
+    assert vertical.predict(x).shape == (len(x),)
+
+
+@pytest.mark.parametrize("x_is_frame", [True, False])
+def test_weights_of_classes_are_a_mapping(x_is_frame: bool) -> None:
+    x, y = messy()
+    x = x[["mean radius", "worst texture"]]
+    given = x if x_is_frame else x.to_numpy()
+    weights = {"malignant": 50.0}
+    fitted = VerticalClassifier(class_weights=weights, epochs=2, random_state=0).fit(given, y)
+    assert fitted.model_.summary["config"]["class-weights"] == "1.0,50.0"
+    plain = VerticalClassifier(epochs=2, random_state=0).fit(given, y)
+    many, few = ((each.predict(given) == "malignant").mean() for each in (fitted, plain))
+    assert many > few
+    assert clone(fitted).get_params()["class_weights"] == weights
+
+
+def test_what_a_frame_lacks_is_a_sentence() -> None:
+    x, y = messy()
+    with pytest.raises(ValueError, match="no such column: did you mean 'mean radius'"):
+        VerticalClassifier(parties={"a": ["mean radus"], "b": ["site"]}).fit(x, y)
+    with pytest.raises(ValueError, match="class_weights names class 'no'"):
+        VerticalClassifier(class_weights={"no": 2}).fit(x, y)
+    with pytest.raises(ConfigError, match="names a party 'a b'"):
+        VerticalClassifier(parties={"a b": ["grade"], "b": ["site"]}).fit(x, y)
+    vertical = VerticalClassifier(parties=BY_NAME, epochs=1).fit(x, y)
+    with pytest.raises(ValueError, match="feature names"):
+        vertical.predict(x[x.columns[::-1]])
 
 
 @pytest.mark.slow
