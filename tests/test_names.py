@@ -81,7 +81,7 @@ def sent(name: str) -> Introduction:
 @pytest.mark.parametrize("other", ["bank", "Bank", "BANK"])
 def test_two_parties_cannot_share_a_name(other: str, tmp_path: Path) -> None:
     config = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "run")}
-    with pytest.raises(ConfigError, match="Parties 0 and 1 have names that are too alike"):
+    with pytest.raises(ConfigError, match=f"too alike: 'bank' at partition-id 0, and {other!r}"):
         vfl_flower.run_local(2, config, node_configs=[{"name": "bank"}, {"name": other}])
 
 

@@ -168,7 +168,7 @@ def _train_in(
             fixed = found or not own  # else there may be new rows
             if before and fixed and labels.differ_from(before.about_labels):
                 raise ConfigError(
-                    f"{config.data.dataset} has other rows, classes or values than when the run in "
+                    f"{config.data.called} has other rows, classes or values than when the run in "
                     f"{config.running.resume or config.running.grow} began: put back the data of "
                     "that run."
                 )

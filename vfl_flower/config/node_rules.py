@@ -46,13 +46,6 @@ def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
 class Rules:
     """Rules in a node configuration, where names have hyphens. None sets no rule."""
 
-    name: Name = rule(
-        "",
-        "Gives the party a name, which the label holder's errors, tables and pages call it by. The "
-        "name decides nothing else.",
-        "name='bank'",
-        basic=True,
-    )
     align: str = rule(
         "psi",
         "Sets the method by which ids may be compared. `ids` permits that method, and no other.",
@@ -165,6 +158,12 @@ class Rules:
         "Names the hosts that the party may connect to, separated by commas. Each host may have "
         ":PORT. The empty text permits this machine only.",
         "stream-address='vfl.example.org:9500'",
+    )
+    name: Name = rule(
+        "",
+        "Gives the party a name, which the label holder's errors, tables and pages call it by. The "
+        "name decides nothing else.",
+        "name='bank'",
     )
 
     @classmethod

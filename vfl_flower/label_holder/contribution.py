@@ -103,7 +103,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     labels = _labels(found)
     if labels.differ_from(found.about_labels):
         raise ConfigError(
-            f"{found.config.data.dataset} has changed since the run in {folder} began: it has "
+            f"{found.config.data.called} has changed since the run in {folder} began: it has "
             f"other rows, classes or values. Restore its data."
         )
     if labels.repeats and mechanism_of(found.config).hides_labels:

@@ -192,8 +192,9 @@ def gather_all(
         called = {each.party: each.name for each in found.values() if each.name}
         if two := names.alike(called):
             raise ConfigError(
-                f"Parties {two[0]} and {two[1]} have names that are too alike, {called[two[0]]!r} "
-                f"and {called[two[1]]!r}. Give one of them another name in its node configuration."
+                f"Two parties have names that are too alike: {called[two[0]]!r} at partition-id "
+                f"{two[0]}, and {called[two[1]]!r} at {two[1]}. Rename one in its node "
+                "configuration."
             )
         names.note(called)
         if there:

@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.names import in_words
 from vfl_flower.data.partitioned import OF_A_FILE, OF_A_FOLDER
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import JOURNAL, Checkpoint
@@ -86,9 +87,10 @@ def _states(found: Checkpoint, folder: Path, others: Sequence[Path]) -> Finding:
             kept.append(_load(found, party, place))
         check_states(found, kept, whole=False)
     except (VflError, KeyError, ValueError, TypeError) as error:
-        return Finding("party states", PROBLEM, f"The run cannot predict. {error}")
+        said = in_words(f"The run cannot predict. {error}", found.names)
+        return Finding("party states", PROBLEM, said)
     said = f"The states of parties {', '.join(map(str, here))} fit the checkpoint."
-    return Finding("party states", OK, said)
+    return Finding("party states", OK, in_words(said, found.names))
 
 
 def _place(found: Checkpoint, party: int, folders: Sequence[Path]) -> Path | None:
