@@ -110,7 +110,7 @@ class Model:
         if found["failure"] is not None or "by_party" not in found:
             return {"strategy": found["strategy"], "result": "unfinished", **about}
         of_parties, rows = found["by_party"], found.get("data", {}).get("rows", {})
-        columns = [f"{called_of(each)}: {each['columns']} columns" for each in of_parties]
+        columns = [f"{called_of(each)}: {each.get('columns', '?')} columns" for each in of_parties]
         auc = found.get("test_auc")
         best, epochs = found.get("best_epoch"), f"{found['epochs']:.5g}"
         return {
@@ -292,8 +292,7 @@ class _Summary(dict[str, Any]):
 
     def __repr__(self) -> str:
         told = {key: each for key, each in self.items() if each not in (None, [], {})}
-        nested = dict | list
-        short = {k: "..." if isinstance(each, nested) else each for k, each in told.items()}
+        short = {k: "..." if isinstance(v, dict | list) else v for k, v in told.items()}
         return pformat(short, width=100, compact=True, sort_dicts=False)
 
 

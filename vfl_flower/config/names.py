@@ -98,10 +98,10 @@ def named(names: Mapping[int, str]) -> Iterator[None]:
         _here.reset(token)
 
 
-def with_names(names: Mapping[int, str] | None = None) -> dict[str, Any]:
-    """Return the field ``names`` of a file of results, if parties have names (see `in_words`)."""
-    names = (_here.get() or {}) if names is None else names
-    return {"names": {str(party): name for party, name in sorted(names.items())}} if names else {}
+def with_names() -> dict[str, Any]:
+    """Return the field ``names`` of a file of results, if parties have names."""
+    known = sorted((_here.get() or {}).items())
+    return {"names": {str(party): name for party, name in known}} if known else {}
 
 
 def from_json(names: object) -> dict[int, str]:

@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
@@ -145,7 +144,6 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
         "nobody": ends[0],
         "all": ends[1],
         "orders": None if parties <= exact else ORDERS,
-        **names.with_names(found.names),
         "parties": [
             {
                 "party": party,

@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -117,10 +115,8 @@ class Shown:
 
     def called(self, party: Any) -> str:
         """Return what a party is called, by its name if the run knows one."""
-        of_files = (self.contribution, self.explanation, self.information)
         names = {str(each.get("party")): each.get("name") for each in self._by_party}
-        every = [from_json(each.get("names")) for each in of_files]
-        return in_words(f"party {text(party)}", reduce(or_, every, from_json(names)))
+        return in_words(f"party {text(party)}", from_json(names))
 
     @property
     def measure(self) -> str:
