@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
         assert f"{called}, feature 0" in explanation.in_words({**found, **more})
         (tmp_path / "information.json").write_text(json.dumps({**found, **more}))
         assert f"{called}, feature 0" in information.table(tmp_path)
+
+
+def test_information_values_of_a_run_have_the_names_of_node_configurations(tmp_path: Path) -> None:
+    config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
+    configs = [{"name": "bank"}, {}]
+    vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)
+    table = information.table(tmp_path)
+    assert "party bank" in table and "party 0" not in table and "party 1, feature 0" in table
+
+
+def test_a_model_of_an_earlier_version_has_numbers(tmp_path: Path) -> None:
+    with zipfile.ZipFile(Path(__file__).parent / "artefacts" / "psi.zip") as file:
+        file.extractall(tmp_path)
+    for path in tmp_path.rglob("*"):
+        path.chmod(0o700)
+    model = vfl_flower.load(tmp_path / "done")
+    assert checkpoint.load(model.folder).names == {}
+    assert "party 0: " in str(model) and "party 1: " in model._repr_html_()
 
 
 def test_a_summary_and_a_model_print_in_short(named: vfl_flower.Model) -> None:

@@ -113,7 +113,7 @@ class Model:
         columns = [f"{called_of(each)}: {each.get('columns', '?')} columns" for each in of_parties]
         auc = found.get("test_auc")
         best, epochs = found.get("best_epoch"), f"{found['epochs']:.5g}"
-        return {
+        told = {
             "strategy": found["strategy"],
             "data": data_called(found["dataset"], list(map(called_of, of_parties)), None),
             "rows": ", ".join(f"{count:,} {kind}" for kind, count in rows.items()),
@@ -124,6 +124,7 @@ class Model:
             "seconds": f"{found['seconds']:.1f}",
             **about,
         }
+        return {name: value for name, value in told.items() if value}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the folder, or the files of a temporary folder."""

@@ -67,16 +67,14 @@ def _metric(of: Mapping[str, Any]) -> str:
 def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
     said = {who: mapping(each).get("refused") for who, each in mapping(of.get("parties")).items()}
     return [
-        f"Without figures: {text(why)}"
-        if text(why).startswith("Party ")
-        else f"{_sentence(run.called(who))} has no figures: {text(why)}"
+        run.in_words(
+            f"Without figures: {text(why)}"
+            if text(why).startswith("Party ")
+            else f"Party {who} has no figures: {text(why)}"
+        )
         for who, why in said.items()
         if why
     ]
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _section(
@@ -172,8 +170,8 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
         unknown = [each for each in columns if each != _OWN and not mapping(columns[each])]
         if unknown:
-            whose = (_sentence(run.called(each)) for each in unknown)
-            notes += [f"{named}{who} tells nothing of its columns." for who in whose]
+            silent = [f"Party {each} tells nothing of its columns." for each in unknown]
+            notes += [named + run.in_words(each) for each in silent]
     swatch = ("mark", "0.25: drift above it is large")
     said = (
         f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few "

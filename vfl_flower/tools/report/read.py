@@ -114,9 +114,13 @@ class Shown:
         return data_called(text(self.summary.get("dataset", "")), parties, every)
 
     def called(self, party: Any) -> str:
-        """Return what a party is called, by its name if the run knows one."""
+        """Return what a party is called, by its name if it has one."""
+        return self.in_words(f"party {text(party)}")
+
+    def in_words(self, said: str) -> str:
+        """Return a text with the names of this run's parties in place of numbers."""
         names = {str(each.get("party")): each.get("name") for each in self._by_party}
-        return in_words(f"party {text(party)}", from_json(names))
+        return in_words(said, from_json(names))
 
     @property
     def measure(self) -> str:
