@@ -678,6 +678,18 @@ def test_what_is_there_is_never_overwritten(organisations: Organisations, suffix
     refused(organisations, sentence, out=str(out))
 
 
+def test_later_predictions_go_into_dated_files(organisations: Organisations) -> None:
+    run, new = organisations.folder / "run", organisations.folder / "new.csv"
+    tables = [organisations.predict("run", each) for each in (organisations.labels, new, new)]
+    first, *later = sorted(run.glob("predictions*.csv"), key=lambda each: each.stat().st_mtime_ns)
+    assert first == run / "predictions.csv"
+    for path, table in zip((first, *later), tables, strict=True):
+        pd.testing.assert_frame_equal(read(path), table)  # no later one has overwritten it
+        assert summary_of(path)["rows"] == len(table)
+    assert len(tables[0]) != len(tables[1])
+    assert all(re.fullmatch(r"predictions-\d{8}-\d{6}(-2)?\.csv", path.name) for path in later)
+
+
 @pytest.mark.parametrize("out", ["scores.txt", "scores", "scores.csv.gz"])
 def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
     refused(organisations, "is not a .csv or .parquet file", out=out)

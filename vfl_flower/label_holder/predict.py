@@ -79,7 +79,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     """
     if not config.model:
         raise ConfigError("There is no model to predict with. Set model to a run's results folder.")
-    predictions_file(config)  # refuse before parties are asked
+    path = predictions_file(config)  # refuse before parties are asked
     found = checkpoint.load(config.model)
     check_fitted(found)
     there = available_parties(config, found)
@@ -127,8 +127,8 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
         frame["parties"] = [each or "none" for each in used]
-    write(config, frame.iloc[rows.order], figures)
-    drift.write_own(predictions_file(config, new=False).with_suffix(".drift.csv"))
+    write(path, frame.iloc[rows.order], figures)
+    drift.write_own(path.with_suffix(".drift.csv"))
     drift.warn()
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), in_words(of_labels), spent)
@@ -138,7 +138,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             *(left, len(rows.table.ids), rows.table.whose),
         )
     if transport.medium != "none":  # else the caller prints it
-        notice.info("predictions: %s", predictions_file(config, new=False))
+        notice.info("predictions: %s", path)
 
 
 def _of_labels(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +29,40 @@ from vfl_flower.models.losses import own_figures, own_loss
 Array = NDArray[Any]
 
 
-def predictions_file(config: RunConfig, new: bool = True) -> Path:
-    """Return the file of predictions: ``out``, or one in the folder of the run.
+def predictions_file(config: RunConfig) -> Path:
+    """Return the file of predictions: ``out``, or a new one in the folder of the run.
 
-    Parameters
-    ----------
-    new : whether the file must not exist yet.
+    If the folder has predictions, the name of the new file has the date and time.
 
     Raises
     ------
     ConfigError
         If its name ends in neither .csv nor .parquet, or if it exists.
     """
-    path = (
-        Path(config.running.out or Path(config.model) / "predictions.csv").expanduser().absolute()
-    )
+    if not config.running.out:
+        first = (Path(config.model) / "predictions.csv").expanduser().absolute()
+        dated = first.with_stem(f"predictions-{time.strftime('%Y%m%d-%H%M%S')}")
+        later = (dated.with_stem(f"{dated.stem}-{number}") for number in count(2))
+        return next(each for each in chain((first, dated), later) if not any(_there(each)))
+    path = Path(config.running.out).expanduser().absolute()
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(
             f"out = {config.running.out!r} is not a .csv or .parquet file. Name such a file."
         )
-    for each in (path, path.with_suffix(".json")):
-        if new and each.exists():
-            raise ConfigError(
-                f"{each} already exists. Name another file by the option out, or move this one "
-                "away."
-            )
+    _check_new(path)
     return path
+
+
+def _there(path: Path) -> Iterator[Path]:
+    """Yield the files of these predictions that exist."""
+    return filter(Path.exists, (path, path.with_suffix(".json")))
+
+
+def _check_new(path: Path) -> None:
+    for each in _there(path):
+        raise ConfigError(
+            f"{each} already exists. Name another file by the option out, or move this one away."
+        )
 
 
 def frame_of(
@@ -183,7 +193,7 @@ def in_words(values: Mapping[str, Any]) -> str:
     return f": {', '.join(said)}" if said else ""
 
 
-def write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
+def write(path: Path, frame: Any, figures: dict[str, Any]) -> None:
     """Write predictions, and their figures as JSON beside them.
 
     Raises
@@ -191,12 +201,11 @@ def write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
     ConfigError, VflError
         If the file exists, or cannot be written.
     """
-    path = predictions_file(config)
     of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
     with told(path):
         make_folder(path.parent)
     with locked(lock, f"Another process writes {path}. Name another file."), told(path):
-        predictions_file(config)  # another process may have written the file meanwhile
+        _check_new(path)  # another process may have written the file meanwhile
         write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
         try:
             with whole(path) as file:
