@@ -18,7 +18,7 @@ from typing import Any
 
 from strategies.party_record import PartyRecord
 from strategies.run import Run
-from vfl_flower.config.errors import Interrupted, Terminated
+from vfl_flower.config.errors import TERMINATING, Interrupted, Terminated, terminate
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import reached, validated
 from vfl_flower.transport.messages import RestoreOrder
@@ -144,7 +144,7 @@ class PeriodicCheckpoints(Callback):
 
 
 class EndBySignal(Callback):
-    """Ends a run by Ctrl-C or SIGTERM, once it has saved a checkpoint.
+    """Ends a run by Ctrl-C, SIGTERM or SIGHUP, once it has saved a checkpoint.
 
     A second signal has its usual effect, at once. A handler that belongs to other code stays. All
     handlers stay outside the main thread, where Python permits no change.
@@ -158,9 +158,9 @@ class EndBySignal(Callback):
         """Handle the signals."""
         self._folder = folder
         if threading.current_thread() is threading.main_thread():
-            for each in (signal.SIGINT, signal.SIGTERM):
+            for each in (signal.SIGINT, *TERMINATING):
                 handler = signal.getsignal(each)
-                if handler in (signal.default_int_handler, signal.SIG_DFL, end_by_sigterm):
+                if handler in (signal.default_int_handler, signal.SIG_DFL, terminate):
                     self._before[each] = handler
                     signal.signal(each, self._hold)
 
@@ -178,21 +178,16 @@ class EndBySignal(Callback):
         Raises
         ------
         Interrupted, Terminated
-            By Ctrl-C and SIGTERM.
+            By Ctrl-C and by another signal.
         """
         if self._came is None:
             return
         when = f"ended the run after {self.run.state.epoch:.3g} epochs."
         if self._came == signal.SIGINT:
             raise Interrupted(f"Ctrl-C {when}", str(self._folder))
-        raise Terminated(f"SIGTERM {when}", str(self._folder))
+        raise Terminated(self._came, f"{self._came.name} {when}", str(self._folder))
 
     def ended(self) -> None:
         """Restore the former handlers."""
         for each, handler in self._before.items():
             signal.signal(each, handler)
-
-
-def end_by_sigterm(number: int, frame: FrameType | None) -> None:
-    """End this process by an exception, so that Flower's processes end too."""
-    raise Terminated

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.node_rules import RULES
 from vfl_flower.config.plugins import ENGINES, SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, flower_defaults
@@ -163,21 +163,22 @@ def test_a_command_line_that_cannot_be_parsed_exits_with_2(
     assert printed.out == "" and "--help" in printed.err and "Error: " in printed.err
 
 
+@pytest.mark.parametrize("number", TERMINATING)
 def test_a_run_that_is_to_terminate_ends_by_an_exception_so_that_its_processes_end_too(
-    tmp_path: Path,
+    tmp_path: Path, number: signal.Signals
 ) -> None:
     file = tmp_path / "own.py"
     file.write_text(
-        "import os, signal\n"
+        "import os\n"
         "def engine(*_, **__):\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"    os.kill(os.getpid(), {number.value})\n"
         "    raise AssertionError('not ended')\n"
     )
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--engine", f"{file}:engine", "--out", str(tmp_path / "out")])
-    assert ended.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) is before
 
 
 # --- help and listing ---------------------------------------------------------------------------

@@ -1,11 +1,16 @@
-"""Runs in process that Ctrl-C or SIGTERM ends: what they keep, say and count."""
+"""Runs in process that Ctrl-C, SIGTERM or a closed terminal ends: what they keep, say and count."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import select
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +22,7 @@ from tests.conftest import ALL_ROWS
 from tests.test_checkpoint import CANCER, log_of_run, resumed
 from vfl_flower.api import training as api
 from vfl_flower.api.model import load
-from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError
+from vfl_flower.config.errors import TERMINATING, ConfigError, Interrupted, Terminated, VflError
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
@@ -47,11 +52,12 @@ def signalled(number: signal.Signals, evaluation: int, again: bool = False) -> A
 
 
 @pytest.fixture
-def sigterm() -> Any:
-    """SIGTERM would end the tests: as if nobody had a handler for it, and none was needed."""
-    before = signal.getsignal(signal.SIGTERM)
+def handlers() -> Any:
+    """The signals would end the tests: as if nobody had handlers for them."""
+    before = [signal.signal(each, signal.SIG_DFL) for each in TERMINATING]
     yield
-    assert signal.getsignal(signal.SIGTERM) is before
+    for each, handler in zip(TERMINATING, before, strict=True):
+        assert signal.signal(each, handler) is signal.SIG_DFL
 
 
 WHOLE = {**CANCER, "epochs": 3}
@@ -60,14 +66,17 @@ WHOLE = {**CANCER, "epochs": 3}
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("number", "error", "words"),
-    [(signal.SIGINT, Interrupted, "Ctrl-C"), (signal.SIGTERM, Terminated, "SIGTERM")],
+    [
+        (signal.SIGINT, Interrupted, "Ctrl-C"),
+        *((each, Terminated, each.name) for each in TERMINATING),
+    ],
 )
 def test_a_run_that_is_interrupted_keeps_a_checkpoint(
     number: signal.Signals,
     error: type[BaseException],
     words: str,
     tmp_path: Path,
-    sigterm: None,
+    handlers: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = run_local(2, {**WHOLE, "out": str(tmp_path / "whole")})
@@ -123,12 +132,54 @@ def test_a_handler_of_the_callers_own_stays(tmp_path: Path) -> None:
     assert came == [signal.SIGINT]
 
 
+def test_a_signal_that_is_ignored_ends_no_run(tmp_path: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signalled(signal.SIGHUP, 1):
+            assert main(["run", "-c", "dataset='breast-cancer' epochs=2", "--out", str(tmp_path)]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_run_in_a_terminal_that_is_closed_keeps_a_checkpoint(tmp_path: Path) -> None:
+    """Nothing can be written to that terminal any more."""
+    folder, (ours, theirs) = tmp_path / "run", os.openpty()
+    takes_it = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+    command = [sys.executable, "-c", f"{takes_it}; os.execvp(sys.argv[1], sys.argv[1:])"]
+    command += [sys.executable, "-m", "vfl_flower.tools.cli", "run", "--out", str(folder), "-c"]
+    command += ["dataset='breast-cancer' epochs=900 patience=0 window=13"]
+    ends: Any = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen(command, start_new_session=True, **ends)
+    os.close(theirs)
+    try:
+        until, history = time.monotonic() + 120, folder / "history.jsonl"
+        while not (history.exists() and history.stat().st_size):
+            assert process.poll() is None and time.monotonic() < until
+            if select.select([ours], [], [], 0.05)[0]:
+                os.read(ours, 4096)
+        os.close(ours)
+        process.wait(120)
+    finally:
+        process.kill()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["failure"].startswith("SIGHUP ended the run after ")
+    assert not checkpoint.load(folder).finished
+
+
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+    ("number", "code"), [(each, 128 + each) for each in (signal.SIGINT, *TERMINATING)]
 )
 def test_the_command_says_how_to_go_on(
-    number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    code: int,
+    tmp_path: Path,
+    handlers: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     command = ["run", "-c", "dataset='breast-cancer' epochs=3", "--out", str(folder)]

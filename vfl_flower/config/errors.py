@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from types import FrameType
 from typing import Any
 
 from vfl_flower.config.names import in_words
@@ -90,14 +92,44 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Terminated(SystemExit):
-    """SIGTERM has ended this process. A run saved a checkpoint in ``folder``, if any."""
+    """A signal of `TERMINATING` has ended this process.
 
-    def __init__(self, sentence: str = "SIGTERM ended the run.", folder: str = "") -> None:
-        super().__init__(128 + signal.SIGTERM)
-        self.sentence, self.folder = sentence, folder
+    A run saved a checkpoint in ``folder``, if any.
+    """
+
+    def __init__(self, number: int, sentence: str = "", folder: str = "") -> None:
+        super().__init__(128 + number)
+        self.number, self.folder = number, folder
+        self.sentence = sentence or f"{signal.Signals(number).name} ended the run."
 
     def __str__(self) -> str:
         return _resumable(self.sentence, self.folder)
+
+
+TERMINATING = signal.SIGTERM, signal.SIGHUP
+"""Signals that end a process. A terminal that closes sends SIGHUP."""
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """Have `TERMINATING` raise `Terminated`, so that the processes of a run end too.
+
+    A signal that is ignored stays ignored, as SIGHUP under nohup.
+    """
+    before = {each: signal.getsignal(each) for each in TERMINATING}
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(each, terminate)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """End this process by an exception."""
+    raise Terminated(number)
 
 
 def _resumable(sentence: str, folder: str) -> str:

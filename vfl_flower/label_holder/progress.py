@@ -186,7 +186,7 @@ class Display:
         if logs.as_json():
             notice.info("%s", title + text)
         else:
-            print(f"{title}{text}", file=sys.stderr, flush=True)
+            _print(f"{title}{text}\n")
 
     def begin(self) -> None:
         """Reset the display for another run."""
@@ -197,7 +197,7 @@ class Display:
         if self._handle:
             self._handle.update({}, raw=True)
         elif self._length:
-            print(f"\r{' ' * self._length}\r", end="", file=sys.stderr, flush=True)
+            _print(f"\r{' ' * self._length}\r")
         self._length = 0
 
     def _draw(self, text: str) -> None:
@@ -209,13 +209,18 @@ class Display:
             else:
                 self._handle = display(of_notebook, raw=True, display_id=True)
             return
-        print(f"\r{text.ljust(self._length)}", end="", file=sys.stderr, flush=True)
+        _print(f"\r{text.ljust(self._length)}")
         self._length = len(text)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Erase the live line before a log record, and let the record pass."""
         self.erase()
         return True
+
+
+def _print(text: str) -> None:
+    with suppress(OSError):  # a terminal that was closed must not stop the run
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 _shown: ContextVar[Display | None] = ContextVar("shown", default=None)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +13,14 @@ import click
 import typer
 
 from vfl_flower.config import logs
-from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError, why
+from vfl_flower.config.errors import (
+    ConfigError,
+    Interrupted,
+    Terminated,
+    VflError,
+    terminating,
+    why,
+)
 from vfl_flower.tools import audit_log, operate, options
 from vfl_flower.tools.command import Command
 from vfl_flower.tools.doctor import doctor
@@ -94,7 +99,7 @@ def _run(
     before = written_at(model)
     try:
         format_of_records = logs.described(config.running.log_format)
-        with _ending_on_sigterm(), shown(not quiet), format_of_records:
+        with terminating(), shown(not quiet), format_of_records:
             finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(wrapped(*headline(finished.summary).splitlines()))
         if seeds > 1:
@@ -102,8 +107,9 @@ def _run(
     except (KeyboardInterrupt, Terminated) as error:  # a run on nodes keeps no new checkpoint
         if getattr(error, "folder", "") or not (folder / checkpoint.FILE).exists():
             raise
-        kind = Terminated if isinstance(error, Terminated) else Interrupted
-        raise kind(why(error), str(folder)) from error
+        if isinstance(error, Terminated):
+            raise Terminated(error.number, error.sentence, str(folder)) from error
+        raise Interrupted(why(error), str(folder)) from error
     finally:
         if written_at(model) != before:
             print(f"results: {folder}")
@@ -129,7 +135,7 @@ def _align(
 
     start = ENGINES.load(engine)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    with tempfile.TemporaryDirectory() as folder, _ending_on_sigterm():
+    with tempfile.TemporaryDirectory() as folder, terminating():
         out = str(Path(folder, "run"))
         _, keys, node_configs = options.given(run_config, node_config, out=out)
         keys["task"] = "align"
@@ -159,7 +165,7 @@ def _information(
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     keys["task"] = "information"
-    with _ending_on_sigterm():
+    with terminating():
         folder = start(number, keys, node_configs=node_configs).folder
     print(information.table(folder))
     print(f"results: {folder}")
@@ -230,7 +236,7 @@ def _sweep(
     keys = {"strategy": system, **keys}
     workers = workers_on(engine, jobs)
     more: dict[str, Any] = {"node_configs": node_configs, "seeds": seeds, "second": second}
-    with _ending_on_sigterm(), shown(not quiet):
+    with terminating(), shown(not quiet):
         folder = sweep(number, keys, search, trials, workers, **more)
     print(table(folder))
     print(f"results: {folder}")
@@ -358,18 +364,6 @@ def _list(
 
 app.add_typer(operate.app)
 app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM end this process so that Flower's processes end too."""
-    from strategies.callbacks import end_by_sigterm
-
-    before = signal.signal(signal.SIGTERM, end_by_sigterm)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

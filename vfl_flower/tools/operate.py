@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vfl_flower.config.errors import Terminated
+from vfl_flower.config.errors import Terminated, terminating
 from vfl_flower.tools import options
 from vfl_flower.tools.command import Command
 
@@ -58,7 +57,6 @@ def _serve(
     run was on this machine. The service prints its address, and the file of its
     token. With new files, -c names the label holder's file.
     """
-    from strategies.callbacks import end_by_sigterm
     from vfl_flower.launch.serving import serve_local, serve_supernodes
 
     _, keys, node_configs = options.given(run_config, node_config)
@@ -66,10 +64,8 @@ def _serve(
     if engine == "local":
         serve_local({**keys, "model": model}, node_configs)
         return
-    before = signal.signal(signal.SIGTERM, end_by_sigterm)
     try:
-        serve_supernodes({**keys, "model": model}, node_configs)
+        with terminating():
+            serve_supernodes({**keys, "model": model}, node_configs)
     except (KeyboardInterrupt, Terminated):
         print("The service has ended.")
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vfl_flower.config.audit_log import AuditLog
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
@@ -107,14 +107,16 @@ def _process_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_signal(end: Callable[[], None]) -> Iterator[None]:
-    """Call ``end`` at the first SIGTERM or Ctrl-C; a second has its usual effect.
+    """Call ``end`` at the first SIGTERM, SIGHUP or Ctrl-C; a second has its usual effect.
 
     The second comes by itself if the block has not ended after some seconds.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, *TERMINATING)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # under nohup
+        del before[signal.SIGHUP]
     ended = threading.Event()
 
     def restore() -> None:
