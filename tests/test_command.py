@@ -189,6 +189,33 @@ def test_results_of_another_run_are_not_written_over(
     assert capsys.readouterr().err.endswith(resume)
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(
+    tmp_path: Path, seeds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*command(tmp_path, "dataset='breast-cancer' epochs=1 window=15 patience=0")]
+    arguments += ["--seeds", str(seeds)]
+    folder = tmp_path / "out" / ("seed-0" if seeds > 1 else "")
+
+    def fails(*_: Any) -> None:
+        raise ConfigError("The party is not ready. Start it later.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Party, "describe", fails)
+        for _ in range(2):  # a second failure leaves it free, too
+            assert main([*arguments, "--parties", "4"]) == 1
+            assert "not ready" in capsys.readouterr().err
+            assert "not ready" in Run(folder).summary["failure"]
+    with monkeypatch.context() as patched:  # the control: a run that made a step keeps its folder
+        patched.setattr(Party, "evaluate", fails)
+        assert main(arguments) == 1
+        assert Run(folder).summary["steps"] > 0 and not (folder / "history.jsonl").read_text()
+        before = contents(folder)
+        assert main(arguments) == 1
+        assert "Name another folder" in capsys.readouterr().err or seeds > 1
+        assert contents(folder) == before
+
+
 def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ def test_a_signal_that_is_ignored_ends_no_run(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signalled(signal.SIGHUP, 1):
-            assert main(["run", "-c", "dataset='breast-cancer' epochs=2", "--out", str(tmp_path)]) == 0
+            run_local(2, {**WHOLE, "out": str(tmp_path)})
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -61,8 +61,8 @@ def train(*given: Any, **options: Any) -> Model:
     id : name of the id column of all frames. Training uses the rows that all frames have.
     parties : number of parties that share a data set such as "digits".
     engine : runtime: "local", "ray" or "supernodes". Features in memory need "local". Ctrl-C or
-        SIGTERM or SIGHUP keeps a checkpoint, and `KeyboardInterrupt` or `SystemExit` names its folder.
-        ``train(features, labels, resume=FOLDER)`` continues the run.
+        SIGTERM or SIGHUP keeps a checkpoint, and `KeyboardInterrupt` or `SystemExit` names its
+        folder. ``train(features, labels, resume=FOLDER)`` continues the run.
     out : results folder. By default, a temporary folder that Python deletes with the model. If
         training fails, a note on the error names the folder.
     progress : True prints a line per epoch. None shows progress in terminals and notebooks only.

@@ -29,7 +29,8 @@ log = logging.getLogger("flwr")
 class Results(Callback):
     """Write the results of one run into a folder that `in_use` has locked.
 
-    Never overwrite another run's results. Only a resumed run may write into its own folder.
+    Never overwrite another run's results. Only a resumed run may write into its own folder. A run
+    that failed before its first step leaves its folder to the next.
 
     Parameters
     ----------
@@ -40,13 +41,16 @@ class Results(Callback):
         self.folder = folder
         self.history: list[dict[str, Any]] = list(history or ())
         self._outdated = history is not None  # the file may hold entries after the checkpoint
-        if history is None and any((folder / name).exists() for name in _OF_A_RUN):
+        if history is None and _has_begun(folder):
             resume = f" Or set resume='{folder}' to continue it." if _resumable(folder) else ""
             raise ConfigError(
                 f"{folder} already holds a run. Name another folder, or move this one away.{resume}"
             )
         with told(self._file):
-            self._file.touch(0o600)  # marks the folder as taken
+            if history is None:
+                for name in (*_OF_A_RUN, "top.npz"):
+                    (folder / name).unlink(missing_ok=True)
+            self._file.touch(0o600)
 
     @property
     def _file(self) -> Path:
@@ -86,6 +90,26 @@ class Results(Callback):
 
 
 _OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL)
+
+
+def check_free(folder: Path) -> None:
+    """Raise `ConfigError` if a folder has more than runs that failed before their first step."""
+    if folder.exists() and any(not each.is_dir() or _has_begun(each) for each in folder.iterdir()):
+        raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether a folder has a run that began to train, or was evaluated."""
+    summary, history = folder / "summary.json", folder / "history.jsonl"
+    if history.exists() and history.stat().st_size:
+        return True
+    try:
+        found = json.loads(summary.read_text())
+        return found["failure"] is None or bool(found.get("steps"))
+    except FileNotFoundError:  # no run, or one that was killed
+        return any((folder / name).exists() for name in (checkpoint.FILE, checkpoint.JOURNAL))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # half of a summary
+        return True
 
 
 def _resumable(folder: Path) -> bool:

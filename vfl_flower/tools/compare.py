@@ -21,7 +21,7 @@ from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.charts import draw_curves, draw_frontier
 from vfl_flower.label_holder.figures import main_metric, wrapped
 from vfl_flower.label_holder.progress import titled
-from vfl_flower.label_holder.results import results_folder
+from vfl_flower.label_holder.results import check_free, results_folder
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
@@ -102,8 +102,7 @@ def compare(
             "count: choose titles that differ in those."
         )
     folder = results_folder(replace(resolved[0], strategy="compare"))
-    if folder.exists():
-        raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
+    check_free(folder)
     finished: dict[str, Finished] = {}
     try:
         for number, (name, own) in enumerate(configurations.items(), 1):

@@ -21,6 +21,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_curves
 from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.label_holder.progress import titled
+from vfl_flower.label_holder.results import check_free
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
 from vfl_flower.tools.report.read import read
@@ -56,8 +57,7 @@ def repeated(
     config = configured(keys)
     if config.task != "train" or config.running.resume:
         raise ConfigError("--seeds needs runs that train anew: leave out task and resume.")
-    if folder.exists():
-        raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
+    check_free(folder)
     first, finished = config.training.seed, []
     for seed in range(first, first + seeds):
         own = {**keys, "seed": seed, "out": str(folder / f"seed-{seed}")}
