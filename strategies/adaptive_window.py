@@ -85,7 +85,6 @@ class AdaptiveWindow:
 
     Parameters
     ----------
-    per_epoch : K, steps of an epoch. No window crosses its end.
     records : records of all parties; failed ones are not measured.
     by_loss : whether windows may depend on the loss. Noise that hides labels forbids it.
     clock : returns seconds.
@@ -94,7 +93,6 @@ class AdaptiveWindow:
     def __init__(
         self,
         schedule: Schedule,
-        per_epoch: int,
         records: Sequence[PartyRecord],
         by_loss: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -105,8 +103,7 @@ class AdaptiveWindow:
         self._by_time = schedule.longest  # the longest window that is worth its time
         self._by_loss = float(schedule.window if by_loss else schedule.longest)
         self._jumps = LossJumps() if self.active and by_loss else None
-        # Only an epoch with room for both has two windows in a row of the longer probe.
-        fits = schedule.longest >= _PROBES[1] and per_epoch > 2 * _PROBES[1]
+        fits = schedule.longest >= _PROBES[1]
         self._measures = schedule.measures and self.active and fits
         self._coordinated = schedule.coordinated
         self._records = records

@@ -91,12 +91,12 @@ class Run:
         self.data = data_of(labels, mechanism)
         secret = mechanism.secret_batches
         costs = transport.cost, transport.measures
-        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
+        each = steps_per_epoch(config, rows)
+        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, each, *costs)
         aggregation = aggregation_of(config)
         aggregation.agree(transport)
         # Whether all parties serve the same orders, so that each answer is for one window of all.
         in_step = self.schedule.coordinated and not system.baseline
-        each = steps_per_epoch(config, rows)
         every, first = config.running.eval_every, bool(config.running.grow)
         self.budget = StepBudget(config.training.epochs, each, parties, in_step, every, first)
         top_learns = config.models.top != "sum" or labels.features is not None
@@ -111,9 +111,7 @@ class Run:
             per_epoch = self.budget.of_epoch / self.schedule.quorum
         noise = mechanism.scalar_noise(self.accountant)
         # With this noise, no label may decide what a message holds.
-        self.adaptive_window = AdaptiveWindow(
-            self.schedule, self.budget.per_epoch, self.records, by_loss=noise is None
-        )
+        self.adaptive_window = AdaptiveWindow(self.schedule, self.records, by_loss=noise is None)
         config.assessment.check_rows(len(labels.classes), labels.validation)
         check_segments(labels.segments)
         longest = min(self.schedule.longest, self.budget.per_epoch)  # no window crosses an epoch

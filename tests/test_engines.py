@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,6 @@ from vfl_flower.launch import processes as flower_processes
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_ray, run_supernodes
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.transport.local import LocalGrid
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +50,20 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     [
         pytest.param(
             run_ray, 3, {"epochs": 2, "transport": "messages", "calibrate": "platt"}, id="ray"
+        ),
+        pytest.param(
+            run_ray,
+            2,
+            {"dataset": "breast-cancer"},
+            id="ray, default options",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            run_supernodes,
+            2,
+            {"dataset": "breast-cancer"},
+            id="supernodes, default options",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(run_ray, 2, EF_VFL, id="ray, private labels", marks=pytest.mark.nightly),
         pytest.param(
@@ -111,8 +123,7 @@ def test_a_synchronous_run_is_the_same_as_in_process(
     homes: list[Path],
 ) -> None:
     on_flower = engine(parties, {**keys, "out": str(tmp_path / "on-flower")})
-    with patch.object(LocalGrid, "cost", "cheap"):  # for the same windows
-        in_process = run(parties, keys)
+    in_process = run(parties, keys)
     assert on_flower.summary["window"] == in_process.summary["window"]
     for key, values in in_process.parameters("top").items():
         np.testing.assert_allclose(on_flower.parameters("top")[key], values, atol=1e-5)

@@ -217,7 +217,7 @@ class Parts:
         holder: Any = self.holder
         run.holder, run.waiting = holder, self.waiting
         schedule = Schedule(3, True, 8, 32)
-        run.adaptive_window = AdaptiveWindow(schedule, 40, self.records)
+        run.adaptive_window = AdaptiveWindow(schedule, self.records)
         run.attach([self.heard])
         self.messenger = run.messenger = Messenger(
             self.config,

@@ -15,7 +15,7 @@ from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.schedule import ALL, ONE, Schedule
+from vfl_flower.protocol.schedule import ALL, FEW_STEPS, ONE, Schedule
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
@@ -30,7 +30,7 @@ class World:
         schedule = Schedule(parties if coordinated else 1, coordinated, 1, LONGEST, measures=True)
         self.records = [PartyRecord(party, party) for party in range(parties)]
         self.adaptive_window = AdaptiveWindow(
-            schedule, PER_EPOCH, self.records, by_loss=False, clock=lambda: self.now
+            schedule, self.records, by_loss=False, clock=lambda: self.now
         )
         self.budget = StepBudget(50, PER_EPOCH, parties)
 
@@ -66,7 +66,7 @@ def test_no_measured_window_is_longer_than_the_bound_on_delays() -> None:
     asynchronous = schedule(True, strategy="vafl", max_delay=4)
     assert asynchronous.measures and asynchronous.longest == 4
     records = [PartyRecord(0, 0)]
-    window = AdaptiveWindow(asynchronous, PER_EPOCH, records)
+    window = AdaptiveWindow(asynchronous, records)
     for _ in range(100):
         assert window.next(records[0]) <= 4
         window.ordered(records[0], 1)
@@ -84,7 +84,7 @@ def test_parties_that_go_in_step_have_the_same_windows_throughout() -> None:
 
 def test_a_party_that_comes_late_to_a_window_has_that_of_the_others() -> None:
     records = [PartyRecord(party, party) for party in range(2)]
-    window = AdaptiveWindow(Schedule(2, True, 1, LONGEST), PER_EPOCH, records)
+    window = AdaptiveWindow(Schedule(2, True, 1, LONGEST), records)
     first, second = records
     assert window.next(first) == 1
     for _ in range(100):
@@ -155,7 +155,7 @@ def schedule(measures: bool, **keys: Any) -> Schedule:
     config = resolve({name.replace("_", "-"): value for name, value in keys.items()})
     estimator = estimators.choose(config)(config)
     rule = ONE if "max_delay" in keys else ALL
-    return Schedule.of(config, rule, 3, estimator, False, "cheap", measures)
+    return Schedule.of(config, rule, 3, estimator, False, PER_EPOCH, "cheap", measures)
 
 
 def test_windows_that_are_given_or_of_a_simulation_are_as_they_were() -> None:
@@ -166,11 +166,24 @@ def test_windows_that_are_given_or_of_a_simulation_are_as_they_were() -> None:
     assert (zeroth.window, zeroth.longest) == (16, 64)
     assert schedule(True, strategy="vafl", max_delay=6).longest == 6
     given = schedule(False, window=8)
-    fixed = AdaptiveWindow(given, PER_EPOCH, [PartyRecord(0, 0)], clock=lambda: math.nan)
+    fixed = AdaptiveWindow(given, [PartyRecord(0, 0)], clock=lambda: math.nan)
     assert not fixed.active and given.windows == "8" and schedule(True).windows == "1 to 32"
     assert fixed.figures() == {"window": 8, "window_measured": None}
     with pytest.raises(ConfigError, match="max-delay = 6"):
         schedule(True, strategy="vafl", max_delay=6, window=7)
+
+
+def test_windows_of_few_steps_an_epoch_do_not_depend_on_the_runtime() -> None:
+    for keys, wanted in (({}, 1), ({"strategy": "syn-zoo"}, 16)):
+        config = resolve(keys)
+        given = config, ALL, 3, estimators.choose(config)(config), False
+        for per_epoch in (FEW_STEPS, FEW_STEPS + 1):
+            costs = (("free", False), ("cheap", False), ("cheap", True))
+            longest = {Schedule.of(*given, per_epoch, *cost).longest for cost in costs}
+            # The control: with more steps, windows differ.
+            assert longest == {wanted} if per_epoch == FEW_STEPS else len(longest) > 1
+        # A message of some seconds is worth a longer window.
+        assert Schedule.of(*given, FEW_STEPS, "dear").longest > wanted
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -183,7 +196,7 @@ def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
 
 
 def by_loss(coordinated: bool = True) -> AdaptiveWindow:
-    return AdaptiveWindow(Schedule(1, coordinated, 1, LONGEST), PER_EPOCH, [PartyRecord(0, 0)])
+    return AdaptiveWindow(Schedule(1, coordinated, 1, LONGEST), [PartyRecord(0, 0)])
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])

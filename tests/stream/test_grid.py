@@ -90,6 +90,18 @@ def test_an_asynchronous_run_learns_as_much_as_in_process(
     assert figures["test_accuracy"] == pytest.approx(wanted["test_accuracy"], abs=0.06)
 
 
+def test_a_small_run_with_default_options_is_the_same_in_process(streamed: Streamed) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 3}
+    nodes = streamed.nodes(2, keys)
+    strategy = streamed.train(nodes)
+    assert strategy.run.transport.medium == "stream"
+    assert_equals_in_process(strategy, nodes)
+    # The control: with more than 64 steps an epoch, windows follow the runtime.
+    nodes = streamed.nodes(2, {**keys, "batch-size": 5, "epochs": 1})
+    with pytest.raises(AssertionError, match="Mismatch"):
+        assert_equals_in_process(streamed.train(nodes), nodes)
+
+
 def test_windows_that_are_not_given_go_by_what_exchanges_take(streamed: Streamed) -> None:
     keys = {key: each for key, each in KEYS.items() if key != "window"}
     nodes = streamed.nodes(2, {**keys, "bottom-model": "mlp", "batch-size": 5, "epochs": 2})

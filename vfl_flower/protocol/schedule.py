@@ -14,6 +14,11 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.estimators.base import Estimator
 
+FEW_STEPS = 64
+"""With no more steps in an epoch, windows do not depend on the runtime, unless messages are dear.
+
+So an estimate in one process is what real nodes reach. More steps are worth longer windows.
+"""
 _LONGEST = 32  # steps of an adaptive window: embeddings of a longer window are too stale
 
 
@@ -71,6 +76,7 @@ class Schedule:
         parties: int,
         estimator: Estimator,
         secret_batches: bool,
+        per_epoch: int,
         cost: str,
         measures: bool = False,
     ) -> Schedule:
@@ -78,6 +84,7 @@ class Schedule:
 
         Parameters
         ----------
+        per_epoch : K, steps of an epoch.
         cost : the cost of an exchange over the run's transport.
         measures : whether the transport measures the time of exchanges.
 
@@ -113,8 +120,10 @@ class Schedule:
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "
                 f"{parties}: a synchronous system waits for every one of them."
             )
-        window = _window(config, estimator.windows["free"])
-        longest = _window(config, max(estimator.windows[cost], _LONGEST * measures))
+        free = estimator.windows["free"]
+        few = per_epoch <= FEW_STEPS and cost != "dear"
+        most = free if few else max(estimator.windows[cost], _LONGEST * measures)
+        window, longest = _window(config, free), _window(config, most)
         return cls(quorum, coordinated, window, longest, measures)
 
 

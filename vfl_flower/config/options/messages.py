@@ -29,10 +29,10 @@ class ScheduleConfig:
         "trips and make embeddings staler.",
         example="window=8",
         basic=True,
-        auto="1 in process. Elsewhere it starts at 1, grows, and shrinks when the loss jumps. It "
-        "grows to at most 8 under Ray, 16 over messages between nodes and 32 over streams. Zeroth "
-        "order: 16 in process, and 16 to 64 elsewhere. Over streams, it grows no longer than "
-        "measured times make worthwhile.",
+        auto="1 in process, and in runs of at most 64 steps an epoch. Else it starts at 1, grows, "
+        "and shrinks when the loss jumps. It grows to at most 8 under Ray and 32 over streams, but "
+        "no longer than measured times make worthwhile. Over messages between nodes it grows to 16 "
+        "in small runs too. Zeroth order: 16 in place of 1, and at most 64.",
         least=1,
         related=("max-delay", "transport"),
     )
