@@ -63,21 +63,19 @@ class BestModel(Callback):
         self._wait_for = wait_for
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Remember the model, at the parties too, if it is the best so far."""
+        """Remember the model, at the parties too, if it is the best that all have copies of."""
         run, history = self.run, self.run.history
         best = history.best
-        if best is None or entry["validation_loss"] < history.entries[best]["validation_loss"]:
+        better = best is None or entry["validation_loss"] < history.entries[best]["validation_loss"]
+        if better and all(record.remembers for record in run.records if record.alive):
             history.best = len(history.entries) - 1
-        if any(record.alive and not record.remembers for record in run.records):
-            history.best = None  # a returned party has no copy of it
-        if history.last_is_best:
             run.holder.held_out.remember(run.holder.top)
             for record in run.records:
                 record.best_evaluation = record.evaluation
 
     def returned(self, party: int) -> None:
-        """Forget the best model: the party may have lost its copy of it."""
-        if not self.run.history.restored:
+        """Forget the best model, if the party has lost its copy of it."""
+        if not self.run.history.restored and not self.run.by_party[party].best_evaluation:
             self.run.history.best = None
 
     def trained(self) -> None:

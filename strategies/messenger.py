@@ -203,7 +203,7 @@ class Messenger(Outbox):
                 except VflError as error:
                     self.failed(node, error)
                     continue
-                self._go_on_with(record)
+                self._go_on_with(record, found)
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -272,7 +272,13 @@ class Messenger(Outbox):
 
     def _ask_to_rejoin(self, record: PartyRecord) -> None:
         arrays = self._holder.links.surrogate(record.party)
-        order = replace(self._rejoin_order, exchange=record.exchange + 1, arrays=arrays)
+        order = replace(
+            self._rejoin_order,
+            exchange=record.exchange + 1,
+            best=record.best_evaluation,
+            last=record.evaluation,
+            arrays=arrays,
+        )
         self.post([self.message(record, order)])
 
     def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
@@ -294,10 +300,12 @@ class Messenger(Outbox):
         record.unserved = record.order
         self._ask_to_rejoin(record)
 
-    def _go_on_with(self, record: PartyRecord) -> None:
+    def _go_on_with(self, record: PartyRecord, found: Description) -> None:
         """Go on with a party that has come back."""
         self._holder.links.begin_again(record.party)
-        record.remembers = False
+        record.remembers = 0 < record.evaluation == found.last
+        if not 0 < record.best_evaluation == found.best:
+            record.best_evaluation = 0
         self._tell("returned", record.party)
         self._waiting.drop(record.party)
         if record.rests is State.AWAITS_QUORUM:
@@ -312,6 +320,7 @@ class Messenger(Outbox):
         record.rest(State.IDLE)
         # The others may have answered the last evaluation without it.
         self._history.recorded = min(self._history.recorded, self._budget.evaluation)
+        record.remembers &= record.evaluation == self._history.recorded
         record.evaluation = self._history.recorded
         self._budget.with_again(record.steps)
         notice.info("Party %d is back.", record.party)

@@ -76,8 +76,8 @@ class PartyRecord:
     evaluation_sent: int = 0  # number of the last evaluation ordered
     surrogates: str = ""  # digest of its surrogates at that evaluation
     evaluation: int = 0  # number of the last evaluation answered
-    best_evaluation: int = 0  # number of the evaluation of the best model
-    remembers: bool = True  # whether it has answered an evaluation since it last came back
+    best_evaluation: int = 0  # number of the evaluation of the best model; 0 without a copy of it
+    remembers: bool = True  # whether it has a copy of its model at the last evaluation answered
     checkpoint: int = 0  # number of the last checkpoint for which it saved its state
     asked_back: int = 0  # number of the evaluation due when it was last asked back
     unserved: Turn | None = None  # the order that it lacked the state for, to be sent again

@@ -415,6 +415,30 @@ def test_a_party_that_was_away_changes_the_choice_to_what_all_can_go_back_to() -
     assert parts.history.best == 0
 
 
+@pytest.mark.parametrize("copy", ["none", "older", "best"])
+def test_the_best_model_stays_if_the_returned_party_has_its_copy(copy: str) -> None:
+    parts = Parts({"on-party-failure": "continue"})
+    parts.run.attach([BestModel(lambda records: None)])
+    for number, loss in enumerate([0.3, 0.5], 1):
+        parts.budget.answered += 30
+        for record in parts.records:
+            record.evaluation = number
+        entry = parts.history.record(parts.budget, 3, SPENT, None, Metrics(loss), METRICS)
+        parts.run.tell("evaluated", entry)
+    parts.send(1, TRAIN)
+    parts.take_failure(1, "raised an error.")
+    parts.budget.answered += 30
+    parts.messenger.ask_back()
+    best, last = {"none": (0, 0), "older": (0, 2), "best": (1, 0)}[copy]
+    parts.rejoin(1, replace(parts.describe(1), best=best, last=last))
+    assert parts.history.best == (0 if copy == "best" else None)
+    # A model of which a party has no copy is not chosen, however good it is.
+    parts.records[1].remembers = False
+    entry = parts.history.record(parts.budget, 3, SPENT, None, Metrics(0.1), METRICS)
+    parts.run.tell("evaluated", entry)
+    assert parts.history.best == (0 if copy == "best" else None)
+
+
 class Forgetful(Misbehaving):
     """A party that fails and has lost all its state when it comes back."""
 

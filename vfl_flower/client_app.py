@@ -239,6 +239,8 @@ def evaluate(context: Context, order: EvaluateOrder) -> Payload:
     """The feedback for the last window in, the embeddings of the test rows out."""
     payload = _by_party(Party.evaluate, context, order)
     state.keep_copy(context.state, order)
+    if order.number and _keeps_states(context):
+        state_file.save(context)  # a party that is killed must have the copies that it has told of
     return payload
 
 
@@ -264,7 +266,9 @@ def checkpoint(context: Context, order: CheckpointOrder) -> Payload:
 def rejoin(context: Context, order: RejoinOrder) -> Payload:
     """Go on after a failure, by what the label holder knows."""
     party = None if context.state else builder.begin(context, order)
-    return _by_party(Party.rejoin, context, order, party)
+    payload = _by_party(Party.rejoin, context, order, party)
+    best, last = (state.copy_there(context.state, each) for each in (order.best, order.last))
+    return replace(payload, best=best, last=last)
 
 
 # --- the beginning of a run ---------------------------------------------------------------------
@@ -331,9 +335,13 @@ def _keep_first(context: Context) -> None:
     A run can resume from its beginning. The party may also have been told its rows, and then the
     label holder could not tell it again.
     """
-    every = resolve(context.run_config).running.exchanges_apart(simulated(context))
-    if every or party_rows.is_aligned(context):
+    if _keeps_states(context) or party_rows.is_aligned(context):
         state_file.save(context, 0)
+
+
+def _keeps_states(context: Context) -> bool:
+    """Return whether parties write their states during this run."""
+    return resolve(context.run_config).running.exchanges_apart(simulated(context)) > 0
 
 
 # --- alignment ----------------------------------------------------------------------------------

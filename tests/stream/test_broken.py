@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from flwr.app import Message
 
@@ -30,7 +32,9 @@ from tests.stream.nodes import (
     call,
     eventually,
 )
+from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError
+from vfl_flower.party import context as between
 from vfl_flower.party import state_file
 from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
@@ -112,6 +116,49 @@ def test_a_killed_party_with_an_older_state_or_none_is_brought_into_step(
     cause = "got message " if since else "has no state of this run)"
     assert told.startswith(f"Party 1 has an older state ({cause}")
     assert "It continues from that state" in told
+
+
+def overfitted(folder: Path) -> dict[str, Any]:
+    """Keys of a run that does best in its third epoch: a quarter of the labels is wrong."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((300, 8)).astype(np.float32)
+    y = (x[:, 0] + x[:, 5] > 0) ^ (generator.random(300) < 0.25)
+    np.savez(folder / "noisy.npz", X=x, y=y.astype(int))
+    return {
+        **{"dataset": f"npz:{folder / 'noisy.npz'}", "bottom-hidden": 32, "top-hidden": 32},
+        **{"optimizer": "adam", "party-lr": 0.02, "server-lr": 0.02, "epochs": 8, "patience": 0},
+    }
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_killed_party_comes_back_to_the_best_model_of_both_sides(
+    told: bool, streamed: Streamed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(grid, "_GRACE", 0.05)
+    if not told:  # the control: no party writes its copies to its disk
+        monkeypatch.setattr(client_app, "_keeps_states", lambda context: False)
+    keys = overfitted(tmp_path)
+    nodes = streamed.nodes(2, keys)
+    for context in nodes.contexts.values():
+        context.node_config["dataset"] = keys["dataset"]  # which each party permits
+
+    def after(party: int, kind: str, number: int) -> None:
+        if (party, kind, number) == (1, "train", 5 * 7 + 3):  # of the sixth epoch
+            raise KilledError
+
+    nodes.after = after
+    strategy = streamed.train(nodes)
+    history, run = strategy.history, strategy.run
+    assert nodes.count(1, "query.rejoin") == 1 and history.best is not None
+    losses = [entry["validation_loss"] for entry in history.entries]
+    assert min(losses) == losses[2]  # it was away after the best epoch
+    assert (losses[history.best] == min(losses)) == told
+    # Both ends have the model of that epoch again.
+    entry = history.entries[history.best]
+    assert run.holder.evaluate().test.loss == entry["test_loss"]
+    for party, context in nodes.contexts.items():
+        h = between.resume(context).upload_test_rows(0.0).arrays["embedding"]
+        np.testing.assert_allclose(h, run.holder.held_out.table.of(party - FIRST), atol=1e-6)
 
 
 def test_with_shared_labels_a_killed_party_ends_the_run_with_a_sentence(

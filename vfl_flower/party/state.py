@@ -118,6 +118,11 @@ def keep_copy(state: RecordDict, order: EvaluateOrder) -> None:
     save_group(state, f"{_COPY}{order.number}", copies)
 
 
+def copy_there(state: RecordDict, number: int) -> int:
+    """Return ``number`` if there is a copy of the model at that evaluation, else 0."""
+    return number if f"{_COPY}{number}" in state else 0
+
+
 def load_copy(state: RecordDict, number: int) -> Arrays:
     """Return the copy of the model at evaluation ``number``.
 
@@ -126,7 +131,7 @@ def load_copy(state: RecordDict, number: int) -> Arrays:
     VflError
         If there is no such copy.
     """
-    if f"{_COPY}{number}" not in state:
+    if not copy_there(state, number):
         raise VflError(f"has no copy of the model at evaluation {number}.")
     return load_arrays(state, f"{_COPY}{number}")
 

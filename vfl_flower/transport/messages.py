@@ -134,13 +134,16 @@ class RejoinOrder(Turn):
     """Continue after a failure: count from this message, and forget the last window.
 
     ``arrays["embedding"]`` is the label holder's copy of the party's surrogate, if there is one. A
-    party without any state begins anew, as with `DescribeOrder`.
+    party without any state begins anew, as with `DescribeOrder`. ``best`` and ``last`` are as in
+    `EvaluateOrder`. The answer says which of them the party has a copy of.
     """
 
     kind: ClassVar[str] = "query.rejoin"
     names: ClassVar = ("embedding",)
     outputs: Outputs
     nonce: Text = ""
+    best: Number = 0
+    last: Number = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +252,8 @@ class Description(Introduction):
     ``alignment`` identifies the party's rows and their order. With own data it is the name of the
     alignment, else a digest of the row numbers. ``exchange`` is the number of messages served;
     when a run begins, of messages that the earlier run's model has seen. ``checkpoint`` is the
-    number of the checkpoint from which the party continues or begins.
+    number of the checkpoint from which the party continues or begins. ``best`` and ``last`` repeat
+    the numbers of a `RejoinOrder`, or are 0 where the party has no copy.
     """
 
     names: ClassVar = ()
@@ -261,6 +265,8 @@ class Description(Introduction):
     code_digest: Text
     exchange: Number
     checkpoint: Number = 0
+    best: Number = 0
+    last: Number = 0
 
 
 @dataclass(frozen=True, kw_only=True)
