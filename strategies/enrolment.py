@@ -68,6 +68,7 @@ def enrol(
             parties=len(earlier.strategy["seats"]),
             config=json.dumps(config.values()),
         )
+    transport.parties = found.parties if found else transport.parties
     descriptions = gather_all(transport, order, Description, config.running)
     if found:
         check_states(found, descriptions.values())

@@ -120,6 +120,7 @@ class Messenger(Outbox):
         record.traffic.bytes_down += order.nbytes
         if self._releases:
             self._releases.ordered(record.party, order)
+        order = self.transport.counted(order)
         return to_message(order, record.node_id, self.timeout, self.transport.calls)
 
     def gather(self) -> Replies:

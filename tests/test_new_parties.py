@@ -11,8 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from flwr.app import Context, Message
 from torch import Tensor, nn
 
 from tests.conftest import ALL_ROWS, Start, nightly
@@ -28,6 +30,7 @@ from tests.organisations import (
     write,
 )
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
+from vfl_flower import client_app
 from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.labels import as_known, encode_labels
@@ -44,7 +47,9 @@ from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.aggregation.partial import PartialTop
 from vfl_flower.protocol.systems import RATES, resolve
+from vfl_flower.transport.base import Transport
 
+APP = client_app.app
 HERE = str(Path(__file__).absolute())
 TOWERS = str(Path(__file__).with_name("towers.py"))
 KEYS: dict[str, Any] = {
@@ -478,6 +483,37 @@ def test_on_supernodes_it_is_as_in_process(three: Organisations, freeze: bool) -
     said = [three.predict(name).set_index(ID) for name in ("local", "nodes")]
     one, other = (each.filter(like="prob") for each in said)
     np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def knows_of_two(message: Message, context: Context) -> Message:
+    """The earlier parties' SuperNodes, which were started for two parties, at each message."""
+    if context.node_config["partition-id"] in (0, 1):
+        context.node_config = {**context.node_config, "num-partitions": 2}
+    return APP(message, context)
+
+
+@pytest.mark.parametrize("more", [{}, nightly({"freeze": True})])
+def test_earlier_supernodes_need_no_other_number_of_parties(
+    three: Organisations, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**three.keys, **KEYS, "grow": str(three.folder / "two"), "epochs": 1, **more}
+
+    def ran(out: str, client: Any = knows_of_two) -> Run:
+        given = {**keys, "out": str(three.folder / out)}
+        return run_local(3, given, client, node_configs=three.node_configs)
+
+    expected, found = ran("expected", APP), ran("three")
+    assert found.summary["parties"] == 3
+    for name, values in expected.parameters("top").items():
+        np.testing.assert_array_equal(found.parameters("top")[name], values)
+    with monkeypatch.context() as patched:
+        patched.setattr(client_app, "app", knows_of_two)
+        said = [three.predict(name) for name in ("expected", "three")]
+    pd.testing.assert_frame_equal(*said)
+    # The control: a party that is not told counts two.
+    monkeypatch.setattr(Transport, "counted", lambda self, order: order)
+    with pytest.raises((ConfigError, PartyError)):
+        ran("not-told")
 
 
 # --- bad input ----------------------------------------------------------------------------------

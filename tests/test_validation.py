@@ -432,7 +432,7 @@ def test_the_best_model_stays_if_the_returned_party_has_its_copy(copy: str) -> N
     best, last = {"none": (0, 0), "older": (0, 2), "best": (1, 0)}[copy]
     parts.rejoin(1, replace(parts.describe(1), best=best, last=last))
     assert parts.history.best == (0 if copy == "best" else None)
-    # A model of which a party has no copy is not chosen, however good it is.
+    # The run does not choose a model that a party lacks, however good it is.
     parts.records[1].remembers = False
     entry = parts.history.record(parts.budget, 3, SPENT, None, Metrics(0.1), METRICS)
     parts.run.tell("evaluated", entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,12 @@ def test_a_way_refuses_what_its_row_of_the_table_names(
             build(node, context, own)
     else:
         build(node, context, own)
+
+
+@pytest.mark.parametrize(("told", "known"), [(0, 2), (1, 2), (3, 3), (1024, 1024), (1025, 2)])
+def test_a_party_is_told_of_more_parties_but_not_of_fewer_or_of_any_number(
+    node: Node, told: int, known: int
+) -> None:
+    context = node({"num-partitions": 2})
+    order = replace(DESCRIBE, count=told)
+    assert asked(context, order, Description).parties == known

@@ -81,6 +81,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             "An explanation needs streams: Flower's messages take seconds. Leave transport out."
         )
     found = checkpoint.load(config.model)
+    transport.parties = found.parties
     there = available_parties(config, found)
     parties = len(found.strategy["holder"]["sizes"])
     rows = rows_to_predict(transport, config, given, found, run, there)

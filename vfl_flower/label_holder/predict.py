@@ -82,6 +82,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     path = predictions_file(config)  # refuse before parties are asked
     found = checkpoint.load(config.model)
     check_fitted(found)
+    transport.parties = found.parties
     there = available_parties(config, found)
     rows = rows_to_predict(transport, config, given, found, run, there)
     if rows.labels is not None:

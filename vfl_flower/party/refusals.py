@@ -40,11 +40,13 @@ from vfl_flower.transport.messages import (
     RejoinOrder,
     ResumeOrder,
 )
-from vfl_flower.transport.node import refused, simulated
+from vfl_flower.transport.node import index_and_parties, refused, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- every message ------------------------------------------------------------------------------
+
+_MOST_PARTIES = 1024  # that a label holder may tell of: a party reserves memory for each
 
 _accepted: set[tuple[str, str, bool]] = set()
 """Triples that keep the rules: (text about itself, node configuration, whether simulated)."""
@@ -63,6 +65,8 @@ def check_order(context: Context, order: Order) -> None:
     VflError
         If the party cannot read a configuration or a state that the order names.
     """
+    if 0 < order.count <= _MOST_PARTIES and order.count > index_and_parties(context)[1]:
+        context.node_config = {**context.node_config, "num-partitions": order.count}
     written = state.load_about(context.state)
     node = repr(context.node_config)
     one_owner = simulated(context)

@@ -11,16 +11,18 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from threading import Event
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.transport.flower_internals import is_simulation, with_records
+from vfl_flower.transport.messages import Order
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -30,6 +32,7 @@ _FIRST_POLL = 0.001  # seconds between the first two looks for replies
 POLL = 0.05
 """Most seconds between two looks for replies."""
 
+O = TypeVar("O", bound=Order)  # noqa: E741
 Cost = Literal["free", "cheap", "dear"]
 
 
@@ -50,6 +53,7 @@ class Transport(Grid):
     clock : virtual seconds, if there are any.
     largest : kind of an order -> most bytes of the arrays of its answer. For a kind that is not in
         it, `SMALL` holds. The run sets it (`expect`), since rows and sizes follow from the run.
+    parties : number of parties, if some party may not know it, else 0.
     """
 
     engine: str
@@ -61,6 +65,11 @@ class Transport(Grid):
     calls: bool = False
     clock: float = 0.0
     largest: Mapping[str, int] = MappingProxyType({})
+    parties: int = 0
+
+    def counted(self, order: O) -> O:
+        """Return an order with the number of parties, if some party may not know it."""
+        return replace(order, count=self.parties) if self.parties else order
 
     def state_dict(self) -> list[Any] | None:
         """Return the virtual clock in JSON, if there is one, while no message is out."""

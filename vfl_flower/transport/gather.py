@@ -90,8 +90,10 @@ class _Questions(Outbox):
     def ask(self, orders: Mapping[int, Order]) -> None:
         """Send an order to each of these nodes."""
         self.asked |= orders
-        calls = self.transport.calls
-        self.post(to_message(order, node, self.timeout, calls) for node, order in orders.items())
+        calls, counted = self.transport.calls, self.transport.counted
+        self.post(
+            to_message(counted(order), node, self.timeout, calls) for node, order in orders.items()
+        )
 
     def answers(self, kind: type[P], until: float) -> dict[int, P]:
         """Return the answers that are in, after waiting for one: node id -> answer."""
@@ -181,6 +183,8 @@ def gather_all(
     PartyError, ConfigError
         If a party fails, too few nodes come, or their partition-ids do not fit.
     """
+    if there:
+        transport.parties = there.parties
     questions = _Questions(transport, running.party_timeout, there is not None)
     found: dict[int, I] = {}
     waiting, told = False, time.monotonic()
@@ -219,6 +223,10 @@ def gather_all(
                 log.info("Waiting for %d nodes; %d are here", len(found) + away, len(found))
             waiting = True
             time.sleep(POLL)
+    few = {node: order for node, each in found.items() if each.parties < total}
+    if few and not there:  # a party was added
+        transport.parties = total
+        found |= gather(transport, few, kind, running.party_timeout)
     if there:
         found = {node: each for node, each in found.items() if each.party not in there.without}
     elif (numbers := sorted(each.party for each in found.values())) != list(range(len(found))):

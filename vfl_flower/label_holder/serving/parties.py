@@ -350,7 +350,9 @@ class Parties:
 
     def _send(self, party: _Party, order: Order, state: str) -> None:
         assert party.node is not None
-        message = to_message(order, party.node, _LASTING, self._transport.calls)
+        message = to_message(
+            self._transport.counted(order), party.node, _LASTING, self._transport.calls
+        )
         (party.key,) = self._transport.send([message])
         party.order, party.sent = order, time.monotonic()
         self._set(party, state)
