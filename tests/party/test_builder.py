@@ -88,5 +88,5 @@ def test_a_party_is_told_of_more_parties_but_not_of_fewer_or_of_any_number(
     node: Node, told: int, known: int
 ) -> None:
     context = node({"num-partitions": 2})
-    order = replace(DESCRIBE, count=told)
+    order = replace(DESCRIBE, of_parties=told)
     assert asked(context, order, Description).parties == known

@@ -160,7 +160,7 @@ def test_a_party_refuses_what_a_mod_has_spoilt() -> None:
             message.content["scalars"] = ConfigRecord({"exchange": 1})
         return serve(message, context)
 
-    with pytest.raises(PartyError, match="TrainOrder whose epoch is missing"):
+    with pytest.raises(PartyError, match="TrainOrder whose of_parties is missing"):
         trained(PARTIES, SHORT, PartyApp([spoil]))
 
 

@@ -65,8 +65,8 @@ def check_order(context: Context, order: Order) -> None:
     VflError
         If the party cannot read a configuration or a state that the order names.
     """
-    if 0 < order.count <= _MOST_PARTIES and order.count > index_and_parties(context)[1]:
-        context.node_config = {**context.node_config, "num-partitions": order.count}
+    if 0 < order.of_parties <= _MOST_PARTIES and order.of_parties > index_and_parties(context)[1]:
+        context.node_config = {**context.node_config, "num-partitions": order.of_parties}
     written = state.load_about(context.state)
     node = repr(context.node_config)
     one_owner = simulated(context)

@@ -69,7 +69,7 @@ class Transport(Grid):
 
     def counted(self, order: O) -> O:
         """Return an order with the number of parties, if some party may not know it."""
-        return replace(order, count=self.parties) if self.parties else order
+        return replace(order, of_parties=self.parties) if self.parties else order
 
     def state_dict(self) -> list[Any] | None:
         """Return the virtual clock in JSON, if there is one, while no message is out."""

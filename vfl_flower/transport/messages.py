@@ -64,12 +64,12 @@ class Payload:
 class Order(Payload):
     """A message from the label holder to a party.
 
-    ``count`` is the number of parties, if the label holder has counted more than some party knows
-    of; else 0.
+    ``of_parties`` is the number of parties, if the label holder has counted more than some party
+    knows of; else 0.
     """
 
     kind: ClassVar[str]  # Flower's message type
-    count: Number = 0
+    of_parties: Number = 0
 
 
 @dataclass(frozen=True, kw_only=True)
