@@ -20,6 +20,7 @@ from tests.test_explain import SHORT
 from vfl_flower.alignment import party_rows
 from vfl_flower.config import by_person
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.files import unsealed
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint, explanation, results, told_figures
 from vfl_flower.label_holder import explain as at_label_holder
@@ -28,7 +29,7 @@ from vfl_flower.label_holder.predict import embeddings
 from vfl_flower.label_holder.told_figures import FiguresToTell, Noise
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
-from vfl_flower.party import explain, explained_people, explained_table
+from vfl_flower.party import explain, explained_people, explained_table, limits
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
 from vfl_flower.tools.audit_explain import Cheat, figures
@@ -187,13 +188,35 @@ def test_of_two_explanations_at_once_one_has_the_people(node: Node) -> None:
 
     def claim(which: int) -> bytes:
         try:
-            return explained_people.claim(contexts[which], numbers[which], 1)
+            with explained_people.claimed(contexts[which], numbers[which], 1) as secret:
+                return secret
         except ConfigError:
             return b""
 
     with ThreadPoolExecutor(8) as pool:
         secrets = list(pool.map(claim, [0, 1] * 12))
     assert len({each for each in secrets if each}) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "most", "file", "counted"),
+    [("max-uploads", 20, "*.uploads", 1), ("max-predictions", 3299, "*.predictions", 300)],
+)
+def test_a_refused_explanation_has_no_people_and_counts_no_permutation(
+    node: Node, rule: str, most: int, file: str, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A row of 300 has 1 upload as it is, 20 with permuted features, and half as many predictions.
+    monkeypatch.setattr(limits.Limits, "go_on", limits.Limits.begin)  # training had no such rule
+    node.organisations.words = [{rule: most}, {}]  # type: ignore[dict-item]
+    try:
+        _, said = node.begin(np.arange(300))
+    finally:
+        node.organisations.words = []
+    assert not said.features and f"{rule} = {most}" in said.refused
+    [counts] = node.states.glob(file)
+    assert set(np.frombuffer(unsealed(counts), "<u8").reshape(2, -1)[1].tolist()) == {counted}
+    assert node.begin(np.arange(299))[1].features == 10
+    assert not node.begin(np.arange(300))[1].features  # the control: these people are in a set
 
 
 def test_a_party_that_cannot_count_people_explains_nothing(node: Node) -> None:

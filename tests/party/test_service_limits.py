@@ -189,9 +189,18 @@ def test_rows_that_one_rule_refuses_do_not_count_for_another(
     context = node({"max-predictions": 30, "max-predictions-per-day": 10})
     rules = Rules.of(context.node_config)
     for _ in range(3):
-        with pytest.raises(ConfigError, match="max-predictions-per-day = 10"):
-            limits.count_predictions(context, rules, 11)
-    limits.count_predictions(context, rules, 10)  # the control
+        with (
+            pytest.raises(ConfigError, match="max-predictions-per-day = 10"),
+            limits.counted_predictions(context, rules, 11),
+        ):
+            raise AssertionError("what is refused must not begin")
+        with (
+            pytest.raises(ConfigError, match="too many uploads"),
+            limits.counted_predictions(context, rules, 10),
+        ):
+            raise ConfigError("too many uploads")  # by another rule: predictions are given back
+    with limits.counted_predictions(context, rules, 10):  # the control
+        pass
     budget = PredictionBudget(context, rules)
     for _ in range(3):
         assert budget.take_some(5)[0] == 0

@@ -272,7 +272,7 @@ def _hold(path: Path) -> int | None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a folder; wait for other processes first."""
+    """Hold an exclusive lock on a folder, or on a file; wait for all others first."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.party import builder, explained_table, state, state_file
-from vfl_flower.party.explained_people import claim, people_of
+from vfl_flower.party.explained_people import claimed, people_of
 from vfl_flower.party.features import Feature, features_of
 from vfl_flower.party.inputs import own_source
-from vfl_flower.party.limits import count_predictions
+from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import new_rows
 from vfl_flower.party.refusals import check_task
@@ -107,13 +108,6 @@ class Explanation:
         donors[self._order] = self._order[drawn]
         return donors
 
-    def count(self, start: int, stop: int, times: int) -> None:
-        """Count uploads of these rows, or raise `ConfigError` if the rule allows no more."""
-        numbers = self.party.inputs.block.test_rows
-        if self.party.limits:
-            part = self._places[start:stop]
-            self.party.limits.count(numbers, part if len(numbers) else slice(None), times)
-
     def embed(self) -> Rows:
         """Embed the rows as they are, [n, E]."""
         learner = self.party.learner
@@ -162,7 +156,7 @@ class Explanation:
             If the rule allows no more uploads, or the order cannot be served.
         """
         self._check(order)
-        self.count(order.start, order.stop, order.count)
+        self.party.count_uploads(self._places[order.start : order.stop], order.count)
         return np.tile(self.plain[order.start : order.stop], (order.count, 1))
 
     def _check(self, order: PermuteOrder) -> None:
@@ -227,24 +221,22 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
         places = places[asked]
     features, why = _features(context, party)
     secret, people = secrets.token_bytes(32), None
-    if features and not simulated(context):
+    _count(context, party, places, 1, 1)
+    if features:
+        times = len(features) * order.repeats
         try:
-            people = people_of(context, party, places)
-            secret = claim(context, people, order.repeats)
+            with ExitStack() as claims:  # the people, only if the counts allow it
+                if not simulated(context):
+                    people = people_of(context, party, places)
+                    secret = claims.enter_context(claimed(context, people, order.repeats))
+                # A row's value is in its own uploads, and in uploads of rows that get the value.
+                _count(context, party, places, 2 * times, times)
         except ConfigError as error:
             features, why = [], str(error)
     if party.inputs.block.preparation:  # a partitioned data set has no secrets between its parties
         drawn = secret_generator(b"features|" + secret).permutation(len(features))
         features = [features[at] for at in drawn]
     found = Explanation(party, places, features, order.repeats, secret, people)
-    _count(context, found, 1, 1)
-    if features:
-        times = len(features) * order.repeats
-        try:
-            # A row's value is in its own uploads, and in uploads of rows that get the value.
-            _count(context, found, 2 * times, times)
-        except ConfigError as error:
-            found.features, why = [], str(error)
     arrays = {"embedding": found.embed()}
     scalars = state.load_scalars(saved.state)
     if party.seal:
@@ -373,8 +365,10 @@ def _features(context: Context, party: Party) -> tuple[list[Feature], str]:
     return features, ""
 
 
-def _count(context: Context, found: Explanation, uploads: int, times: int) -> None:
-    """Count what the party computes of all rows, before it does so.
+def _count(
+    context: Context, party: Party, places: NDArray[np.int32], uploads: int, times: int
+) -> None:
+    """Count what the party computes of these rows, before it does so.
 
     Parameters
     ----------
@@ -384,7 +378,7 @@ def _count(context: Context, found: Explanation, uploads: int, times: int) -> No
     Raises
     ------
     ConfigError
-        If a rule allows no more.
+        If a rule allows no more. Then nothing is counted.
     """
-    found.count(0, found.rows, uploads)
-    count_predictions(context, Rules.of(context.node_config), times * found.rows)
+    with counted_predictions(context, Rules.of(context.node_config), times * len(places)):
+        party.count_uploads(places, uploads)

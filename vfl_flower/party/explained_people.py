@@ -2,7 +2,7 @@
 
 The label holder chooses the rows. The difference of two embeddings of a row shows the difference of
 two people's values. If few rows are explained, or one row with many permutations, these differences
-add up to the column. So on a real node (`claim`):
+add up to the column. So on a real node (`claimed`):
 
 - An explanation has at least 200 rows, or ``min-rows``, and one permutation of each feature.
 - Permutations and the order of features follow from a lasting secret and from the set of people. A
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from flwr.app import Context
@@ -25,7 +27,7 @@ from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.store import home
 from vfl_flower.config.by_person import People, of_rows, opened, today
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import lasting_secret
+from vfl_flower.config.files import alone_in, lasting_secret
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
@@ -47,8 +49,12 @@ def people_of(context: Context, party: Party, places: NDArray[np.int32]) -> Peop
     return own.people(rows[rows >= 0][places])
 
 
-def claim(context: Context, people: People, repeats: int) -> bytes:
-    """Put these people into one set of explained people, and return the secret of the set.
+@contextmanager
+def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
+    """Yield the secret of these people's set, and then put the people into the set.
+
+    If the block fails, the people are in no set: it counts, and a rule may allow no more. Another
+    explanation of the party waits meanwhile.
 
     Raises
     ------
@@ -67,22 +73,25 @@ def claim(context: Context, people: People, repeats: int) -> bytes:
             f"to permute a feature {repeats} times, which would show the column: set repeats = 1",
         )
     party, folder = context.node_config.get("partition-id"), home("", context)
+    path, own = folder / f"party-{party}.explained", folder / f"party-{party}.explain-secret"
     try:
-        key = lasting_secret(folder / f"party-{party}.explain-secret")
+        key = lasting_secret(own)
         secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
         number = int.from_bytes(secret[:5])
-        with opened(folder / f"party-{party}.explained") as sets:
-            days, others = sets.of(people) & 0xFFFF, sets.of(people) >> 16 != number
+        with alone_in(own):  # not in the folder, where the block counts
+            with opened(path) as sets:
+                days, others = sets.of(people) & 0xFFFF, sets.of(people) >> 16 != number
             if (others & (today() - days < DAYS)).any():
                 raise refused(
                     context,
                     f"to explain people of an explanation of the last {DAYS} days beside other "
                     "people: differences would show columns. Explain the same rows, or wait",
                 )
-            sets.put(people, number << 16 | today())
+            yield secret
+            with opened(path) as sets:
+                sets.put(people, number << 16 | today())
     except ConfigError:
         raise
     except VflError as error:
         log.warning("%s", error)
         raise VflError("cannot count the people that it explains: its own log says why.") from None
-    return secret

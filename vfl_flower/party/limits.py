@@ -181,11 +181,20 @@ class PredictionBudget:
 _AHEAD = 1000
 
 
-def count_predictions(context: Context, rules: Rules, rows: int) -> None:
-    """Count the rows of one prediction, as `PredictionBudget` does."""
+@contextmanager
+def counted_predictions(context: Context, rules: Rules, rows: int) -> Iterator[None]:
+    """Count the rows of one prediction, as `PredictionBudget` does.
+
+    The block counts what else the prediction spends. If it fails, the rows are given back.
+    """
     budget = PredictionBudget(context, rules)
     try:
         budget.take(rows)
+        try:
+            yield
+        except BaseException:
+            budget.give_back(rows)
+            raise
     finally:
         budget.close()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.provenance import code_digest, peak_memory_mb
@@ -211,6 +212,11 @@ class Party:
         self._count(order)
         if self.limits:
             self.limits.count(self.inputs.block.test_rows)
+
+    def count_uploads(self, places: NDArray[np.int32], times: int = 1) -> None:
+        """Count uploads of rows to predict, or raise `ConfigError` if the rule allows no more."""
+        if self.limits:
+            self.limits.count(self.inputs.block.test_rows, places, times)
 
     def upload_test_rows(self, memory_mb: float) -> Upload:
         """Upload uncompressed embeddings of test rows, and this process's peak memory."""

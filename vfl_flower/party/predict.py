@@ -15,7 +15,7 @@ from vfl_flower.data.source import Compact, Preparation
 from vfl_flower.party import builder, state
 from vfl_flower.party.drift import DriftReports, Read, of_block
 from vfl_flower.party.inputs import own_source
-from vfl_flower.party.limits import count_predictions
+from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.state_file import Saved
 from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.transport.messages import Predicted, PredictOrder
@@ -36,9 +36,8 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
     party = builder.for_prediction(context, saved, order.run, partial(new_rows, context, read=read))
     block = party.inputs.block
     rows = block.tested
-    if party.limits:
-        party.limits.count(block.test_rows, rows if len(block.test_rows) else slice(None))
-    count_predictions(context, Rules.of(context.node_config), len(rows))
+    with counted_predictions(context, Rules.of(context.node_config), len(rows)):
+        party.count_uploads(rows)
     arrays = {"embedding": party.learner.embeddings(block.test, rows).cpu().numpy()}
     scalars = state.load_scalars(saved.state)
     if party.seal:
