@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -504,7 +505,9 @@ def test_max_uploads_counts_each_permutation(tmp_path: Path) -> None:
 def test_noise_on_embeddings_is_drawn_anew_and_counted(tmp_path: Path) -> None:
     noisy = {"privacy": "perturbed-embedding", "embedding-noise": 2.0, "dataset": "breast-cancer"}
     run = run_local(2, {**SHORT, **noisy, "epochs": 1, "out": str(tmp_path / "run")})
-    assert explain_local({"model": str(run.folder)})["epsilon"] > 0
+    with patch.object(Journal, "write", autospec=True, side_effect=Journal.write) as writes:
+        assert explain_local({"model": str(run.folder)})["epsilon"] > 0
+    assert writes.call_count == 2  # as they are, and all permutations at once
     journal = Journal(run.folder / "predictions.journal", _of_run(run.folder))
     assert sum(1 for _ in journal.read()) == 1 + 2 * 15  # donors' rows are uploads of them too
 

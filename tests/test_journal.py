@@ -236,6 +236,50 @@ def test_an_event_is_on_the_disk_before_it_is_said_to_be_released(tmp_path: Path
     assert [call[0] for call in calls.mock_calls] == ["write", "fsync", "pwrite"]
 
 
+def test_many_equal_events_are_one_write_and_no_crash_counts_fewer_than_were_released(
+    tmp_path: Path,
+) -> None:
+    one_by_one, second = Journal(tmp_path / "single", "4711"), tmp_path / "second"
+    assert list(one_by_one.read()) == []
+    for _ in range(200):
+        one_by_one.write(RELEASED[0])
+    kept, _ = opened(tmp_path / "many", second)
+    kept.write(RELEASED[0])
+    with patch("os.fsync", Mock(wraps=os.fsync)) as fsync:
+        kept.write(RELEASED[0], 199)
+    assert fsync.call_count == 1  # one by one, each event is a wait for the disk
+    content = (tmp_path / "many").read_bytes()
+    events = (tmp_path / "single").read_bytes()[FIRST:]
+    assert content[FIRST:] == events and len(second.read_bytes()) == 200 * journal._CHECKSUM
+    # A process may be killed with some of the events on the disk, or before the header has the
+    # last of them. It has released the first one alone.
+    size = len(events) // 200
+    first = journal._next(journal._next(b"", content[: journal._HEADER]), content[FIRST:][:24])
+    head = content[: journal._HEADER] + first
+    for there in (1, 2, 99, 200):
+        torn = head + content[FIRST : FIRST + there * size] + content[FIRST:][: size // 2]
+        (tmp_path / "torn").write_bytes(torn)
+        assert opened(tmp_path / "torn", None)[1] == there
+    # The control: a file without an event that was released is refused.
+    assert counted(tmp_path / "one", head) is None
+    assert counted(tmp_path / "one", content[:-size]) is None
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 7])
+def test_events_at_once_make_up_for_events_that_a_journal_lacks(tmp_path: Path, times: int) -> None:
+    second, path = tmp_path / "second", tmp_path / "one"
+    for number in range(4):
+        found, _ = opened(path, second)
+        found.write(RELEASED[0])
+        if not number:
+            early = path.read_bytes()
+    path.write_bytes(early)
+    found, known = opened(path, second)
+    assert (known, found.lost) == (4, 3)
+    found.write(RELEASED[0], times)
+    assert opened(path, second)[1] == max(4, 1 + times)
+
+
 # --- the second count ----------------------------------------------------------------------------
 
 

@@ -8,12 +8,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import patch
 
+import httpx
 import numpy as np
 import pytest
 
@@ -21,9 +24,10 @@ from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from tests.serving import Served, served
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import write_sealed
 from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import explaining as explaining_module
-from vfl_flower.label_holder.serving import requests, web
+from vfl_flower.label_holder.serving import new_ids, requests, web
 from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.new_ids import NewIds
 from vfl_flower.label_holder.serving.requests import BATCH, Piece, Queue, Request, UnavailableError
@@ -216,11 +220,13 @@ def test_one_version_of_the_model_answers_a_request(
 
 
 @pytest.fixture
-def used_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Served, int, str], int]:
+def used_up() -> Iterator[Callable[[Served, int, str], int]]:
     """Use up the uploads of a row, as a caller does; return the id of another row."""
+    before: dict[Path, bytes] = {}  # tests share these counts, and draw their rows
 
     def use(found: Served, row: int, path: str) -> int:
         (counts,) = Path(path).glob("*party-1*.uploads")
+        before.setdefault(counts, counts.read_bytes())
         party = scoring._served[found.grid.run_id, 1]
         number = party.block.test_rows[party.block.tested[[row]]]
         for times in (256, 128, 64, 32, 16, 8, 4, 2, 1):
@@ -228,7 +234,9 @@ def used_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Served, int, str], int
                 pass
         return int(found.loaded.rows.ids[row + 1])
 
-    return use
+    yield use
+    for counts, content in before.items():
+        counts.write_bytes(content)
 
 
 def together(found: Served, *asked: list[int]) -> list[Any]:
@@ -352,6 +360,58 @@ def test_made_up_ids_of_one_caller_leave_the_others_theirs(
         assert reply.status_code == (200 if limited else 503)
     outcomes = [each.get("outcome") for each in audited(tmp_path)]
     assert outcomes.count("new-ids") == len(refused)
+
+
+class _Inline(Executor):
+    """The control: it counts where it is asked to, in the event loop."""
+
+    def submit(self, call: Any, /, *given: Any, **named: Any) -> Future[Any]:
+        found = Future[Any]()
+        found.set_result(call(*given, **named))
+        return found
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_while_a_count_of_new_ids_waits_for_the_disk_other_callers_are_answered(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, apart: bool
+) -> None:
+    organisations, new = newcomers
+    writing, written = Event(), Event()
+
+    def slow(path: Path, content: bytes) -> None:
+        writing.set()
+        assert written.wait(30)
+        write_sealed(path, content)
+
+    with (
+        serving(organisations, tmp_path) as found,
+        found.shop as shop,
+        patch.object(new_ids, "write_sealed", slow),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        if not apart:
+            found.service._counting = _Inline()
+        known = {"ids": [int(found.loaded.rows.ids[0])]}
+        try:
+            counted = pool.submit(found.http.post, "/v1/predict", json={"ids": new[:1]})
+            assert writing.wait(30)
+            with nullcontext() if apart else pytest.raises(httpx.ReadTimeout):
+                reply = shop.post("/v1/predict", json=known, timeout=30 if apart else 0.5)
+                assert reply.status_code == 200 and not counted.done()
+        finally:
+            written.set()
+        assert counted.result().status_code == 200  # and not before the count was written
+
+
+def test_a_request_that_finds_its_caller_s_places_taken_after_its_count_is_refused(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
+    organisations, new = newcomers
+    with serving(organisations, tmp_path) as found:
+        room = iter([True, False])
+        with patch.object(found.service.queue, "has_room", lambda request: next(room)):
+            assert found.http.post("/v1/predict", json={"ids": new[:1]}).status_code == 429
+        assert found.ask(new[0])[0]["missing"] == {}  # the control
 
 
 def test_an_operator_can_keep_new_ids_from_the_parties(

@@ -266,8 +266,7 @@ def count_uploads(config: RunConfig, found: Checkpoint, uploads: int = 1) -> flo
                 *(path, lost, journal.second),
             )
         times += lost
-        for _ in range(uploads + lost):
-            journal.write(Event(EVALUATE, 0))
+        journal.write(Event(EVALUATE, 0), uploads + lost)
     rows = len(found.arrays["table.rows"])
     return mechanism_of(found.config).epsilon_of_uploads(rows, _trained(folder, found) + times)
 

@@ -42,6 +42,6 @@ class Releases:
         self._times[rows] += 1
         self._of_ids.update(ids)
         most = max([self._times[rows].max(initial=0), *(self._of_ids[one] for one in ids)])
-        while self._counted < most:
-            self.epsilon = count_uploads(self._config, self._found)
-            self._counted += 1
+        if most > self._counted:
+            self.epsilon = count_uploads(self._config, self._found, int(most) - self._counted)
+            self._counted = int(most)

@@ -6,10 +6,12 @@ for nobody. A large request takes several batches (`requests.Queue`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,8 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
         self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
+        # One thread counts, a request at a time: others need not wait for the disk.
+        self._counting: Executor = ThreadPoolExecutor(1, "new ids")
         self._looked = time.monotonic()
         self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
@@ -175,7 +179,7 @@ class Service:
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
-    def admit(self, request: Request) -> None:
+    async def admit(self, request: Request) -> None:
         """Take a request of the web. Its ``answer`` will be called.
 
         Raises
@@ -185,17 +189,22 @@ class Service:
         VflError
             If the count of new ids cannot be written.
         """
-        if not self.queue.has_room(request):
-            sentence = "Too many ids of this caller wait for their scores. Try again in a second."
-            raise UnavailableError(sentence, "full", 429)
+        self._check_room(request)
         loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
         if most and loaded.embeddings.can_find:
             unknown = np.flatnonzero(loaded.rows_of(request.ids) < 0).tolist()
             request.new = frozenset(request.ids[at] for at in unknown)
         if request.new and not self.queue.closed:
-            self._new_ids.count(request.caller, request.new, most)
+            count = partial(self._new_ids.count, request.caller, request.new, most)
+            await asyncio.get_running_loop().run_in_executor(self._counting, count)
+            self._check_room(request)  # more requests may have come meanwhile
         if not self.queue.put(request):
             raise UnavailableError("The service is ending.", "ending")
+
+    def _check_room(self, request: Request) -> None:
+        if not self.queue.has_room(request):
+            sentence = "Too many ids of this caller wait for their scores. Try again in a second."
+            raise UnavailableError(sentence, "full", 429)
 
     def record(
         self,

@@ -149,7 +149,7 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
         def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(_settle, future, found)
 
-        service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
+        await service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
         return await future
 
     @app.get("/v1/model", summary="The model in service")

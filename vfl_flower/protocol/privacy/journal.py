@@ -111,8 +111,8 @@ class Journal:
         size = os.fstat(self._file.fileno()).st_size
         with self.path.open("rb") as file:
             header, released = file.read(_HEADER), file.read(_CHECKSUM)
-            before = self._last = _next(b"", header)
-            known = {0: self._last.hex()}
+            self._last = _next(b"", header)
+            known, reached = {0: self._last.hex()}, self._last == released
             at = _HEADER + _CHECKSUM
             while size - at >= _NUMBERS:
                 numbers = file.read(_NUMBERS)
@@ -123,18 +123,19 @@ class Journal:
                 if length > size - at:
                     break
                 ids = file.read(4 * rows)
-                before, self._last = self._last, _next(self._last, numbers + ids)
+                self._last = _next(self._last, numbers + ids)
                 if file.read(_CHECKSUM) != self._last:
                     raise refused(self.path, "damaged")
                 at += length
                 self._events += 1
                 self._checksums += self._last
+                reached |= self._last == released
                 if mark and self._events == mark[0]:
                     known[self._events] = self._last.hex()
                 kind, party, first, second, third = event
                 yield Event(kind, party, first, second, third, np.frombuffer(ids, "<i4"))
-        # A crash may leave the last event on the disk before its checksum is in the header.
-        if not header.startswith(_FORMAT) or released not in (before, self._last):
+        # A crash may leave the last events on the disk before a checksum of theirs is in the header.
+        if not header.startswith(_FORMAT) or not reached:
             raise refused(self.path, "damaged")
         if mark and known.get(int(mark[0])) != mark[1]:
             raise refused(self.path, "not the file of the run's last checkpoint")
@@ -160,8 +161,8 @@ class Journal:
         self._counted, self._agrees = len(counted), counted == self._checksums
 
     @contextmanager
-    def _second(self, checksum: bytes) -> Iterator[None]:
-        """Hold the second count, and add an event's checksum once the event is on the disk."""
+    def _second(self, checksums: bytes) -> Iterator[None]:
+        """Hold the second count, and add the checksums of events once these are on the disk."""
         if self.second is None:
             yield
             return
@@ -176,18 +177,20 @@ class Journal:
                     "with a copy. Try again."
                 )
             yield
-            if self.lost:  # the event makes up for one that is counted
-                self.lost -= 1
-                self._agrees = False
+            events = len(checksums) // _CHECKSUM
+            made_up = min(self.lost, events)  # such events make up for events that are counted
+            self.lost -= made_up
+            self._agrees = self._agrees and not made_up
+            if made_up == events:
                 return
             start = self._counted if self._agrees else 0
-            os.pwrite(opened, self._checksums[start:] + checksum, start)  # never shorter
-            self._counted, self._agrees = len(self._checksums) + len(checksum), True
+            os.pwrite(opened, self._checksums[start:] + checksums, start)  # never shorter
+            self._counted, self._agrees = len(self._checksums) + len(checksums), True
         finally:
             os.close(opened)
 
-    def write(self, event: Event) -> None:
-        """Append an event, and wait until it is on the disk.
+    def write(self, event: Event, times: int = 1) -> None:
+        """Append an event, ``times`` times at once, and wait until all are on the disk.
 
         Raises
         ------
@@ -196,15 +199,19 @@ class Journal:
         """
         *numbers, rows = event
         written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
-        checksum = _next(self._last, written)
+        last, checksums, content = self._last, bytearray(), bytearray()
+        for _ in range(times):
+            last = _next(last, written)
+            checksums += last
+            content += written + last
         opened, at = self._file.fileno(), self._file.tell()
         try:
             try:
-                with self._second(checksum):
+                with self._second(checksums):
                     self._file.truncate()  # an event that was written in part
-                    write_all(opened, written + checksum)
+                    write_all(opened, content)
                     os.fsync(opened)
-                os.pwrite(opened, checksum, _HEADER)  # the next event's fsync covers this
+                os.pwrite(opened, last, _HEADER)  # the next event's fsync covers this
             except BaseException:
                 self._file.seek(at)
                 self._file.truncate()
@@ -214,9 +221,9 @@ class Journal:
                 f"A release cannot be written to {self.path}, so it is not made "
                 f"({error.strerror}). Fix that, and resume the run."
             ) from error
-        self._events += 1
-        self._last = checksum
-        self._checksums += checksum
+        self._events += times
+        self._last = last
+        self._checksums += checksums
 
 
 def second_counts() -> Path:
