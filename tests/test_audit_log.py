@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,47 @@ def test_a_log_that_is_lost_with_its_seal_is_missed_by_its_key(log: Path, kept: 
     (log.parent / "audit-log.key").unlink()
     requests(log, 1)  # as the documents say: without all three files, nothing tells of the log
     assert verify(log).lines == 2
+
+
+class Killed(BaseException):
+    """The end of a process, before it writes another file."""
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("second", [False, True], ids=["first log", "second log of a folder"])
+def test_a_first_start_that_was_killed_between_its_files_is_no_alarm(
+    path: Path, second: bool, announced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: without a seal before the key and the log, the next start is refused."""
+    if not announced:
+        seal = AuditLog._write_seal
+        of_lines = lambda self, end, key: end.lines and seal(self, end, key)  # noqa: E731
+        monkeypatch.setattr(AuditLog, "_write_seal", of_lines)
+    refused, ends, write = 0, 0, files.whole
+    for writes in range(9):
+        log = path.parent / str(writes) / path.name
+        if second:
+            requests(log.with_name("other.jsonl"), 1)
+        left = iter(range(writes))
+
+        def whole(*given: Any, left: Any = left, **more: Any) -> Any:
+            if next(left, None) is None:
+                raise Killed
+            return write(*given, **more)
+
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(files, "whole", whole)
+            AuditLog(log).close()
+            ends += 1
+        try:
+            requests(log, 1)
+        except ConfigError:
+            refused += 1
+            continue
+        found = verify(log)
+        assert (found.lines, found.unsealed, found.torn) == (2, 0, ())
+        assert b"earlier-missing" not in log.read_bytes()
+    assert ends and (refused == 0 if announced else refused > 0)
 
 
 def test_another_log_in_its_place_is_found_by_the_key(log: Path, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ class AuditLog:
     def _opened(self) -> BinaryIO:
         """Open the file and check its end, or begin a new file."""
         key, found = self.path.parent / KEY, read_seal(self.path)
-        if found and not key.exists():
+        if found and found[0].lines and not key.exists():
             raise ConfigError(
                 f"{key} is missing, and without it nobody finds ids in {self.path}. Restore it, or "
                 "name a log in another folder."
@@ -195,12 +195,16 @@ class AuditLog:
                 f"{key} is there, but no seal: {self.path} was removed with its seal, or both were "
                 "moved away. Restore both, or move the key away too to begin a new log."
             )
+        if not found and _is_empty(self.path):
+            # Else a process that is killed now would leave a key or a line, as a removed seal does.
+            self._write_seal(End(), "")
+            found = End(), ""
         self._key = lasting_secret(key)
-        if found and found[1] != fingerprint(self._key):
+        if found and found[0].lines and found[1] != fingerprint(self._key):
             raise ConfigError(f"{key} is not the key of {self.path}. Restore the log's key.")
         if _is_empty(self.path):
             end = found[0] if found else End()
-            return self._begun(end, missing=bool(found) and not is_beside(self.path, end))
+            return self._begun(end, missing=bool(end.lines) and not is_beside(self.path, end))
         if not found:
             raise ConfigError(
                 f"{beside(self.path, 'seal')} is missing, so lines of {self.path} may be missing "
@@ -263,9 +267,12 @@ class AuditLog:
         if end != self._sealed:
             with told(self.path):
                 os.fsync(self._file.fileno())
-            content = {**end._asdict(), "key": fingerprint(self._key)}
-            write_sealed(beside(self.path, "seal"), json.dumps(content).encode())
+            self._write_seal(end, fingerprint(self._key))
             self._sealed = end
+
+    def _write_seal(self, end: End, key: str) -> None:
+        content = json.dumps({**end._asdict(), "key": key}).encode()
+        write_sealed(beside(self.path, "seal"), content)
 
     def _is_renamed(self) -> bool:
         with told(self.path):

@@ -134,7 +134,7 @@ class Journal:
                     known[self._events] = self._last.hex()
                 kind, party, first, second, third = event
                 yield Event(kind, party, first, second, third, np.frombuffer(ids, "<i4"))
-        # A crash may leave the last events on the disk before a checksum of theirs is in the header.
+        # A crash may leave the last events on the disk before the header has their checksum.
         if not header.startswith(_FORMAT) or not reached:
             raise refused(self.path, "damaged")
         if mark and known.get(int(mark[0])) != mark[1]:
