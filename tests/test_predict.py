@@ -35,6 +35,7 @@ from tests.releases import accountant_of, epsilon
 from vfl_flower.config.csv_text import restored, write_csv
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS
+from vfl_flower.data import table_file
 from vfl_flower.data.ids import encode_ids
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
@@ -242,12 +243,26 @@ def test_no_text_of_a_csv_file_is_a_formula_and_all_come_back() -> None:
 def test_ids_that_look_like_formulas_are_found_in_a_file_of_predictions(
     tmp_path: Path, kind: type[OwnFile]
 ) -> None:
-    ids = ["-5", "+49", "=1", "'x", "7"]
+    ids = ["-5", "+49", "=1", "'=1", "''=1", "'x", "7"]
+    columns = {"id": ids, "prediction": 0, "probability_a": 0.5, "parties": "0+1"}
     with (tmp_path / "a.csv").open("wb") as file:
-        write_csv(file, pd.DataFrame({"id": ids, "prediction": 0}))
+        write_csv(file, pd.DataFrame(columns))
     assert kind(str(tmp_path / "a.csv")).ids == encode_ids(ids, "The test")
     plain = pd.read_csv(tmp_path / "a.csv")["id"]
     assert plain.tolist() != ids  # the control
+
+
+@pytest.mark.parametrize("kind", [OwnFile, LargeTable])
+@pytest.mark.parametrize("others", [{}, {"prediction": 0, "x": 1.0}, {"x": 0, "prediction": 1}])
+def test_in_any_other_csv_file_an_apostrophe_is_part_of_an_id(
+    tmp_path: Path, kind: type[OwnFile], others: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ["'=a", "=a", "''=a", "'+49", "+49", "'-5", "'x", "x"]
+    pd.DataFrame({"id": ids, **others}).to_csv(tmp_path / "FILE.csv", index=False)
+    assert kind(str(tmp_path / "FILE.csv")).ids == encode_ids(ids, "The test")
+    monkeypatch.setattr(table_file, "are_predictions", lambda names, ids: True)  # the control
+    with pytest.raises(ConfigError, match="repeat the id"):
+        _ = kind(str(tmp_path / "FILE.csv")).ids  # two people were one
 
 
 def test_one_place_writes_csv_files() -> None:

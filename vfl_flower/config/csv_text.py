@@ -2,8 +2,11 @@
 
 Spreadsheets run a text cell as a formula if it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
 line break. Ids and names of columns and classes may come from other people. So one apostrophe is
-put before each such text, also if apostrophes precede that character already. Numbers stay as they
-are. `restored` removes the apostrophe, and so do the readers of an id column. Parquet files need no
+put before each such text, also if apostrophes precede that character already. So `'=1` becomes
+`''=1`, and each text comes back by removing one apostrophe. Numbers stay as they are.
+
+`restored` removes the apostrophe. The reader of ids does so in a file of predictions, which it
+knows by its columns. In any other csv file `'=1` is an id as it was written. Parquet files need no
 apostrophe.
 """
 
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _FORMULA = r"^(?='*[=+\-@\t\r\n＝＋－＠])"  # spreadsheets know the wide signs too
@@ -42,6 +46,12 @@ def restored(column: Any) -> Any:
     if column.dtype.kind != "O":
         return column
     return column.replace(_GUARDED, "", regex=True)
+
+
+def are_predictions(names: Sequence[str], ids: str) -> bool:
+    """Return whether these are the columns of a file of predictions, whose ids are guarded."""
+    others = (each == "parties" or each.startswith("probability_") for each in names[2:])
+    return [*names[:2]] == [ids, "prediction"] and all(others)
 
 
 def _guarded(value: Any) -> Any:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vfl_flower.config.csv_text import restored
+from vfl_flower.config.csv_text import are_predictions, restored
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.column_types import (
     as_frame,
@@ -104,7 +104,7 @@ class TableFile:
         if not self.is_csv:
             return as_frame(whole.pieces([name]), [name])[name]
         found = as_ids([each.column(0) for each in whole.pieces([name])])
-        if found.dtype == object:  # the file may be a file of predictions
+        if found.dtype == object and are_predictions(self.names, name):
             return restored(pd.Series(found)).to_numpy()
         return found
 
