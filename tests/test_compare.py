@@ -14,7 +14,7 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.compare import compare, table
+from vfl_flower.tools.compare import compare, figures_of, table
 
 COMMON: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 2, "noise-seed": 0, "window": 8}
 
@@ -52,9 +52,23 @@ def test_bytes_to_the_target_end_with_the_first_evaluation_that_reaches_it(
 ) -> None:
     figures = json.loads((folder / "compare.json").read_text())
     history = Run(folder / "vafl-party-lr=0.1").history
-    reached = [e for e in history if e["test_accuracy"] >= 0.9]
+    reached = [e for e in history if e["validation_accuracy"] >= 0.9]  # not by test rows
     expected = (reached[0]["bytes_up"] + reached[0]["bytes_down"]) / 1e6 if reached else None
     assert figures["vafl party-lr=0.1"]["megabytes_to_target"] == expected
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_validation_rows_decide_when_a_target_is_reached(validates: bool, tmp_path: Path) -> None:
+    """The control: without validation rows, test rows do."""
+    history = [
+        {"test_accuracy": 0.95, "validation_accuracy": 0.8, "bytes_up": 1e6, "bytes_down": 1e6},
+        {"test_accuracy": 0.85, "validation_accuracy": 0.9, "bytes_up": 2e6, "bytes_down": 2e6},
+    ]
+    lines = [each if validates else {**each, "validation_accuracy": None} for each in history]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    (tmp_path / "summary.json").write_text("{}")
+    megabytes = figures_of(Run(tmp_path), 0.9)["megabytes_to_target"]
+    assert megabytes == (4.0 if validates else 2.0)
 
 
 def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None:

@@ -18,13 +18,15 @@ import pytest
 import vfl_flower.tools.report
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder.charts import COLOURS, draw_curves, draw_frontier
+from vfl_flower.label_holder import charts
+from vfl_flower.label_holder.charts import COLOURS, Line, draw_curves, draw_frontier
 from vfl_flower.label_holder.figures import tabulated
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import table as compared
 from vfl_flower.tools.report import report, write_report
 from vfl_flower.tools.report.read import read
+from vfl_flower.tools.report.sections import _shaded
 from vfl_flower.transport.local import delay_seconds
 
 CHROMIUM = next(
@@ -252,7 +254,7 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
 def test_runs_are_compared_and_equal_names_told_apart(tmp_path: Path) -> None:
     folders = [left(tmp_path / name, **more) for name, more in COMPARED.items()]
     page = Page(report(folders))
-    table = page.table("run")
+    table = page.table("run", "test accuracy")
     assert list(table) == ["vafl, a", "vafl, b", "dpzv"]
     assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "–"
     assert table["vafl, b"]["MB up"] == "12"
@@ -282,6 +284,103 @@ def test_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
     assert len(page.points("test accuracy against seconds")) == 2
     levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]
     assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
+
+
+def _level(page: Page, chart: str) -> float:
+    """How far up the only level of a chart is."""
+    [line] = [each for each in page.lines(chart) if each.get("stroke-dasharray") == LEVEL]
+    return -float(line.attrib["d"].split()[2])
+
+
+@pytest.mark.parametrize("seeds", [False, True])
+def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool) -> None:
+    """The control: without its figures in the summary, it is the last epoch's."""
+    moving = left(tmp_path / "a")  # accuracies 0.5, 0.75, 0.8333
+    of_best = {"test_accuracy": 0.5, "test_loss": 2.0, "best_epoch": 1.5 if seeds else 1}
+    restored = validated(tmp_path / "b", [0.2, 0.4, 0.6], strategy="frozen", scale=0, **of_best)
+    summary = json.loads((restored / "summary.json").read_text())
+    chart = "test accuracy against exchanges"
+    page = Page(report([moving, restored]))
+    [points] = page.points(chart)
+    assert _level(page, chart) == pytest.approx(points[0][1], abs=0.1)
+    said = next(each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib)
+    assert ("frozen: 0.5." if seeds else "frozen: 0.5 at the best epoch.") in said
+    assert "vafl: 0.8333 at the end" in said
+    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    assert any(each.startswith("frozen: 0.5 at 0") for each in tips)
+    without = {key: each for key, each in summary.items() if key not in of_best}
+    (restored / "summary.json").write_text(json.dumps(without))
+    page = Page(report([moving, restored]))
+    assert _level(page, chart) == pytest.approx(page.points(chart)[0][2][1], abs=0.1)
+
+
+def test_a_picture_s_level_is_the_figure_of_the_restored_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = read([validated(tmp_path / "a", [0.5, 0.2, 0.6], scale=0)])[0].history
+    drawn: list[Line] = []
+    take = charts.chart
+    monkeypatch.setattr(charts, "chart", lambda axes, *a: drawn.extend(a[0]) or take(axes, *a))
+    draw_curves({"frozen": history}, tmp_path / "curves.png")
+    assert {line.level for line in drawn} == {history[1]["test_accuracy"]}
+    drawn.clear()
+    draw_curves({"frozen": history}, tmp_path / "curves.png", {"frozen": 0.7})  # a mean over seeds
+    assert {line.level for line in drawn} == {0.7}
+
+
+def test_a_comparison_shows_curves_a_shaded_table_and_the_frontier_first(tmp_path: Path) -> None:
+    for name, scale in (("small", 1), ("large", 100)):
+        validated(tmp_path / name, [0.5, 0.3 / scale], strategy=name, scale=scale, best_epoch=2)
+    page = Page(report([tmp_path / "small", tmp_path / "large"]))
+    assert [each.text for each in page.all("h2")][:3] == ["Curves", "Comparison", "Frontier"]
+    for axis in ("megabytes", "seconds"):
+        assert page.points(f"test accuracy of the kept model against {axis}")
+    [table] = [
+        each
+        for each in page.all("table")
+        if "".join(each[0].itertext()).strip().startswith("runtest")
+    ]
+    shades = [[cell.get("class") for cell in row] for row in table.iter("tr")][1:]
+    head = ["".join(cell.itertext()) for cell in next(table.iter("tr"))]
+    of = dict(zip(head, zip(*shades, strict=True), strict=True))
+    assert of["exchanges"] == ("shade-4", None) and of["MB up"] == ("shade-4", None)
+    assert of["test accuracy"] == of["best epoch"] == (None, None)  # equal, and no figure
+    single = Page(report([tmp_path / "small"]))
+    assert "Frontier" not in [each.text for each in single.all("h2")]
+
+
+def test_shades_are_in_proportion_and_costs_on_a_logarithmic_scale() -> None:
+    def shades(label: str, *figures: str) -> list[int]:
+        return [each.shade for each in _shaded(label, figures)]
+
+    assert shades("AUC", "0.5 ± 0.1", "0.75", "1.0", "–") == [0, 2, 4, 0]
+    assert shades("MB up", "1", "10", "100", "10,000", "0") == [4, 3, 2, 0, 4]
+    assert shades("MB to 0.9", "not reached", "1", "2") == [0, 4, 0]
+    assert shades("best epoch", "1/20", "2/20") == shades("seconds", "7", "7") == [0, 0]
+
+
+def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
+    def run(*figures: tuple[float, float]) -> list[dict[str, Any]]:
+        return [
+            {
+                "bytes_up": 10 * n,
+                "bytes_down": 0,
+                "validation_loss": 1 - validation,
+                "validation_accuracy": validation,
+                "test_accuracy": test,
+            }
+            for n, (validation, test) in enumerate(figures, 1)
+        ]
+
+    lucky = run((0.5, 0.9), (0.6, 0.7), (0.55, 0.95))  # its test figures are best by chance
+    sound = run((0.6, 0.8), (0.7, 0.85), (0.8, 0.82))
+    assert [each["test_accuracy"] for each in charts.kept(lucky)] == [0.9, 0.7, 0.7]
+    found = charts.frontier([lucky, sound], "test_accuracy", "bytes")
+    assert found == [(10, 0.8), (20, 0.85), (30, 0.82)]
+    best = max(each["test_accuracy"] for each in lucky + sound)
+    assert best > max(figure for _, figure in found)  # the control: what test rows would choose
+    without = [[{**each, "validation_accuracy": None} for each in lucky]]
+    assert charts.frontier(without, "test_accuracy", "bytes") == []
 
 
 def test_regression_is_shown_by_r2(tmp_path: Path) -> None:

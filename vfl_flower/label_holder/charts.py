@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import inf
@@ -10,8 +10,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
-
-import numpy as np
 
 from vfl_flower.config.files import whole
 from vfl_flower.label_holder.figures import METRICS, main_metric
@@ -32,6 +30,7 @@ _DOT, _RING = 3.5, 9.0  # points
 _DOTS = 30  # a line with more points has no dots
 _BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
 _THIN: dict[str, Any] = {"linestyle": (0, (8, 4)), "linewidth": 1}  # levels and references
+_BROAD: dict[str, Any] = {"where": "post", "linewidth": 6, "alpha": 0.35, "zorder": 1}
 _SVG = "{http://www.w3.org/2000/svg}"
 _CURVES = (
     ("exchanges", "exchanges", 1.0),
@@ -50,7 +49,9 @@ class Line:
     band : lower and upper edge of a band at each point, if there is one.
     joined : whether a line joins the points, in order of x.
     best : point of the best evaluation, which gets a ring.
+    kept : figure of the model that the run has kept. By default, the last point's.
     reference : whether the line is only there to compare with. It is thin and has no dots.
+    broad : whether the line is broad, and rises in steps.
     """
 
     name: str
@@ -59,7 +60,14 @@ class Line:
     band: Sequence[tuple[float, float]] = ()
     joined: bool = True
     best: tuple[float, float] | None = None
+    kept: float | None = None
     reference: bool = False
+    broad: bool = False
+
+    @property
+    def level(self) -> float:
+        """Return the figure of the run's model."""
+        return self.points[-1][1] if self.kept is None else self.kept
 
     @property
     def moves(self) -> bool:
@@ -74,7 +82,7 @@ class Line:
     def dots(self) -> bool:
         """Return whether to draw each point as a dot."""
         many = self.joined and len(self.points) > _DOTS
-        return self.moves and not many and not self.reference
+        return self.moves and not many and not self.reference and not self.broad
 
 
 def look(number: int) -> tuple[int, int]:
@@ -97,11 +105,13 @@ def chart(
         number, dashes = look(line.number)
         colour = COLOURS[number]
         if not line.moves:
-            level = line.points[-1][1]
-            drawn[line.name] = axes.axhline(level, color=colour, **_THIN)
+            drawn[line.name] = axes.axhline(line.level, color=colour, **_THIN)
             continue
         if any(low < high for low, high in line.band):
             axes.fill(*zip(*_outline(line), strict=True), color=colour, **_BAND)
+        if line.broad:
+            (drawn[line.name],) = axes.step(*zip(*line.points, strict=True), color=colour, **_BROAD)
+            continue
         style = _DASHES[dashes] if line.joined else "none"
         (drawn[line.name],) = axes.plot(
             *zip(*line.points, strict=True),
@@ -152,17 +162,20 @@ def around(points: Sequence[tuple[float, float]], by: Sequence[float]) -> list[t
 def draw_curves(
     histories: Mapping[str, list[dict[str, Any]]],
     path: Path,
-    levels: Mapping[str, float] | None = None,
+    levels: Mapping[str, float | None] | None = None,
 ) -> None:
     """Draw the main metric against exchanges, bytes and time.
 
     Parameters
     ----------
     histories : name -> history entries of a run, drawn as a line.
-    levels : name -> main metric of a run without a history, drawn as a level.
+    levels : name -> main metric of the model that a run has kept. A run that sends nothing while it
+        trains, or has no history, is drawn as this level.
     """
     metric, histories = _metric(histories)
-    if not (histories or levels):
+    last = {name: kept(each)[-1][metric] for name, each in histories.items()}
+    levels = {k: each for k, each in {**last, **(levels or {})}.items() if each is not None}
+    if not levels:
         return
     used = [
         curve
@@ -173,15 +186,28 @@ def draw_curves(
     drawn: dict[str, Line2D] = {}
     for place, (key, label, unit) in enumerate(used):
         lines: list[Line] = []
-        for name, history in histories.items():
+        for name, level in levels.items():
+            history = histories.get(name, [])
             points = [(unit * _spent(entry, key), entry[metric]) for entry in history]
             spread = [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
-            lines.append(Line(name, len(lines), points, around(points, spread)))
-        for name, level in (levels or {}).items():
-            lines.append(Line(name, len(lines), [(0.0, level)]))
+            band = around(points, spread)
+            lines.append(Line(name, len(lines), points or [(0.0, level)], band, kept=level))
         axes = figure.add_subplot(1, len(used), place + 1)
         drawn |= chart(axes, lines, label, "" if place else METRICS[metric])
     _save(figure, drawn, path)
+
+
+def kept(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the evaluation whose model a run has kept after each evaluation.
+
+    It is the one with the least validation loss so far. Without validation rows, it is the last.
+    """
+    found: list[dict[str, Any]] = []
+    for entry in history:
+        loss, least = (each.get("validation_loss") for each in (entry, found[-1] if found else {}))
+        worse = loss is not None and least is not None and loss >= least
+        found.append(found[-1] if worse else entry)
+    return found
 
 
 def _spent(entry: Mapping[str, Any], key: str) -> float:
@@ -203,28 +229,49 @@ def _metric(
 
 
 def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
-    """Draw the best main metric so far against all bytes so far.
+    """Draw the main metric of the models that runs have kept so far, against all bytes so far.
 
-    The broad line is the frontier: the best that any run had reached with so many bytes. A run
-    that sends no bytes is a level.
+    The broad line is the `frontier`. A run that sends no bytes is a level.
     """
     metric, histories = _metric(histories)
     lines: list[Line] = []
     for name, history in histories.items():
         megabytes = [1e-6 * _spent(entry, "bytes") for entry in history]
-        best = np.maximum.accumulate([entry[metric] for entry in history]).tolist()
-        points = dict(zip(megabytes, best, strict=True))  # keeps the last point at equal bytes
-        if points:
-            lines.append(Line(name, len(lines), list(points.items())))
+        figures = [entry[metric] for entry in kept(history)]
+        of_cost = dict(zip(megabytes, figures, strict=True))  # keeps the last point at equal bytes
+        if of_cost:
+            lines.append(Line(name, len(lines), list(of_cost.items())))
+    if best := frontier(histories.values(), metric, "bytes"):
+        points = [(1e-6 * spent, figure) for spent, figure in best]
+        lines.append(Line("frontier", 7, points, broad=True))
     figure = _figure(2, high=1.8)
     axes = figure.add_subplot()
-    drawn = chart(axes, lines, "megabytes, up and down", f"best {METRICS[metric]} so far")
-    sent = sorted(point for line in lines if line.moves for point in line.points)
-    if sent:
-        x, y = [x for x, _ in sent], np.maximum.accumulate([y for _, y in sent])
-        (drawn["frontier"],) = axes.step(x, y, where="post", color="black", linewidth=5, alpha=0.15)
+    drawn = chart(axes, lines, "megabytes, up and down", METRICS[metric])
     axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
     _save(figure, drawn, path)
+
+
+def frontier(
+    histories: Iterable[Sequence[dict[str, Any]]], metric: str, key: str
+) -> list[tuple[float, float]]:
+    """Return cost and main metric of the best model that any run had kept at this cost.
+
+    Validation rows choose the model, and test rows measure it. Without validation rows there is no
+    frontier. A run that costs nothing has no part in it.
+    """
+    models = [
+        (_spent(entry, key), model)
+        for history in histories
+        for entry, model in zip(history, kept(history), strict=True)
+        if _spent(entry, key)
+    ]
+    found, best, chosen = dict[float, float](), -inf, metric.replace("test", "validation")
+    for cost, model in sorted(models, key=lambda each: each[0]):
+        if (value := model.get(chosen)) is not None and value > best:
+            best, found[cost] = value, model[metric]
+    if found:  # to the right end
+        found.setdefault(max(cost for cost, _ in models), [*found.values()][-1])
+    return [*found.items()]
 
 
 def draw_lines(lines: Sequence[Line], x_label: str, y_label: str, path: Path) -> None:
@@ -305,7 +352,7 @@ def svg(lines: Sequence[Line], x_label: str, linear: bool = False) -> Drawing:
     for line in lines:
         at = axes.transData.transform(line.points)
         if not line.moves:  # the right end of the level
-            at = axes.get_yaxis_transform().transform([(1, line.points[-1][1])])
+            at = axes.get_yaxis_transform().transform([(1, line.level)])
         places.append([(float(x), height - float(y)) for x, y in at])
     return Drawing(float(width), float(height), _elements(file.getvalue()), places)
 

@@ -52,7 +52,8 @@ def compare(
     common : options of all runs. ``out`` is the results folder: it gets a folder for each run,
         ``compare.json``, ``curves.png`` and ``frontier.png``.
     runs : the options of each run, ``strategy`` at least; and perhaps its ``title``.
-    target : bytes are counted until the test accuracy, or for regression R2, reaches it.
+    target : bytes are counted until the validation accuracy, or for regression R2, reaches it. Runs
+        without validation rows count until the test figure does.
     node_configs : of each party, if parties have files.
     seeds : number of seeds of each run. Figures are means over seeds, as in `seeds.repeated`.
 
@@ -172,14 +173,12 @@ def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> Non
             if each.get("epsilon_protects") == claim.protects:
                 each["epsilon_of_all_runs"], each["delta_of_all_runs"] = claim.epsilon, claim.delta
     write_whole(folder / "compare.json", (json.dumps(figures, indent=2) + "\n").encode())
-    levels = {
-        name: each[main_metric(each)]
-        for name, each in figures.items()
-        if each["strategy"] in baselines()
-    }
-    histories = {name: run.history for name, run in finished.items() if name not in levels}
-    draw_curves(histories, folder / "curves.png", levels)
+    levels = {name: each[main_metric(each)] for name, each in figures.items()}
     everything = {name: run.history for name, run in finished.items()}
+    systems = {
+        k: each for k, each in everything.items() if figures[k]["strategy"] not in baselines()
+    }
+    draw_curves(systems, folder / "curves.png", levels)
     draw_frontier(everything, folder / "frontier.png", target)
 
 
@@ -216,7 +215,11 @@ def figures_of(run: Finished, target: float) -> dict[str, Any]:
 def _reached(run: Finished, target: float) -> dict[str, float | None]:
     """Return the megabytes at the first evaluation that reaches the target."""
     for entry in run.history:
-        value = entry[main_metric(entry)]  # none of labels that noise hides
+        of_test = main_metric(entry)
+        validated = entry.get(of_test.replace("test", "validation"))
+        value = (
+            entry[of_test] if validated is None else validated
+        )  # none of labels that noise hides
         if value is not None and value >= target:
             return {"megabytes_to_target": (entry["bytes_up"] + entry["bytes_down"]) / 1e6}
     return {"megabytes_to_target": None}

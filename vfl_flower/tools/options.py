@@ -65,7 +65,7 @@ ServeEngine = Annotated[
 
 # --- of one command -----------------------------------------------------------------------------
 
-Target = Annotated[float, typer.Option(metavar="X", help="Count bytes until this test accuracy.")]
+Target = Annotated[float, typer.Option(metavar="X", help="Count bytes until this accuracy.")]
 Search = Annotated[
     list[str],
     typer.Option(

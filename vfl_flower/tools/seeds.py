@@ -20,6 +20,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_curves
 from vfl_flower.label_holder.earlier_run import configured
+from vfl_flower.label_holder.figures import main_metric
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free
 from vfl_flower.launch.engines import Engine, Finished
@@ -102,7 +103,8 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
     lines = "".join(json.dumps(entry) + "\n" for entry in history)
     write_whole(folder / "history.jsonl", lines.encode())
     if len(history) > 1:
-        draw_curves({summary["strategy"]: history}, folder / "curves.png")
+        level = {summary["strategy"]: summary[main_metric(summary)]}
+        draw_curves({summary["strategy"]: history}, folder / "curves.png", level)
     write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 

@@ -16,6 +16,7 @@ from vfl_flower.tools.report.read import Shown, mapping, number, numbers, text
 
 _AT_THRESHOLD = "Accuracy, precision, recall, F1 and flagged use the threshold"
 _MOST_CLASSES = 10  # of an open confusion matrix
+_MOST_BANDS = 3  # runs whose curves have bands
 _MOST_TIPS = 20  # of a curve
 
 
@@ -245,7 +246,8 @@ def _curve(runs: Sequence[Shown], key: str) -> Chart | None:
         if points and points[0][0] > points[-1][0]:
             points = points[::-1]
         if points:
-            band = [(each[2], each[3]) for each in points] if banded else []
+            drawn = banded and len(runs) <= _MOST_BANDS  # more would cover each other
+            band = [(each[2], each[3]) for each in points] if drawn else []
             lines.append(Line(run.title, place, [(each[0], each[1]) for each in points], band))
     if not any(line.moves for line in lines):
         return None

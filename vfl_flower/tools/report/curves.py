@@ -8,9 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from vfl_flower.label_holder import charts
 from vfl_flower.label_holder.charts import Line, around, look, svg
 from vfl_flower.tools.report.parts import Cell, Chart, Section, Table, measured, shown
-from vfl_flower.tools.report.read import Shown, number, spent
+from vfl_flower.tools.report.read import MEASURES, Shown, number, spent
 
 _AXES = {
     "epoch": "epochs",
@@ -23,7 +24,7 @@ _MEASURES = {"accuracy": "accuracy", "r2": "R²", "loss": "loss"}
 _ROWS = {"test": 0, "validation": 1, "train": 7}
 """Rows that a run is measured on -> number of their line on the page of one run."""
 
-_LEVEL = "A dashed line is the last result of a run that sends nothing while it trains."
+_LEVEL = "A dashed line is the result of a run that sends nothing while it trains."
 _VIRTUAL = "Virtual seconds: time on a simulated clock, with the delays that the run was given."
 _NOISY = (
     "Training and validation use noisy labels, and are corrected for the noise: such an accuracy "
@@ -38,11 +39,11 @@ def curves(runs: Sequence[Shown]) -> Section | None:
     axes = [axis for axis in _AXES if any(spent(entry, axis) for entry in entries)]
     if len(runs) > 1:
         axes.sort(key="epoch".__eq__)  # runs are compared by what they cost
-    charts = {
+    rows = {
         _AXES[axis]: [each for key in _MEASURES if (each := _chart(runs, axis, key))]
         for axis in axes
     }
-    if not any(charts.values()):
+    if not any(rows.values()):
         return None
     best = _best(runs)
     notes = []
@@ -58,7 +59,7 @@ def curves(runs: Sequence[Shown]) -> Section | None:
     return Section(
         "Curves",
         legend=[*_legend(runs), *best],
-        charts={axis: row for axis, row in charts.items() if row},
+        charts={axis: row for axis, row in rows.items() if row},
         notes=[("", note) for note in notes],
         more={"These figures as a table": _table(runs, axes)},
     )
@@ -113,7 +114,8 @@ def _lines(runs: Sequence[Shown], axis: str, key: str) -> Iterator[Line]:
         spread = [number(each, "deviation", of) or 0.0 for _, _, each in found]
         best = next(((x, y) for x, y, each in found if each is run.best), None)
         if found:
-            yield Line(name, place, points, around(points, spread), best=best)
+            kept = number(run.figures, of) if run.finished else None
+            yield Line(name, place, points, around(points, spread), best=best, kept=kept)
 
 
 def _chart(runs: Sequence[Shown], axis: str, key: str) -> Chart | None:
@@ -130,14 +132,57 @@ def drawn(title: str, lines: Sequence[Line], x_label: str) -> Chart | None:
     drawing = svg(lines, x_label)
     tips = []
     for line, places in zip(lines, drawing.places, strict=True):
-        for at, (x, y) in zip(places, line.points[-len(places) :], strict=True):
+        points = line.points if line.moves else [(line.points[-1][0], line.level)]
+        for at, (x, y) in zip(places, points, strict=True):
             if line.dots or at == places[-1] or (x, y) == line.best:
                 best = ", the best epoch" if (x, y) == line.best else ""
                 tips.append((*at, f"{line.name}: {y:.4g} at {x:.4g}{best}"))
     tips = [tip for tip in tips if math.isfinite(tip[0])]  # 0 has no place on a logarithmic axis
-    ends = "; ".join(f"{line.name}: {line.points[-1][1]:.4g} at the end" for line in lines)
+    ends = "; ".join(f"{line.name}: {line.level:.4g}{_when(line)}" for line in lines)
     elements = Markup(drawing.elements)  # by matplotlib, from numbers only
     return Chart(title, f"{title}. {ends}.", drawing.width, drawing.height, elements, tips)
+
+
+def _when(line: Line) -> str:
+    """Return when a run had the figure of its model; empty for a mean over seeds."""
+    if line.best:
+        return " at the best epoch"
+    return " at the end" if line.level == line.points[-1][1] else ""
+
+
+def frontier(runs: Sequence[Shown]) -> Section | None:
+    """Draw the models that runs had kept so far against bytes and seconds, and the best of them."""
+    metric = runs[0].measure
+    needed = metric, "bytes_up", "bytes_down", "seconds"
+    keys = *needed, "validation_loss", metric.replace("test", "validation")
+    histories: list[list[dict[str, Any]]] = [
+        [
+            found
+            for entry in run.history
+            if None not in map((found := {key: number(entry, key) for key in keys}).get, needed)
+        ]
+        for run in runs
+    ]
+    row = []
+    for key, axis, unit in (("bytes", "megabytes", 1e-6), ("seconds", "seconds", 1.0)):
+        best = [(unit * cost, figure) for cost, figure in charts.frontier(histories, metric, key)]
+        lines = [Line("frontier", 7, best, broad=True)] if best else []
+        for place, (run, history) in enumerate(zip(runs, histories, strict=True)):
+            costs = [spent(each, axis) or 0.0 for each in history]
+            figures = [each[metric] for each in charts.kept(history)]
+            points = [*dict(zip(costs, figures, strict=True)).items()]  # the last at equal costs
+            kept = number(run.figures, metric) if run.finished else None
+            lines += [Line(run.title, place, points, kept=kept)] if points else []
+        title = f"{MEASURES[metric]} of the kept model against {axis}"
+        row += [each for each in [drawn(title, lines, _AXES[axis])] if best and each]
+    if not row:
+        return None
+    notes = [
+        "A line is the test figure of the model that a run's validation rows had chosen so far.",
+        "Frontier: of all runs, the model that validation rows choose at this cost.",
+    ]
+    legend = [*titles(runs), Cell("frontier", line="line s7 broad")]
+    return Section("Frontier", [], [("", each) for each in notes], legend, {"": row})
 
 
 def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.tools.report.assessment import assessment
-from vfl_flower.tools.report.curves import curves
+from vfl_flower.tools.report.curves import curves, frontier
 from vfl_flower.tools.report.features import drift, importance, information
 from vfl_flower.tools.report.parts import Section, Table, counted, shown, shown_of
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, text
@@ -26,6 +26,7 @@ from vfl_flower.tools.report.subsets import subsets, worth
 
 _ENGINES = {"local": "in one process", "ray": "on Ray", "supernodes": "on SuperNodes"}
 _SCHEDULES = {"sync": "synchronous", "async": "asynchronous", "t-sync": "t-synchronous"}
+_SHADES = "The darkest cell of a column is its best figure. Costs have a logarithmic scale."
 _WORDS = {"finished": "Finished: ", "open": "Not finished: ", "failed": "Failed "}
 
 
@@ -49,13 +50,13 @@ def page(runs: Sequence[Shown]) -> dict[str, Any]:
     tiles = {} if several else headlines(runs[0])
     names = f"{len(runs)} runs" if several else runs[0].title
     parts = [
-        _compared(runs) if several else None,
+        *([curves(runs), _compared(runs), frontier(runs)] if several else []),
         assessment(runs),
         segments(runs),
         importance(runs),
         information(runs),
         drift(runs),
-        curves(runs),
+        None if several else curves(runs),
         subsets(runs),
         worth(runs),
         by_party(runs),
@@ -81,8 +82,11 @@ def _compared(runs: Sequence[Shown]) -> Section:
     notes = list(found.notes)
     if target := next(filter(None, (number(run.figures, "target") for run in runs)), None):
         measure = MEASURES[runs[0].measure]
+        of_test = not any("validation_loss" in entry for run in runs for entry in run.history)
+        measure = measure if of_test else measure.replace("test", "validation")
         said = f"megabytes, up and down, until the {measure} reaches {target:g}."
         notes.append(("", f"MB to {target:g}: {said}"))
+    notes.append(("", _SHADES))
     return Section(found.title, found.tables, notes, more={"How each run went": table})
 
 

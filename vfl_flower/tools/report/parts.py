@@ -50,12 +50,16 @@ class Dot:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, perhaps as code, perhaps after a line with these CSS classes; or a drawing."""
+    """A text, perhaps as code, perhaps after a line with these CSS classes; or a drawing.
+
+    shade : from 0 (none) to 4 (the darkest).
+    """
 
     text: str = ""
     code: bool = False
     line: str = ""
     bar: Bar | Dot | None = None
+    shade: int = 0
 
 
 Row = Sequence[str | Cell]

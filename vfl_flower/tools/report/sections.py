@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from vfl_flower.tools.report.curves import titles
 from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, measured, megabytes, shown
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, mapping, number, text
 
+_COSTS = "RMSE", "exchanges", "MB", "seconds", "virtual seconds", "epsilon"
+_UNSHADED = "best epoch", "delta"
 _DIRECTIONS = ("bytes_up", "bytes_down")
 _OTHERS = {  # epsilons under other assumptions
     "epsilon_of_paper": "epsilon as the paper counts",
@@ -79,10 +82,8 @@ def comparison(runs: Sequence[Shown]) -> Section:
         each["best epoch"] = each["best epoch"].replace(" of ", "/")
     every = dict.fromkeys(label for each in found for label in each)
     labels = [key for key in every if any(each.get(key, NOTHING) != NOTHING for each in found)]
-    rows: list[Row] = [
-        [title, *(each.get(label, NOTHING) for label in labels)]
-        for title, each in zip(titles(runs), found, strict=True)
-    ]
+    columns = [_shaded(label, [each.get(label, NOTHING) for each in found]) for label in labels]
+    rows: list[Row] = [[title, *row] for title, *row in zip(titles(runs), *columns, strict=True)]
     notes = []
     if counts:
         notes.append("of 1, of 2, ...: the same measure on the rows that 1, 2, ... parties have.")
@@ -91,6 +92,33 @@ def comparison(runs: Sequence[Shown]) -> Section:
         notes.append(f"Figures are means of {len(seeds)} seeds ± standard deviations.")
         notes.append("A target is reached if every seed reaches it.")
     return Section("Comparison", [Table(["run", *labels], [rows])], [("", note) for note in notes])
+
+
+def _shaded(label: str, figures: Sequence[str]) -> list[Cell]:
+    """Return a column of figures, shaded by how far each is from the worst to the best of them."""
+    cost = label.startswith(_COSTS)
+    values = [_number_in(each) for each in figures]
+    known = [each for each in values if each is not None]
+    if label in _UNSHADED or not known or min(known) == max(known):
+        return [Cell(each) for each in figures]
+    if cost:
+        least = min((each for each in known if each > 0), default=1.0)
+        values = [None if each is None else -math.log(max(each, least)) for each in values]
+        known = [each for each in values if each is not None]
+    low, high = min(known), max(known)
+    scale = 4 / ((high - low) or 1)
+    return [
+        Cell(text, shade=0 if each is None else round(scale * (each - low)))
+        for text, each in zip(figures, values, strict=True)
+    ]
+
+
+def _number_in(figure: str) -> float | None:
+    """Return the number that a text begins with, as `headlines` writes it."""
+    try:
+        return float(figure.partition(" ")[0].replace(",", ""))
+    except ValueError:
+        return None
 
 
 # --- by party -----------------------------------------------------------------------------------
