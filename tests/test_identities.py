@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
+from strategies.baselines.local_only import Alone
 from tests.conftest import ALL_ROWS, FASTER, Start
 from vfl_flower import client_app
 from vfl_flower.config.options import TrainingConfig
@@ -417,10 +419,23 @@ def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
 def test_alone_is_the_best_single_party(run: Start) -> None:
     keys = {**ALL_ROWS, "epochs": 3}
     alone = run(2, {**keys, "strategy": "local-only"}).summary
-    assert alone["test_accuracy"] == max(alone["test_accuracy_of_party"].values())
+    of_party = alone["test_accuracy_of_party"]
+    assert alone["test_accuracy"] == of_party[str(alone["best_party"])]
     assert len(alone["test_accuracy_of_party"]) == 2
     assert alone["exchanges"] == 3 * 45
     assert alone["test_accuracy"] < run(2, keys).summary["test_accuracy"]
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_local_only_never_chooses_by_test_rows(validates: bool) -> None:
+    def ended(loss: float, accuracy: float) -> Any:
+        entry = {"train_loss": loss, "validation_loss": None, "test_accuracy": accuracy}
+        entry |= {"train_loss": 1 - loss, "validation_loss": loss} if validates else {}
+        history = SimpleNamespace(chosen=entry, entries=[entry, {**entry, "train_loss": None}])
+        return SimpleNamespace(run=SimpleNamespace(history=history))
+
+    runs = {0: ended(0.2, 0.7), 1: ended(0.3, 0.9)}  # test rows would choose party 1
+    assert Alone._best(SimpleNamespace(_finished=runs)) == (0, runs[0])  # type: ignore[arg-type]
 
 
 def test_after_local_only_every_party_has_the_model_of_its_run(run: Start) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import vfl_flower
 from vfl_flower.label_holder import progress
-from vfl_flower.label_holder.callbacks import RunState
+from vfl_flower.label_holder.callbacks import Callback, RunState
 from vfl_flower.label_holder.figures import validated
 from vfl_flower.label_holder.progress import Progress, Standing, from_elsewhere, of_run, shown
 from vfl_flower.launch.engines import run_local
@@ -206,13 +206,31 @@ def test_of_several_runs_each_says_which_it_is(
     assert list(dict.fromkeys(said)) == titles
 
 
-def test_a_baseline_of_several_runs_says_how_far_all_are(
+def test_a_baseline_of_several_runs_says_which_party_trains(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     keys = "dataset='breast-cancer' epochs=2 strategy='local-only'"
     assert main(command("run", "-c", keys)(tmp_path)) == 0
     epochs = [line.split("  ")[0].split(" | ")[0] for line in terminal.drawn]
-    assert "epoch 1 of 2" in epochs and epochs[-1].startswith("epoch 2")
+    assert any(each.startswith("party 0 alone: epoch 1") for each in epochs)
+    assert epochs[-1].startswith("party 1 alone: epoch 2")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_baseline_of_several_runs_says_each_epoch_of_each_party_once(
+    named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The control: the progress of the whole ends with an equal line for each epoch."""
+    if not named:
+        monkeypatch.setattr(Progress, "of_part", lambda self, part: Callback())
+    keys = "dataset='breast-cancer' epochs=3 strategy='local-only'"
+    assert main(command("run", "-c", keys, "--parties", "2")(tmp_path)) == 0
+    said = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    each = [f"party {n} alone: epoch {epoch} of 3" for n in (0, 1) for epoch in (1, 2, 3)]
+    assert said == (each if named else ["epoch 3 of 3"] * 3)
 
 
 def test_a_log_line_takes_the_place_of_the_live_one(terminal: Terminal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -910,7 +912,34 @@ def test_the_page_about_the_calls_loads_nothing_from_elsewhere(some: Served) -> 
     assert all(
         f"<h2>GET {path}</h2>" in page.text for path in set(schema["paths"]) - {"/v1/predict"}
     )
-    assert not re.search(r"<script|<link|src=|https?://", page.text)
+    assert not re.search(r"<script|<link|src=|url\(|https?://", page.text)
+    assert len(page.content) < 16_000 and page.content == httpx.get(f"{some.url}/docs").content
+
+
+def test_the_calls_on_the_page_give_the_answers_on_the_page(some: Served) -> None:
+    page = httpx.get(f"{some.url}/docs").text
+    shown = [unescape(each) for each in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
+    known = some.loaded.rows.ids[:1].tolist()
+    environment = {**os.environ, "URL": some.url, "TOKEN": TOKEN, "NO_PROXY": "*"}
+    for shell, python, text in zip(shown[0:9:3], shown[1:9:3], shown[2:9:3], strict=True):
+        expected = json.loads(text)
+        if "predictions" in expected:
+            web.Answer.model_validate(expected, strict=True)
+        ids = json.dumps(known)[1:-1]
+        python = python.replace('"u1"', ids)
+        command = [sys.executable, "-c", python]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        answer = ast.literal_eval(found.stdout)
+        for each, due in zip(answer, expected.get("predictions", []), strict=False):
+            assert each.keys() == due.keys() and type(each["missing"]) is dict
+            assert bool(each["missing"]) == bool(due["missing"])
+        assert len(answer) == len(expected.get("predictions", expected))
+        if shutil.which("curl"):
+            command = ["bash", "-c", shell.replace('"u1"', ids).replace("curl", "curl -s", 1)]
+            found = subprocess.run(command, env=environment, capture_output=True, text=True)
+            said = json.loads(found.stdout)
+            assert said.keys() == expected.keys()
+            assert said.get("predictions", said) == answer
 
 
 @pytest.mark.parametrize("stuck", [True, False])

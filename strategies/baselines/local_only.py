@@ -1,15 +1,14 @@
 """Baseline `local-only`: the best single party without the others.
 
 Each party in turn trains with the label holder as if there were no other party. A label holder with
-columns also trains without any party. The baseline reports the run with the least
-validation loss. Without validation rows, it reports the run with the highest test accuracy (R2 for
-regression), which favours the baseline. If noise hides labels, it must not choose by clean test
-labels: it reports the run with the least training loss, on noisy labels. The gain of a system over
-this baseline is the gain of federating.
+columns also trains without any party. The baseline reports the run with the least validation loss,
+or without validation rows the least training loss: test rows choose nothing. The gain of a system
+over this baseline is the gain of federating.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from strategies.baselines.frozen import Frozen
@@ -17,7 +16,7 @@ from strategies.hooks import CentralEvaluation, RoundLimit
 from strategies.vertical import Vertical
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import main_metric
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.label_holder.progress import Progress
 from vfl_flower.transport.messages import Arrays
 
 
@@ -58,9 +57,14 @@ class Alone(Vertical):
         }
         if self.labels.features is not None:
             kinds["label holder"] = Frozen  # it needs no party
+        names = (who if isinstance(who, str) else f"party {who}" for who in kinds)
+        progress = [each for each in self.callbacks if isinstance(each, Progress)]
+        shown = [[each.of_part(f"{name} alone") for each in progress] for name in names]
         limits = [RoundLimit(each.rounds) for each in self.callbacks if type(each) is RoundLimit]
         runs = {
-            who: kind(config, self.labels, [_Share(self, number, len(kinds)), *limits])
+            who: kind(
+                config, self.labels, [_Share(self, number, len(kinds)), *limits, *shown[number]]
+            )
             for number, (who, kind) in enumerate(kinds.items())
         }
         self._finished: dict[int | str, Vertical] = {}
@@ -119,10 +123,8 @@ class Alone(Vertical):
             chosen = each[1].run.history.chosen
             if chosen["validation_loss"] is not None:
                 return -float(chosen["validation_loss"])
-            if mechanism_of(self.config).hides_labels:
-                entries = reversed(each[1].run.history.entries)
-                losses = (entry["train_loss"] for entry in entries)
-                return -float(next(loss for loss in losses if loss is not None))
-            return float(chosen[main_metric(chosen)])
+            entries = reversed(each[1].run.history.entries)
+            losses = (entry["train_loss"] for entry in entries if entry["train_loss"] is not None)
+            return -float(next(losses, inf))
 
         return max(self._finished.items(), key=reached)

@@ -40,6 +40,7 @@ class Standing:
     rate : exchanges per second; None if the run sends no messages.
     left : seconds to the end of the budget, if known.
     early : whether the validation loss may stop the run before that.
+    part : name of the part of the run that trains, if it has parts.
     """
 
     epoch: float
@@ -49,10 +50,11 @@ class Standing:
     rate: float | None = None
     left: float | None = None
     early: bool = False
+    part: str = ""
 
     def words(self) -> list[str]:
         """Return the whole progress as phrases."""
-        said = [f"epoch {self.epoch:.4g} of {self.epochs:.4g}"]
+        said = [self._before + f"epoch {self.epoch:.4g} of {self.epochs:.4g}"]
         if self.last:
             said += [*filter(None, [validated(self.last, self.best)]), reached(self.last)]
         if self.rate:
@@ -60,6 +62,10 @@ class Standing:
         if self.left is not None:
             said.append(f"{'at most ' * self.early}{clock(self.left)} left")
         return said
+
+    @property
+    def _before(self) -> str:
+        return f"{self.part}: " if self.part else ""
 
     def line(self, title: str, width: int) -> str:
         """Return the progress in at most ``width`` characters.
@@ -70,6 +76,7 @@ class Standing:
         full = before + " | ".join(self.words())
         if len(full) <= width:
             return full
+        before += self._before
         epoch = f"epoch {int(self.epoch)}/{self.epochs:.4g}"
         loss, best, test = in_brief(self.last, self.best) if self.last else ("", "", "")
         rate = f"{_short(self.rate)} ex/s" if self.rate else ""
@@ -102,13 +109,20 @@ class Progress(Callback):
     Parameters
     ----------
     tell : function that receives the reports.
+    part : name of the part of a run that is reported.
     """
 
-    def __init__(self, tell: Callable[[Standing], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[Standing], None], part: str = "") -> None:
+        self._tell, self._part = tell, part
+        self._has_parts = False
         self._due = 0.0
         self._done, self._planned = 0, 0
         self._first: tuple[float, int, int] | None = None  # time, steps, exchanges
+
+    def of_part(self, part: str) -> Progress:
+        """Return the progress of a part of the run. From now on, only parts are reported."""
+        self._has_parts = True
+        return Progress(self._tell, part)
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Report the new history entry."""
@@ -122,6 +136,8 @@ class Progress(Callback):
             self._say(now)
 
     def _say(self, now: float, entry: dict[str, Any] | None = None) -> None:
+        if self._has_parts:
+            return
         self._due = now + _APART
         state = self.run.state
         if self._first is None and self._planned:
@@ -142,6 +158,7 @@ class Progress(Callback):
                 rate=rate,
                 left=left,
                 early=state.may_stop_early,
+                part=self._part,
             )
         )
 
@@ -158,7 +175,7 @@ class Display:
         self._length = 0  # of the line on screen
         self._handle: Any = None  # display handle in a notebook
         self._due = 0.0
-        self._epoch = 0
+        self._said = "", 0  # part of the run, and epoch
 
     @property
     def title(self) -> str:
@@ -169,8 +186,10 @@ class Display:
         """Show the progress of a run."""
         if self.live:
             self.draw(lambda width: standing.line(self.title, width))
-        elif int(epoch := standing.last.get("epoch", 0)) > self._epoch:
-            self._epoch = int(epoch)
+        elif (said := (standing.part, int(standing.last.get("epoch", 0)))) != self._said and said[
+            1
+        ]:
+            self._said = said
             self.say(", ".join(standing.words()))
 
     def draw(self, line: Callable[[int], str]) -> None:
@@ -190,7 +209,7 @@ class Display:
 
     def begin(self) -> None:
         """Reset the display for another run."""
-        self._epoch = 0
+        self._said = "", 0
 
     def erase(self) -> None:
         """Remove the live line."""

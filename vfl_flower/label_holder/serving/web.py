@@ -260,10 +260,53 @@ def _refusal(
     return Response(orjson.dumps(said), status, headers, media_type="application/json")
 
 
+_CURL = "curl -H \"Authorization: Bearer $TOKEN\" -d '{}' $URL/v1/predict"
+_PYTHON = """import os
+from vfl_flower.client import Scores
+
+with Scores(os.environ["URL"], os.environ["TOKEN"]) as scores:
+    print(scores.predict({}))"""
+_OF_U1 = {
+    **{"id": "u1", "prediction": "yes", "probabilities": {"no": 0.18, "yes": 0.82}},
+    **{"parties": [0, 1], "missing": {}},
+}
+_OF_U2 = {
+    **{"id": "u2", "prediction": None, "probabilities": None},
+    **{"parties": [], "missing": {"0": "unknown", "1": "unknown"}},
+}
+_NAMES = {"request": "6d1f0c2ab94e57f3", "model": "1234-5678/3"}
+_EXAMPLES = {  # title -> in a shell, in Python, and an answer
+    "Score one id": (
+        _CURL.format('{"ids": ["u1"]}'),
+        _PYTHON.format('["u1"]'),
+        {**_NAMES, "predictions": [_OF_U1]},
+    ),
+    "Score a batch": (
+        _CURL.format('{"ids": ["u1", "u2"]}'),
+        _PYTHON.format('["u1", "u2"]'),
+        {**_NAMES, "predictions": [_OF_U1, _OF_U2]},
+    ),
+    "Ask whether the service is up": (
+        "curl $URL/healthz",
+        'import os\nimport httpx\n\nprint(httpx.get(os.environ["URL"] + "/healthz").json())',
+        {"status": "ok"},
+    ),
+}
+
+
 def _page(about: dict[str, Any]) -> str:
-    """Return an OpenAPI description as a page of plain HTML, without scripts."""
+    """Return an OpenAPI description as a page of plain HTML, with examples and without scripts."""
     info = about["info"]
-    parts = [f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])}</p>"]
+    parts = [
+        f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])}</p>",
+        "<p>The examples read the address and your token from the environment variables <code>URL"
+        "</code> and <code>TOKEN</code>. Ids and answers are made up. <code>Scores.predict</code> "
+        "returns <code>predictions</code>.</p>",
+    ]
+    for title, (shell, python, answer) in _EXAMPLES.items():
+        shown = {"In a shell": shell, "In Python": python, "Answer": json.dumps(answer, indent=2)}
+        parts.append(f"<h2>{title}</h2>")
+        parts += [f"<h3>{each}</h3><pre>{escape(text)}</pre>" for each, text in shown.items()]
     for path, calls in about["paths"].items():
         for method, call in calls.items():
             parts.append(
@@ -275,8 +318,15 @@ def _page(about: dict[str, Any]) -> str:
     schemas = escape(json.dumps(about["components"]["schemas"], indent=2))
     parts.append(f"<h2>Answers</h2><pre>{schemas}</pre>")
     parts.append('<p>The same for programs: <a href="/openapi.json">/openapi.json</a></p>')
-    style = "body { font-family: sans-serif; max-width: 50em; margin: 2em auto; padding: 0 1em }"
-    head = f"<title>{escape(info['title'])}</title><style>{style}</style>"
+    style = (
+        "body { font-family: sans-serif; max-width: 50em; margin: 2em auto; padding: 0 1em } "
+        "pre { padding: .7em; background: #8882; overflow-x: auto } h3 { font-size: 1em } "
+        ":root { color-scheme: light dark }"
+    )
+    head = (
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(info['title'])}</title><style>{style}</style>"
+    )
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
 
 
