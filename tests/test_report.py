@@ -320,7 +320,12 @@ def test_a_picture_s_level_is_the_figure_of_the_restored_model(
     history = read([validated(tmp_path / "a", [0.5, 0.2, 0.6], scale=0)])[0].history
     drawn: list[Line] = []
     take = charts.chart
-    monkeypatch.setattr(charts, "chart", lambda axes, *a: drawn.extend(a[0]) or take(axes, *a))
+
+    def chart(axes: Any, lines: Any, *labels: Any) -> Any:
+        drawn.extend(lines)
+        return take(axes, lines, *labels)
+
+    monkeypatch.setattr(charts, "chart", chart)
     draw_curves({"frozen": history}, tmp_path / "curves.png")
     assert {line.level for line in drawn} == {history[1]["test_accuracy"]}
     drawn.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -297,8 +298,9 @@ _EXAMPLES = {  # title -> in a shell, in Python, and an answer
 def _page(about: dict[str, Any]) -> str:
     """Return an OpenAPI description as a page of plain HTML, with examples and without scripts."""
     info = about["info"]
+    said = re.sub("`(.+?)`", r"<code>\1</code>", escape(info["description"]))
     parts = [
-        f"<h1>{escape(info['title'])}</h1><p>{escape(info['description'])}</p>",
+        f"<h1>{escape(info['title'])}</h1><p>{said}</p>",
         "<p>The examples read the address and your token from the environment variables <code>URL"
         "</code> and <code>TOKEN</code>. Ids and answers are made up. <code>Scores.predict</code> "
         "returns <code>predictions</code>.</p>",

@@ -199,11 +199,11 @@ class Journal:
         """
         *numbers, rows = event
         written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
-        last, checksums, content = self._last, bytearray(), bytearray()
+        last, each = self._last, list[bytes]()
         for _ in range(times):
             last = _next(last, written)
-            checksums += last
-            content += written + last
+            each.append(last)
+        checksums, content = b"".join(each), b"".join(written + one for one in each)
         opened, at = self._file.fileno(), self._file.tell()
         try:
             try:
