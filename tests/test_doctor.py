@@ -319,6 +319,28 @@ def test_states_and_secrets_of_a_side_are_whole(mine: Path) -> None:
 # --- this machine -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("variables", "result"),
+    [
+        ({}, None),
+        ({"https_proxy": "http://user:secret@10.0.0.1:3128"}, WARNING),
+        ({"HTTP_PROXY": "http://10.0.0.1:3128", "no_proxy": "bank.example"}, WARNING),
+        ({"https_proxy": "http://10.0.0.1:3128", "no_proxy": "127.0.0.1,localhost"}, OK),
+    ],
+)
+def test_a_proxy_that_takes_calls_to_this_machine_is_a_warning(
+    variables: dict[str, str], result: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("http", "https", "all", "no"):
+        monkeypatch.delenv(f"{kind}_proxy", raising=False)
+        monkeypatch.delenv(f"{kind}_proxy".upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = list(machine.proxies())
+    assert [each.result for each in found] == ([result] if result else [])
+    assert "secret" not in str(found)
+
+
 def test_two_organisations_compare_versions_and_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

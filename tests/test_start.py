@@ -5,10 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import ssl
 import subprocess
 import sys
+import threading
+import urllib.request
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +23,14 @@ from flwr.app import Context, Message
 
 from tests.conftest import Start
 from vfl_flower import client_app
+from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import results
-from vfl_flower.launch import engines, submission
+from vfl_flower.launch import engines, processes, submission
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.party import context as between
+from vfl_flower.transport.nodes.certificates import self_signed
 
 # --- when Flower is asked twice -------------------------------------------------------------------
 
@@ -175,6 +182,103 @@ def test_the_files_of_a_run_that_is_resumed_are_no_sign_that_it_ran(tmp_path: Pa
         os.utime(tmp_path / "out" / name, (0, 0))
     runs = (NO_SUPERLINK, NOTHING), (_BEGINNING, {"summary.json": '{"failure": null}'})
     assert started(tmp_path, *runs) == ("", 0)
+
+
+# --- proxies of the environment ------------------------------------------------------------------
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY")
+_EXCEPT = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+_CALLS = """
+import sys, urllib.request, httpx
+for call in (urllib.request.urlopen, httpx.get):
+    for host in ("127.0.0.1", "localhost"):
+        call(f"http://{host}:{sys.argv[1]}/")
+"""
+
+
+class _Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def _server(key: bytes = b"", certificate: bytes = b"", folder: Path = Path()) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Health) as server:
+        if key:
+            (folder / "superlink.crt").write_bytes(certificate)
+            (folder / "superlink.key").write_bytes(key)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(folder / "superlink.crt", folder / "superlink.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _EXCEPT:
+        monkeypatch.delenv(name, raising=False)
+    for name in _PROXIES:
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_processes_reach_this_machine_without_a_proxy(
+    direct: bool, proxied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not direct:  # the control
+        monkeypatch.setattr(processes, "direct_to_loopback", lambda environment: {})
+    link = SuperLink(simulation=True)
+    link.home, link._mark = tmp_path, {}
+    with _server() as port:
+        command = [sys.executable, "-c", _CALLS, str(port)]
+        assert (link.start(command, tmp_path / "log").wait(60) == 0) is direct
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_superlink_that_answers_is_found_without_a_proxy(
+    direct: bool, proxied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not direct:  # the control
+
+        class OfEnvironment(urllib.request.ProxyHandler):
+            def __init__(self, _: object) -> None:
+                super().__init__()
+
+        monkeypatch.setattr(urllib.request, "ProxyHandler", OfEnvironment)
+    link = SuperLink(simulation=True)
+    with _server(*self_signed("127.0.0.1"), folder=tmp_path) as port:
+        link.home, link.port = tmp_path, port
+        assert link._healthy() is direct
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, ["127.0.0.1,localhost,::1"] * 3),
+        ({"no_proxy": "a.example"}, ["a.example,127.0.0.1,localhost,::1"] * 3),
+        ({"NO_PROXY": "b"}, ["b,127.0.0.1,localhost,::1"] * 3),
+        ({"no_proxy": "*"}, ["*"] * 3),
+        (
+            {"no_proxy": "a", "no_grpc_proxy": "c"},
+            [f"{host},127.0.0.1,localhost,::1" for host in "aac"],
+        ),
+    ],
+)
+def test_exceptions_from_the_proxy_stay(before: dict[str, str], after: list[str]) -> None:
+    assert direct_to_loopback(before) == dict(zip(_EXCEPT, after, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_nodes_train_where_a_proxy_is_dead(proxied: None, tmp_path: Path) -> None:
+    options = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "out")}
+    assert engines.run_supernodes(2, options).summary["engine"] == "supernodes"
 
 
 # --- names of files, for processes that run elsewhere -------------------------------------------

@@ -221,3 +221,25 @@ def test_a_party_shows_its_token_to_no_server_with_another_certificate(
     assert strategy.run.transport.medium == "stream"
     assert_equals_in_process(strategy, nodes)
     assert 1 <= len(logged) <= 2 and all("could not reach" in line for line in logged)
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_stream_on_this_machine_uses_no_proxy(
+    told: bool, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there
+    if not told:  # the control
+        monkeypatch.setattr(session, "is_loopback", lambda host: host == "")
+        monkeypatch.setattr(session, "_allowed", lambda *_: True)
+        monkeypatch.setattr(session, "_FIRST_SECONDS", 0.2)
+
+    def ends(received: Iterator[bytes]) -> Iterator[bytes]:
+        yield described("a")
+        next(received)
+
+    with holder(ends) as each:
+        end, *_ = serve(each.order)
+    assert end.connected is told

@@ -109,9 +109,23 @@ def _predicate(kind: str, limits: Mapping[str, Any]) -> str:
     return "is missing" if kind == "missing" else str(limits.get("error", f"is wrong ({kind})"))
 
 
+_NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # gRPC reads the last one first
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a name or address means this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def direct_to_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep calls to this machine from the environment's proxy."""
+    known = environment.get("no_proxy") or environment.get("NO_PROXY", "")
+    named = {name: environment.get(name) or known for name in _NO_PROXY}
+    here = "127.0.0.1,localhost,::1"
+    return {
+        name: hosts if hosts == "*" else f"{hosts},{here}".lstrip(",")
+        for name, hosts in named.items()
+    }

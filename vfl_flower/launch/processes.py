@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 import tomli_w
 
+from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
 from vfl_flower.launch.descendants import ending_with_this_process
@@ -150,6 +151,7 @@ class SuperLink:
         scripts = str(Path(sys.executable).parent)
         environment = {
             **os.environ,
+            **direct_to_loopback(os.environ),
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
             **self._mark,
             "FLWR_HOME": str(self.home),
@@ -187,8 +189,10 @@ class SuperLink:
     def _healthy(self) -> bool:
         trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
         url = f"https://127.0.0.1:{self.port}/health"
+        direct = urllib.request.ProxyHandler({})
+        opener = urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=trust))
         try:
-            with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
+            with opener.open(url, timeout=2) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import code_digest, versions
@@ -41,6 +42,7 @@ def about(compared: Path | None) -> Iterator[Finding]:
         yield from differences(here, _read(compared))
     yield compiled_modules()
     yield open_files()
+    yield from proxies()
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -112,3 +114,17 @@ def open_files() -> Finding:
         return Finding("open files", OK, f"A process may open many files ({said}).")
     said = f"A process may open only {hard} files. Raise `ulimit -Hn` to {4 * _FEW_FILES}."
     return Finding("open files", WARNING, said)
+
+
+def proxies() -> Iterator[Finding]:
+    """Check a proxy that the environment names: Flower's commands use it on this machine, too."""
+    names = [f"{kind}_proxy" for kind in ("http", "https", "all") if kind in getproxies_environment()]
+    said = ", ".join(names)
+    if names and proxy_bypass_environment("127.0.0.1"):
+        yield Finding("proxy", OK, f"Calls to this machine do not use the proxy of {said}.")
+    elif names:
+        said += (
+            " is set, so `flwr` calls a SuperLink on this machine through a proxy. "
+            "Set no_proxy=127.0.0.1,localhost. Processes that `vfl` starts need no such setting."
+        )
+        yield Finding("proxy", WARNING, said)

@@ -32,6 +32,7 @@ from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 
 from vfl_flower.config import logs
+from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.files import make_folder, write_whole
 from vfl_flower.config.run_config import pairs
 from vfl_flower.transport.flower_internals import (
@@ -143,4 +144,5 @@ def _with_secret(options: list[str], address: str, whose: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    os.environ.update(direct_to_loopback(os.environ))  # for all that it starts, too
     {each.__name__: each for each in (superlink, supernode, superexec)}[sys.argv[1]](sys.argv[2:])

@@ -55,6 +55,8 @@ def serve(
     # The minimum is also how long gRPC tries to connect.
     options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
     options += [("grpc.initial_reconnect_backoff_ms", 500)]
+    if is_loopback(host_and_port(order.address)[0]):
+        options.append(("grpc.enable_http_proxy", 0))
     credentials = grpc.ssl_channel_credentials(order.certificate.encode())
     with grpc.secure_channel(order.address, credentials, options) as channel:
         cause = session.run(channel, order.address)
