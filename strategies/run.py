@@ -33,7 +33,7 @@ from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
-from vfl_flower.protocol.systems import load_system
+from vfl_flower.protocol.system import load_system
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
     SMALL,

@@ -31,7 +31,8 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.models.training import load_model, model_arrays
-from vfl_flower.protocol.systems import load_system, sized
+from vfl_flower.protocol.system import load_system
+from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.messages import Arrays, EvaluateOrder, TrainOrder
 from vfl_flower.transport.wire import pack, unpack

@@ -17,7 +17,8 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import results
-from vfl_flower.protocol.systems import baselines, resolve
+from vfl_flower.protocol.system import baselines
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools import audit_features as features_of
 from vfl_flower.tools import audit_labels as attacks
 from vfl_flower.tools.audit import audit

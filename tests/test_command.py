@@ -22,7 +22,8 @@ from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import of_server
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.systems import BY_ROWS, resolve
+from vfl_flower.protocol.system import BY_ROWS
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.local import LocalGrid
 

@@ -18,7 +18,8 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.codecs import channel
-from vfl_flower.protocol.systems import System, resolve, sized
+from vfl_flower.protocol.system import System
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.stream.listen import host_and_port, port_range
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"

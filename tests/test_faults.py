@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import history, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
-from vfl_flower import client_app
-from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower import client_app, server_app
+from vfl_flower.client_app import PartyApp
+from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.party import context as context_of_parties
 from vfl_flower.party.party import Party
@@ -27,8 +29,8 @@ from vfl_flower.protocol.estimators import first_order, zeroth_order
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.transport import base, gather
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import Upload
-from vfl_flower.transport.wire import read_reply, to_reply
+from vfl_flower.transport.messages import DescribeOrder, Description, Upload
+from vfl_flower.transport.wire import read_reply, to_message, to_reply
 
 Fault = Callable[[Message, Context], Message]
 
@@ -546,7 +548,11 @@ def test_a_silent_party_fails_when_its_time_is_up(
 
 @pytest.mark.parametrize("method", ["describe", "begin", "evaluate"])
 def test_the_text_of_an_unexpected_exception_stays_with_the_party(
-    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    run: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
 ) -> None:
     def broken(party: Party, order: Any) -> Any:
         raise ValueError("could not convert 'patient 17'")
@@ -556,6 +562,57 @@ def test_the_text_of_an_unexpected_exception_stays_with_the_party(
     assert "raised ValueError in broken, test_faults.py:" in sentence
     for file in (tmp_path / "out").iterdir():
         assert b"patient 17" not in file.read_bytes()
+    assert "ValueError: could not convert 'patient 17'" in capsys.readouterr().err  # its owner's
+
+
+@pytest.mark.parametrize("where", ["party", "mod"])
+def test_a_node_neither_logs_nor_sends_the_text_of_an_error(
+    where: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("could not convert 'patient 17'")
+
+    app = PartyApp(mods=[broken] if where == "mod" else [])
+    order = to_message(DescribeOrder(outputs=1), 1, ttl=60)
+    words = {"partition-id": 0, "num-partitions": 2, "dataset": "breast-cancer"}
+    context = Context(1, 1, words, RecordDict(), {"dataset": "breast-cancer"})
+    monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
+    monkeypatch.setattr(Party, "describe", broken)
+    reply = app(order, context)
+    with pytest.raises(VflError, match=r"raised ValueError in broken, test_faults.py:\d+\. The"):
+        read_reply(reply, Description)
+    said = capsys.readouterr()
+    assert "ValueError\n" in caplog.text and "test_faults.py" in caplog.text
+    assert "patient 17" not in caplog.text + said.out + said.err
+
+
+@pytest.mark.parametrize("engine", ["supernodes", "local"])
+@pytest.mark.parametrize("kind", ["own code", "unexpected"])
+def test_a_label_holder_on_nodes_gives_flower_no_text_of_an_error(
+    kind: str, engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower sends the text to its SuperLink. In this process (the control) the caller gets it."""
+
+    def fails(*_: Any) -> None:
+        error = ValueError("a label is 'ill'")
+        try:
+            raise error
+        except ValueError:
+            if kind == "unexpected":
+                raise
+            raise CodeError("loss = 'own' cannot read outputs", error) from error
+
+    monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
+    monkeypatch.setattr(server_app, "serve", fails)
+    monkeypatch.setattr(server_app, "transport_of", lambda grid: SimpleNamespace(engine=engine))
+    with pytest.raises(Exception, match=r".") as told:
+        server_app.main(None, Context(1, 1, {}, RecordDict(), {}))
+    assert ("'ill'" in str(told.value)) is (engine == "local")
+    assert "ValueError in fails, test_faults.py:" in str(told.value) or engine == "local"
+    assert "'ill'" not in caplog.text
 
 
 def test_gradients_that_diverge_are_not_the_fault_of_the_party(run: Start, tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ from vfl_flower.protocol.privacy.noise import (
     grid_step,
     on_grid,
 )
-from vfl_flower.protocol.systems import load_system, resolve, sized
+from vfl_flower.protocol.system import load_system
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import Arrays, EvaluateOrder
 

@@ -77,7 +77,14 @@ def test_a_record_is_one_line_with_its_run_and_its_party(written: io.StringIO) -
     assert text.endswith("a text") and "WARNING" in text
 
 
-def test_an_error_is_one_field_that_quotes_no_data(written: io.StringIO) -> None:
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_line_about_an_error_quotes_no_data(
+    guarded: bool, written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not guarded:  # the control
+        kept = [each for each in log.filters if not isinstance(each, logs._WithoutText)]
+        monkeypatch.setattr(log, "filters", kept)
+
     def fails() -> None:
         try:
             float(f"salary of {4710 + 1}")
@@ -91,9 +98,12 @@ def test_an_error_is_one_field_that_quotes_no_data(written: io.StringIO) -> None
             except KeyError as error:
                 log.error("ServerApp raised an exception", exc_info=error)
     line, _, text = written.getvalue().partition("\n")
+    assert ("4711" in text) is not guarded and "ServerApp raised an exception" in text
+    if not guarded:
+        return
+    assert "4711" not in line and re.search(r"KeyError\n\S+test_logs.py:\d+ in ", text)
     record = json.loads(line)
     assert record.keys() == OWN | {"exception"}
-    assert "4711" in text and "4711" not in line  # the control
     places = r"ValueError\n\S+test_logs.py:\d+ in fails\nKeyError\n(\S+ in \w+\n?)+"
     assert re.fullmatch(places, record["exception"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -429,7 +430,10 @@ def test_a_model_that_cannot_be_had_is_a_sentence_that_names_the_party(
     assert len(str(error.value)) < 300
 
 
-def test_what_code_says_of_its_data_is_told_to_its_owner_alone() -> None:
+def test_what_code_says_of_its_data_is_told_to_its_owner_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     words, keys = {"model": f"{TOWERS}:unlucky"}, {"dataset": "breast-cancer"}
     with pytest.raises(CodeError, match="ValueError: the first number is") as told:
         builder.begin(node(words, keys), DescribeOrder(outputs=1))
@@ -440,6 +444,7 @@ def test_what_code_says_of_its_data_is_told_to_its_owner_alone() -> None:
             asked(node(words, keys, simulated=simulated), DescribeOrder(outputs=1), Description)
         assert ("the first number" in str(answered.value)) == simulated
         assert str(Path(__file__).parent) not in str(answered.value)
+        assert "the first number" not in caplog.text and "unlucky" in caplog.text
 
 
 def test_a_black_box_of_ones_own_is_trained_by_pairs(run: Start) -> None:

@@ -19,7 +19,8 @@ from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, pairs
 from vfl_flower.party import refusals
-from vfl_flower.protocol.systems import load_system, resolve
+from vfl_flower.protocol.system import load_system
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools import listing
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, compared
@@ -155,7 +156,7 @@ def test_every_name_is_explained_within_a_terminal(
     for each in listed:
         text = printed([each.name], capsys)
         assert each.name in text and max(map(len, text.splitlines())) <= 80, text
-        assert all(f"  {title}" in text for title in each.details)
+        assert all(f"  {title}" in text for title in each.details())
         flat = " ".join(text.split())
         if each.kind == "system":
             assert load_system(each.name).axes in flat

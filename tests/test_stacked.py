@@ -29,7 +29,8 @@ from vfl_flower.party.stacked import FEWEST, Stack
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions, StackedDirections
-from vfl_flower.protocol.systems import load_system, resolve
+from vfl_flower.protocol.system import load_system
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import (
     Arrays,

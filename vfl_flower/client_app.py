@@ -8,7 +8,7 @@ app: ``app = PartyApp(mods=[...])``.
 from __future__ import annotations
 
 import math
-import traceback
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,8 @@ from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
-from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
+from vfl_flower.config import logs
+from vfl_flower.config.errors import CodeError, OutOfStepError, VflError, places, raised
 from vfl_flower.config.names import in_words
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import builder, explain, information, scoring, stacked, state, state_file
@@ -74,6 +75,8 @@ from vfl_flower.transport.stream import session as stream
 from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_order, to_failure, to_reply
 
+logs.without_colours()
+
 O = TypeVar("O", bound=Order)  # noqa: E741
 A = TypeVar("A", bound=Payload)
 Serve = Callable[[Context, O], Payload]
@@ -103,6 +106,13 @@ class PartyApp(ClientApp):
             named = {"train": self.train, "evaluate": self.evaluate}
             register = named.get(action) or partial(self.query, action)
             register()(partial(_answer, kind, serve))
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message. An error of a mod leaves no text, as any other error."""
+        try:
+            return super().__call__(message, context)
+        except Exception as error:
+            return _failure(error, message, context)
 
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]
@@ -213,18 +223,17 @@ def _answer_turn(message: Message, context: Context, turn: StackedTurn | Excepti
 def _failure(error: Exception, message: Message, context: Context) -> Message:
     """Return the answer that names what went wrong, and holds no data."""
     if isinstance(error, CodeError):
-        log(WARNING, "%s", error)
+        log(WARNING, "%s", error.outside)
         said = str(error) if simulated(context) else error.outside  # one owner may read it all
         return to_failure(in_words(said), message)
     if isinstance(error, VflError):
         return to_failure(in_words(str(error)), message, isinstance(error, OutOfStepError))
     if isinstance(error, MemoryError):
         return to_failure("has not enough memory for what it was asked.", message)
-    log(ERROR, "%s", "".join(traceback.format_tb(error.__traceback__)))
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
-    # The label holder does not get the error's text, which may quote data.
-    return to_failure(f"raised {type(error).__name__} in {where}; see its own log.", message)
+    log(ERROR, "%s", places(error))
+    if context.node_config.get("simulated"):  # in this process, whose terminal its owner reads
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return to_failure(raised(error), message)
 
 
 # --- messages of a run --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config import logs, names
-from vfl_flower.config.errors import ConfigError, VflError, why
+from vfl_flower.config.errors import ConfigError, VflError, outside, places, raised, why
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
@@ -48,26 +48,34 @@ log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
-class _Sentence(logging.Filter):
-    """Have Flower log an error of this package as its sentence, without a traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record; let it pass."""
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, VflError):
-            record.msg, record.args, record.exc_info = str(error), (), None
-        return True
-
-
-log.addFilter(_Sentence())
+logs.without_colours()
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do the configured task with the parties of the grid."""
-    serve(grid, context)
+    """Do the configured task with the parties of the grid.
+
+    Flower sends the text of an error to the SuperLink. So on real nodes it is one without text.
+    """
+    try:
+        serve(grid, context)
+    except Exception as error:
+        if transport_of(grid).engine != "supernodes":
+            raise
+        if not isinstance(error, VflError):
+            log.error("%s", places(error))
+        raise VflError(_outside(error)) from None
+
+
+def _outside(error: BaseException) -> str:
+    """Say what ended a run, without a text that may quote data."""
+    if isinstance(error, VflError):
+        return outside(error)
+    if isinstance(error, Exception):
+        return f"The label holder's process {raised(error)}"
+    return why(error)
 
 
 def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> None:
@@ -180,7 +188,7 @@ def _train_in(
             strategy = strategy_of(config)(config, labels, told, keeper)
             strategy.start(transport)
     except BaseException as error:
-        failure = why(error)
+        failure = _outside(error)
         raise
     finally:
         if not found or (strategy and strategy.ready):  # else the earlier results stay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import System
 
 FROZEN = System(
     name="frozen",

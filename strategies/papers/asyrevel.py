@@ -18,8 +18,7 @@ The algorithm on one page: ``strategies/reference/asyrevel.py``.
 
 from __future__ import annotations
 
-from vfl_flower.protocol.schedule import ALL, ONE
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import ALL, ONE, System
 
 ASYREVEL = System(
     name="asyrevel",

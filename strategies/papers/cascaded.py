@@ -12,8 +12,7 @@ The algorithm on one page: ``strategies/reference/cascaded.py``.
 
 from __future__ import annotations
 
-from vfl_flower.protocol.schedule import ONE
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import ONE, System
 
 CASCADED = System(
     name="cascaded",

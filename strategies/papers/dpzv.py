@@ -16,8 +16,7 @@ The algorithm on one page: ``strategies/reference/dpzv.py``.
 
 from __future__ import annotations
 
-from vfl_flower.protocol.schedule import ONE
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import ONE, System
 
 DPZV = System(
     name="dpzv",

@@ -22,7 +22,7 @@ The algorithm on one page: ``strategies/reference/ef_vfl.py``.
 
 from __future__ import annotations
 
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import System
 
 EF_VFL = System(
     name="ef-vfl",

@@ -9,7 +9,7 @@ The algorithm on one page: ``strategies/reference/split_nn.py``.
 
 from __future__ import annotations
 
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import System
 
 SPLIT_NN = System(
     name="split-nn",

@@ -13,8 +13,7 @@ The algorithm on one page: ``strategies/reference/vafl.py``.
 
 from __future__ import annotations
 
-from vfl_flower.protocol.schedule import HALF, ONE
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import HALF, ONE, System
 
 VAFL = System(
     name="vafl",

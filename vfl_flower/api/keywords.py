@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import System
 
 Code = str | type[Any] | Callable[..., Any]
 """The name of a component, a class, or a function."""

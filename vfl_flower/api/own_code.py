@@ -11,18 +11,17 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 from torch.nn import Module
 
-from vfl_flower.config.errors import IN_PROCESS, ConfigError
+from vfl_flower.config.errors import IN_PROCESS, ConfigError, meant
 from vfl_flower.config.plugins import PLUGIN_MODULES, Registry
 from vfl_flower.config.run_config import KEYS, parse
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import System
 
 _PLACE = f"{__name__}:"
 _held: dict[str, Any] = {}
@@ -68,8 +67,7 @@ def values_of(
     values["out"] = str(values.get("out", ""))
     for option, value in options.items():
         if option not in KEYWORDS:
-            close = get_close_matches(option.replace("-", "_"), KEYWORDS, 1)
-            hint = f"Did you mean {close[0]}? " if close else ""
+            hint = meant(option, KEYWORDS)
             raise ConfigError(f"{option} is not an option of train. {hint}See `vfl list`.")
         name = KEYWORDS[option]
         if value is None:

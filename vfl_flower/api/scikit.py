@@ -23,7 +23,7 @@ from vfl_flower.api.keywords import Code
 from vfl_flower.api.model import Model
 from vfl_flower.api.training import train
 from vfl_flower.config.errors import asked
-from vfl_flower.protocol.systems import System
+from vfl_flower.protocol.system import System
 
 Array = NDArray[Any]
 

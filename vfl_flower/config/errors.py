@@ -25,6 +25,35 @@ def asked(name: str, names: Iterable[str], verb: str) -> str:
     return f" did you mean {close[0]!r}? {verb.capitalize()}" if close else f" {verb}"
 
 
+_SYNONYMS = {
+    **dict.fromkeys(("lr", "learning-rate", "rate", "eta", "step-size"), ("party-lr", "server-lr")),
+    **dict.fromkeys(("rounds", "num-rounds", "num-server-rounds", "iterations"), ("epochs",)),
+    **dict.fromkeys(("system", "algorithm", "method", "name"), ("strategy",)),
+    **dict.fromkeys(("early-stopping", "stop-after"), ("patience",)),
+    **dict.fromkeys(("hidden", "hidden-size", "hidden-dim"), ("bottom-hidden", "top-hidden")),
+    **dict.fromkeys(("gpu", "cuda", "use-gpu"), ("device",)),
+    **dict.fromkeys(("momentum", "adam", "sgd"), ("optimizer",)),
+    **dict.fromkeys(("y", "label-column", "target-column"), ("label",)),
+    **dict.fromkeys(("path", "csv", "filename", "features", "data-file"), ("file", "dataset")),
+    **dict.fromkeys(("key", "index", "id-column", "join"), ("id",)),
+    **dict.fromkeys(("noise", "dp", "differential-privacy"), ("privacy", "epsilon")),
+    **dict.fromkeys(("l2", "decay"), ("weight-decay",)),
+    **dict.fromkeys(("random-state", "random-seed"), ("seed",)),
+    **dict.fromkeys(("output", "output-dir", "folder", "results"), ("out",)),
+    **dict.fromkeys(("test-size", "test-split"), ("test-fraction",)),
+}
+"""Name of an option in other programs -> our options, in the order of likelihood."""
+
+
+def meant(name: object, names: Iterable[str]) -> str:
+    """Suggest options of these names for an unknown one; return a question, or nothing."""
+    like = str(name).lower().replace("_", "-")
+    dashed = {each.replace("_", "-"): each for each in names}
+    known = [each for each in _SYNONYMS.get(like, ()) if each in dashed]
+    found = known or get_close_matches(like, dashed, 1)
+    return f"Did you mean {' or '.join(dashed[each] for each in found)}? " if found else ""
+
+
 def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
     """Return the error of a value that an option cannot have."""
     ask = asked(value, names, "choose")
@@ -70,10 +99,37 @@ class CodeError(ConfigError):
     """
 
     def __init__(self, sentence: str, error: Exception) -> None:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
         super().__init__(f"{sentence}: {type(error).__name__}: {error}")
-        self.outside = f"{sentence} ({type(error).__name__} in {where}): its own log says why."
+        self.outside = f"{sentence} ({place(error)}). {_SHOWN}"
+
+
+_SHOWN = "The error's text may quote data: only a run in one process shows it."
+
+
+def place(error: BaseException) -> str:
+    """Return the type of an error and where it was raised, without its text."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{last.name}, {last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+    return f"{type(error).__name__} in {where}"
+
+
+def places(error: BaseException) -> str:
+    """Return the type of an error, and of its causes, each with its places in the code."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{each.filename}:{each.lineno} in {each.name}" for each in frames]
+    said = "\n".join([type(error).__name__, *lines])
+    return f"{places(before)}\n{said}" if before else said
+
+
+def raised(error: Exception) -> str:
+    """Return what others may know of an unexpected error: its type and place."""
+    return f"raised {place(error)}. {_SHOWN}"
+
+
+def outside(error: VflError) -> str:
+    """Return the message of an error for others than the owner of the code."""
+    return error.outside if isinstance(error, CodeError) else str(error)
 
 
 class Interrupted(KeyboardInterrupt):

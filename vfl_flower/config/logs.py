@@ -2,7 +2,7 @@
 
 A line has `time` (UTC, in milliseconds), `level`, `logger` and `message`, and, where they are
 known, `run`, `role` ("label holder" or "party") and `party`. An error adds `exception`: its type,
-and the places in the code, but not its text, which may quote data.
+and the places in the code. In no format does a line have its text, which may quote data.
 
 The standard library does this in few lines. A library's formatter would have to be changed in
 two points: Flower's handler ignores formatters, and the text of an error must stay out.
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import json
 import logging
-import traceback
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
+
+from vfl_flower.config.errors import VflError, outside, places
 
 FORMATS = ("text", "json")
 
@@ -65,6 +68,14 @@ def as_json() -> bool:
     return _about().as_json
 
 
+def without_colours() -> None:
+    """Have Flower's handler write no escape codes, unless a terminal shows them."""
+    from flwr.common.logger import update_console_handler
+
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        update_console_handler(colored=False)
+
+
 def _about() -> _About:
     return _here.get() or _of_process
 
@@ -89,15 +100,26 @@ def _formatted(as_text: Any, record: logging.LogRecord) -> str:
         "message": record.getMessage(),
         **about.fields,
     }
-    if record.exc_info and record.exc_info[1]:
-        content["exception"] = _places(record.exc_info[1])
+    if hasattr(record, "exception"):
+        content["exception"] = record.exception
     return json.dumps(content, default=str)
 
 
-def _places(error: BaseException) -> str:
-    """Return the type of an error, and of its causes, each with its places in the code."""
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{each.filename}:{each.lineno} in {each.name}" for each in frames]
-    said = "\n".join([type(error).__name__, *places])
-    return f"{_places(before)}\n{said}" if before else said
+class _WithoutText(logging.Filter):
+    """Write an error as its type and its places in the code; one of this package, as a sentence."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record; let it pass."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, VflError):
+            record.msg, record.args = outside(error), ()
+        elif error and _about().as_json:
+            record.exception = places(error)
+        elif error:
+            record.msg, record.args = f"{record.getMessage()}\n{places(error)}", ()
+        record.exc_info = None
+        return True
+
+
+for _name in ("flwr", "uvicorn.error"):
+    logging.getLogger(_name).addFilter(_WithoutText())

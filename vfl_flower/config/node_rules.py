@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, get_type_hints
 
 from vfl_flower.config.checks import Amount, Count, InvalidError, check_of
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import ConfigError, meant
 from vfl_flower.config.logs import FORMATS
 from vfl_flower.config.names import Name
 
@@ -249,5 +249,6 @@ def _check_own_key(key: str, whose: str, has_source: bool) -> None:
     close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
     close = ["model"] if key == "bottom-model" else close
     if close or not has_source:
-        hint = f"Did you mean {close[0]}?" if close else f"Rules are {', '.join(_CHECKS)}."
+        hint = f"Did you mean {close[0]}?" if close else meant(key, known).rstrip()
+        hint = hint or f"Rules are {', '.join(_CHECKS)}."
         raise ConfigError(f"{whose} has an unknown option {key!r}. {hint}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from vfl_flower.config import plugins, renamed
 from vfl_flower.config.checks import Check, InvalidError, check_of
-from vfl_flower.config.errors import ConfigError, unknown
+from vfl_flower.config.errors import ConfigError, meant, unknown
 from vfl_flower.config.options import (
     AssessmentConfig,
     CodecConfig,
@@ -37,6 +36,8 @@ from vfl_flower.config.options.option import sentences
 
 _FLOWER = "flower"  # engine of examples that `flwr run` starts
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # option=value, as Flower reads it
+
+_BARE = re.compile(r"([\w.-]+)=(?!true\b|false\b)([A-Za-z./~][^\s'\"]*)")  # a text without quotes
 
 AUTO = "auto"
 """Value of an option that the chosen system, the data or the runtime decides."""
@@ -318,9 +319,8 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in KEYS:
-            close = get_close_matches(str(name), KEYS, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"There is no option {name!r}.{hint} See `vfl list --all`.")
+            hint = meant(name, KEYS)
+            raise ConfigError(f"There is no option {name!r}. {hint}See `vfl list --all`.")
         if value != AUTO:
             values[name] = renamed.accepted(name, KEYS[name].typed(value))
     return values
@@ -347,9 +347,14 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
             raise ValueError  # Flower would silently skip what it does not recognise
         found = dict(parse_config_args(list(texts)))
     except (ClickException, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{said} {' '.join(texts)!r} cannot be read. Write option=value pairs with spaces "
-            "between them, and texts in quotes, as in \"OPTION='text' OTHER=5\"."
-        ) from error
+        given = " ".join(texts)
+        advice = (
+            "Write option=value pairs with spaces between them, and texts in quotes, as in "
+            "\"OPTION='text' OTHER=5\"."
+        )
+        quoted = _BARE.sub(r"\1='\2'", given)
+        if quoted != given and not _PAIR.sub("", quoted).strip():
+            advice = f'Texts need quotes, which the shell removes: write "{quoted}".'
+        raise ConfigError(f"{said} {given!r} cannot be read. {advice}") from error
     renamed.notify(found)
     return found

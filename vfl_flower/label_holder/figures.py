@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -261,6 +262,7 @@ def console_of(width: int = 10_000) -> Console:
     return Console(
         width=None if live else width,
         force_terminal=live,
+        color_system="auto" if live and not os.environ.get("NO_COLOR") else None,
         force_jupyter=False,
         markup=False,
         emoji=False,

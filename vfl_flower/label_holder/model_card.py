@@ -15,7 +15,7 @@ from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder import card_limits, card_privacy
 from vfl_flower.label_holder.card_page import Facts, Part, Points, html, markdown
 from vfl_flower.label_holder.figures import ASSESSED, chosen, data_called, form_of, percent
-from vfl_flower.protocol.systems import BY_ROWS, load_system
+from vfl_flower.protocol.system import BY_ROWS, load_system
 
 FILES = "model_card.md", "model_card.html"
 

@@ -145,7 +145,9 @@ class OwnBottom(BottomModel):
                 call = vmap(lambda parameters, x: functional_call(self, parameters, (x,)))
                 call(stacked, samples.each(self._two(), lambda x: torch.stack([x, x])))
         except Exception as error:  # vmap fails with many types of errors
-            log.debug("%s runs step by step, because vmap failed: %s", self.name, error)
+            log.debug(
+                "%s runs step by step, because vmap failed: %s", self.name, type(error).__name__
+            )
             return False
         return True
 

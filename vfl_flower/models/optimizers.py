@@ -10,19 +10,11 @@ import torch
 from torch import nn
 
 from vfl_flower.config.errors import CodeError, ConfigError
+from vfl_flower.config.options.training import KINDS
 from vfl_flower.config.plugins import OPTIMIZERS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.rates import Rates
 from vfl_flower.models.training import trained
-
-KINDS = {
-    "sgd": "sgd",
-    "momentum": "momentum",
-    "nesterov": "momentum",
-    "adam": "adam",
-    "adamw": "adam",
-}
-"""Optimizer -> its kind. Optimizers of one kind share default learning rates."""
 
 Make = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer from parameters, ``lr`` and, unless it is 0, ``weight_decay``."""

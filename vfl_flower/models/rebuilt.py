@@ -64,7 +64,7 @@ def try_out(said: str, build: Build, rows: Samples) -> None:
                     p.mul_(0.9).add_(0.01)  # as if it had learned
                     p.grad = None
     except Exception as error:  # training will end with the same error
-        log.debug("A training pass has failed before training: %s", error)
+        log.debug("A training pass has failed before training: %s", type(error).__name__)
         return
     after = trained(model)
     for name in before | after:

@@ -6,13 +6,16 @@ Algorithm 1. A quorum of t is its Algorithm 2. `vfl_flower.protocol.sampling` dr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.estimators.base import Estimator
+from vfl_flower.protocol.system import ALL as ALL
+from vfl_flower.protocol.system import HALF as HALF
+from vfl_flower.protocol.system import ONE as ONE
+from vfl_flower.protocol.system import Quorum
 
 FEW_STEPS = 64
 """With no more steps in an epoch, windows do not depend on the runtime, unless messages are dear.
@@ -20,24 +23,6 @@ FEW_STEPS = 64
 So an estimate in one process is what real nodes reach. More steps are worth longer windows.
 """
 _LONGEST = 32  # steps of an adaptive window: embeddings of a longer window are too stale
-
-
-@dataclass(frozen=True)
-class Quorum:
-    """A rule for how many uploads to wait for, and the name of the rule."""
-
-    word: str
-    of: Callable[[int], int]  # parties -> uploads
-
-    @property
-    def coordinates(self) -> bool:
-        """Return whether it waits for all parties, where 2 to 8 train."""
-        return any(self.of(parties) >= parties for parties in range(2, 9))
-
-
-ALL = Quorum("sync", lambda parties: parties)
-ONE = Quorum("async", lambda parties: 1)
-HALF = Quorum("t-sync", lambda parties: -(-parties // 2))
 
 
 @dataclass(frozen=True)

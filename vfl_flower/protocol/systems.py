@@ -1,4 +1,4 @@
-"""Describe systems by choices on the five axes, and resolve run configurations.
+"""Resolve run configurations.
 
 `resolve` makes the configuration of a run. It merges a user's options, the defaults of the system
 that ``strategy`` names, and the general defaults. `sized` adds the values that depend on the number
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.plugins import AGGREGATIONS, MECHANISMS, SYSTEMS
+from vfl_flower.config.plugins import AGGREGATIONS, MECHANISMS
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.partitioned import is_code
@@ -25,103 +25,9 @@ from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.option_checks import check_calibration, check_task
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
-from vfl_flower.protocol.schedule import ALL, Quorum
+from vfl_flower.protocol.system import BY_ROWS, RATE_KEYS, load_system
+from vfl_flower.protocol.system import System as System
 from vfl_flower.transport.stream import listen as streams
-
-
-@dataclass(frozen=True)
-class System:
-    """A published system, or a baseline.
-
-    name : the value of option ``strategy``.
-    about : one line that describes it.
-    quorum : how many uploads the label holder waits for, unless option ``quorum`` is set: a rule,
-        or a number.
-    defaults : this system's defaults of options.
-    flower_strategy : import path of the Flower Strategy that runs it.
-    baseline : a description instead of the axes, for a baseline; empty for a system.
-    gradients : whether its bottom models need a gradient; None follows the estimator.
-    rates : learning rates of the parties and of the top model, by kind of optimizer. Kinds that are
-        missing here have `RATES`. A rate in ``defaults`` holds for every optimizer.
-
-    Raises
-    ------
-    ConfigError
-        If the quorum is neither, or if rates are not pairs by kind of optimizer.
-    """
-
-    name: str
-    about: str
-    quorum: Quorum = ALL
-    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    flower_strategy: str = "strategies.vertical:Vertical"
-    baseline: str = ""
-    gradients: bool | None = None
-    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        said: Any = self.quorum
-        if type(said) is int and said >= 1:
-            word = "async" if said == 1 else "t-sync"
-            object.__setattr__(self, "quorum", Quorum(word, lambda parties: said))
-        elif not isinstance(said, Quorum):
-            raise ConfigError(
-                f"System {self.name!r} has quorum = {said!r}. Write a number of uploads, or ALL, "
-                "HALF or ONE of vfl_flower.protocol.schedule."
-            )
-        if "quorum" in self.defaults:
-            raise ConfigError(
-                f"System {self.name!r} has a quorum among its defaults. Write System(quorum=...)."
-            )
-        kinds = set(optimizers.KINDS.values())
-        pairs = all(isinstance(each, tuple) and len(each) == 2 for each in self.rates.values())
-        if not self.rates.keys() <= kinds or not pairs:
-            raise ConfigError(
-                f"System {self.name!r} has rates = {dict(self.rates)!r}. Write a pair for some of "
-                f"{', '.join(sorted(kinds))}: one rate of the parties, one of the top model."
-            )
-
-    def default(self, key: str, optimizer: str) -> Any:
-        """Return the system's default of an option with this optimizer, or None."""
-        rates = self.rates.get(optimizers.KINDS.get(optimizer, ""), ())
-        return self.defaults.get(key, dict(zip(_RATE_KEYS, rates, strict=False)).get(key))
-
-    @property
-    def axes(self) -> str:
-        """Return the choices on the five axes, in words."""
-        if self.baseline:
-            return self.baseline
-        config = RunConfig.of(self.defaults)
-        codec = config.uplink.codec
-        if config.uplink.surrogates:
-            codec += ", error feedback"
-        privacy = config.privacy.mechanism
-        return " · ".join(
-            (
-                self.quorum.word,
-                estimators.choose(config)(config).word,
-                f"{config.estimator.server_update} server",
-                codec,
-                "no privacy" if privacy == "none" else privacy,
-            )
-        )
-
-
-def load_system(name: str) -> System:
-    """Return the system or baseline of a name.
-
-    Raises
-    ------
-    ConfigError
-        If no system has this name.
-    """
-    found: System = SYSTEMS.load(name)
-    return found
-
-
-def baselines() -> tuple[str, ...]:
-    """Return the names of this project's baselines."""
-    return tuple(name for name in SYSTEMS.known if load_system(name).baseline)
 
 
 def resolve(raw: Mapping[str, Any]) -> RunConfig:
@@ -174,15 +80,12 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 FEW = 1000
 """Below so many training rows an epoch has few steps, so more epochs are the default."""
-BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
-"""Options with defaults that depend on the number of training rows."""
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # for sgd on few rows
 _NOISY_RATE = 0.0005  # for adam with noise on labels, by first order
-_RATE_KEYS = ("party-lr", "server-lr")
 _OF_LAYERS = ("linear", "mlp")
-_OF_STEPS = {"optimizer", *_RATE_KEYS}
+_OF_STEPS = {"optimizer", *RATE_KEYS}
 
 
 @lru_cache(maxsize=16)
@@ -202,12 +105,12 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     kind = optimizers.kind_of(training.optimizer)
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
-    chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}
+    chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(RATE_KEYS, of_system, strict=True))}
     if _learns_through_noise(config.values()) and kind == "adam":
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
         chosen["batch-size"] = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
         if config.estimator.kind == "first-order":
-            chosen |= dict.fromkeys(_RATE_KEYS, _NOISY_RATE)
+            chosen |= dict.fromkeys(RATE_KEYS, _NOISY_RATE)
     few |= config.data.partial and steps_are_free  # each party has only some of the rows
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})

@@ -33,7 +33,8 @@ from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.aggregation.secure import Secure
-from vfl_flower.protocol.systems import baselines, resolve
+from vfl_flower.protocol.system import baselines
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
 from vfl_flower.tools.audit_clients import Curious, Ids, Wiretap, summed

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,7 @@ from vfl_flower.config.errors import (
     why,
 )
 from vfl_flower.tools import audit_log, operate, options
-from vfl_flower.tools.command import Command
+from vfl_flower.tools.command import Command, LightCommand, shown_usage
 from vfl_flower.tools.doctor import doctor
 
 app = typer.Typer(
@@ -32,21 +34,34 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(audit_log.app, name="audit-log")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
+    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # else CI and NO_COLOR get escape codes
     try:
         return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
     except click.ClickException as error:  # such as an unknown option
-        if "Did you mean" in error.message:  # by typer; click would ask once more
-            vars(error).update(possibilities=None)
-        error.show()
-        return error.exit_code
+        return shown_usage(error)
 
 
-@app.command("demo", cls=Command)
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vfl-flower {version('vfl-flower')}, flwr {version('flwr')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all(
+    told: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None: ...
+
+
+@app.command("demo", cls=Command, rich_help_panel=options.TRAIN)
 def _demo(engine: options.EngineName = "ray") -> None:
     """Train on handwritten digits with four parties, and write a report.
 
@@ -62,8 +77,11 @@ def _demo(engine: options.EngineName = "ray") -> None:
     print(f"report: {write_report([folder])}")
 
 
-@app.command("run", cls=Command, epilog=options.BASIC + options.RUN_EXAMPLES)
+@app.command(
+    "run", cls=Command, rich_help_panel=options.TRAIN, epilog=options.BASIC + options.RUN_EXAMPLES
+)
 def _run(
+    system: options.System = "",
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
     parties: options.Parties = None,
@@ -74,7 +92,8 @@ def _run(
 ) -> None:
     """Train a system or baseline on this machine.
 
-    Progress is one line on a terminal. Elsewhere it is one line per epoch.
+    SYSTEM is short for -c "strategy='SYSTEM'". Progress is one line on a
+    terminal. Elsewhere it is one line per epoch.
     """
     from vfl_flower.config.plugins import ENGINES
     from vfl_flower.label_holder import checkpoint, earlier_run
@@ -85,6 +104,7 @@ def _run(
 
     start = ENGINES.load(engine)
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
+    options.name_system(keys, system)
     config = earlier_run.configured(keys)
     if config.running.resume and keys.get("out"):
         raise ConfigError(
@@ -120,7 +140,7 @@ def written_at(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@app.command("align", cls=Command, epilog=options.ALIGN_EXAMPLES)
+@app.command("align", cls=Command, rich_help_panel=options.TRAIN, epilog=options.ALIGN_EXAMPLES)
 def _align(
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
@@ -144,7 +164,9 @@ def _align(
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
-@app.command("information", cls=Command, epilog=options.INFORMATION_EXAMPLES)
+@app.command(
+    "information", cls=Command, rich_help_panel=options.TRAIN, epilog=options.INFORMATION_EXAMPLES
+)
 def _information(
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
@@ -171,7 +193,7 @@ def _information(
     print(f"results: {folder}")
 
 
-@app.command("compare", cls=Command, epilog=options.COMPARE_EXAMPLES)
+@app.command("compare", cls=Command, rich_help_panel=options.TRAIN, epilog=options.COMPARE_EXAMPLES)
 def _compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
     run_config: options.RunConfig = None,
@@ -205,7 +227,7 @@ def _compare(
     print(f"results: {folder}")
 
 
-@app.command("sweep", cls=Command, epilog=options.SWEEP_EXAMPLES)
+@app.command("sweep", cls=Command, rich_help_panel=options.TRAIN, epilog=options.SWEEP_EXAMPLES)
 def _sweep(
     system: Annotated[str, typer.Argument(metavar="SYSTEM")],
     search: options.Search,
@@ -242,7 +264,29 @@ def _sweep(
     print(f"results: {folder}")
 
 
-@app.command("audit", cls=Command, epilog=options.AUDIT_EXAMPLES)
+@app.command("predict", cls=Command, rich_help_panel=options.USE, epilog=options.PREDICT_EXAMPLES)
+def _predict(
+    model: Annotated[str, typer.Argument(metavar="RUN")],
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    out: options.PredictionsFile = "",
+    without: options.Without = "",
+) -> None:
+    """Predict the test rows, or the rows of new files, with the model of a run.
+
+    RUN is the results folder of the run. It holds the parties' states if the
+    run was on this machine. With new files, -c names the label holder's file,
+    and the options that differ from training.
+    """
+    from vfl_flower.launch.engines import predict_local
+
+    _, keys, node_configs = options.given(run_config, node_config, out=out)
+    keys |= {"model": model, **({"without": without} if without else {})}
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    print(f"predictions: {predict_local(keys, node_configs)}")
+
+
+@app.command("audit", cls=Command, rich_help_panel=options.JUDGE, epilog=options.AUDIT_EXAMPLES)
 def _audit(
     strategy: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to attack.")],
     run_config: options.RunConfig = None,
@@ -267,39 +311,14 @@ def _audit(
     from vfl_flower.tools.report.sections import audits
 
     number, keys, _ = options.given(run_config, None, parties, out)
-    if keys.setdefault("strategy", strategy) != strategy:
-        raise ConfigError(
-            f"-c names strategy = {keys['strategy']!r}, and --strategy {strategy}: leave one out."
-        )
+    options.name_system(keys, strategy)
     _, _, folder = audit(number, keys, known)
     if found := audits(read([folder])):
         print(found.in_terminal())
     print(f"results: {folder}")
 
 
-@app.command("predict", cls=Command, epilog=options.PREDICT_EXAMPLES)
-def _predict(
-    model: Annotated[str, typer.Argument(metavar="RUN")],
-    run_config: options.RunConfig = None,
-    node_config: options.NodeConfig = None,
-    out: options.PredictionsFile = "",
-    without: options.Without = "",
-) -> None:
-    """Predict the test rows, or the rows of new files, with the model of a run.
-
-    RUN is the results folder of the run. It holds the parties' states if the
-    run was on this machine. With new files, -c names the label holder's file,
-    and the options that differ from training.
-    """
-    from vfl_flower.launch.engines import predict_local
-
-    _, keys, node_configs = options.given(run_config, node_config, out=out)
-    keys |= {"model": model, **({"without": without} if without else {})}
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    print(f"predictions: {predict_local(keys, node_configs)}")
-
-
-@app.command("report", cls=Command, epilog=options.REPORT_EXAMPLES)
+@app.command("report", cls=Command, rich_help_panel=options.JUDGE, epilog=options.REPORT_EXAMPLES)
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: options.Page = None,
@@ -326,7 +345,7 @@ def _report(
         serve(folders, port)
 
 
-@app.command("contribution", cls=Command)
+@app.command("contribution", cls=Command, rich_help_panel=options.JUDGE)
 def _contribution(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     metric: options.Metric = "",
@@ -347,7 +366,7 @@ def _contribution(
         print(found.in_terminal())
 
 
-@app.command("list", cls=Command, epilog=options.LIST_EXAMPLES)
+@app.command("list", cls=LightCommand, rich_help_panel=options.TRAIN, epilog=options.LIST_EXAMPLES)
 def _list(
     words: Annotated[list[str] | None, typer.Argument(metavar="[NAME|WORD...]")] = None,
     every: options.Every = False,
@@ -363,7 +382,10 @@ def _list(
 
 
 app.add_typer(operate.app)
-app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
+app.command("doctor", cls=Command, rich_help_panel=options.OPERATE, epilog=options.DOCTOR_EXAMPLES)(
+    doctor
+)
+app.add_typer(audit_log.app, name="audit-log", rich_help_panel=options.OPERATE)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -11,18 +12,47 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from vfl_flower.config import logs
 from vfl_flower.config.errors import Terminated, VflError
+
+_MEANT = {
+    **dict.fromkeys(("train", "fit", "start", "flwr", "simulate"), "vfl run"),
+    **dict.fromkeys(("test", "score", "evaluate", "infer"), "vfl predict"),
+    **dict.fromkeys(("plot", "show", "summary", "results"), "vfl report"),
+    **dict.fromkeys(("options", "systems", "strategies", "config"), "vfl list"),
+    **dict.fromkeys(("tune", "search", "optimize"), "vfl sweep"),
+    **dict.fromkeys(("check", "status", "test-connection"), "vfl doctor"),
+    **{"attack": "vfl audit", "help": "vfl --help", "version": "vfl --version"},
+}
+"""Names that other programs give to a command, and the command."""
+
+
+def shown_usage(error: click.ClickException) -> int:
+    """Show an error about the command line, with the command that may be meant; return a code."""
+    if "Did you mean" in error.message:  # by typer; click would ask once more
+        vars(error).update(possibilities=None)
+    named = re.match(r"No such command '([\w-]+)'", error.message)
+    if named and named[1] in _MEANT:
+        error.message = f"{named[0]}. You may want `{_MEANT[named[1]]}`."
+    if "unexpected extra argument" in error.message and "=" in error.message:
+        error.message += ". Write all options in one pair of quotes after -c."
+    error.show()
+    return error.exit_code
 
 
 class Command(TyperCommand):
     """A command whose errors become one sentence and an exit code."""
 
+    uses_flower = True
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. It imports what it needs, so that --help waits for no import."""
         try:
-            import flwr.app  # noqa: F401  (sets up its logger)
+            if self.uses_flower:
+                import flwr.app  # noqa: F401  (sets up its logger)
 
-            logging.getLogger("flwr").setLevel(logging.WARNING)
+                logging.getLogger("flwr").setLevel(logging.WARNING)
+                logs.without_colours()
             return super().invoke(ctx)
         except VflError as error:
             _fail(str(error), 1, error)
@@ -36,6 +66,12 @@ class Command(TyperCommand):
         except Terminated as error:
             print(f"vfl: {error}", file=sys.stderr)
             raise
+
+
+class LightCommand(Command):
+    """A command that answers at once, since it imports neither Flower nor torch."""
+
+    uses_flower = False
 
 
 def _fail(sentence: str, code: int, error: BaseException) -> NoReturn:

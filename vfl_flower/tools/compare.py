@@ -25,7 +25,8 @@ from vfl_flower.label_holder.results import check_free, results_folder
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
-from vfl_flower.protocol.systems import baselines, resolve
+from vfl_flower.protocol.system import baselines
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.report.read import folder_of, number, read
 from vfl_flower.tools.report.sections import comparison, privacy
 from vfl_flower.tools.seeds import mean, repeated

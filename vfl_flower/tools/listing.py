@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, Key
 from vfl_flower.label_holder.figures import console_of, on_terminal
-from vfl_flower.protocol.systems import BY_ROWS, System, load_system
+from vfl_flower.protocol.system import BY_ROWS, System, load_system
 
 WIDTH = 80
 _COLUMN = 25  # of names
@@ -53,7 +54,7 @@ class Entry(NamedTuple):
     default : its default, or "".
     summary : one sentence.
     choices : the values that have names.
-    details : title -> text of `vfl list NAME`; line breaks in a text stay.
+    details : returns title -> text of `vfl list NAME`; line breaks in a text stay.
     basic : whether the short list has it.
     """
 
@@ -63,7 +64,7 @@ class Entry(NamedTuple):
     default: str
     summary: str
     choices: str
-    details: dict[str, str]
+    details: Callable[[], dict[str, str]]
     basic: bool
 
 
@@ -129,7 +130,7 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
 
 def _texts(entry: Entry) -> list[str]:
     searched = {"meaning", "values", "auto means", "axes"}
-    return [text for title, text in entry.details.items() if title in searched]
+    return [text for title, text in entry.details().items() if title in searched]
 
 
 def _has(entry: Entry, word: str) -> bool:
@@ -174,16 +175,22 @@ def _listed(found: Iterator[Entry]) -> Table:
 def _explained(entry: Entry) -> Table:
     """Return a row for each thing that is known of an entry."""
     table = Table.grid(padding=(0, 2))
-    for title, text in entry.details.items():
+    for title, text in entry.details().items():
         table.add_row(Text(title, "dim"), Text(text, "green" if title == "example" else ""))
     return table
 
 
 def _of_system(system: System) -> Entry:
+    group = "Systems and baselines: strategy='NAME'"
+    details = partial(_of_axes, system)
+    return Entry("system", group, system.name, "", system.about, "", details, True)
+
+
+def _of_axes(system: System) -> dict[str, str]:
     old = [was for was, name in renamed.VALUES["strategy"].items() if name == system.name]
     own = ", ".join(f"{key}={value!r}" for key, value in system.defaults.items())
     rates = "; ".join(f"{kind} {p:g} and {top:g}" for kind, (p, top) in system.rates.items())
-    details = {
+    said = {
         "meaning": system.about,
         "axes": system.axes,
         "defaults": own,
@@ -191,8 +198,7 @@ def _of_system(system: System) -> Entry:
         "old name": f"{old[0]}, for one more release" if old else "",
         "example": f"vfl run -c \"strategy='{system.name}'\"",
     }
-    group = "Systems and baselines: strategy='NAME'"
-    return Entry("system", group, system.name, "", system.about, "", _filled(details), True)
+    return _filled(said)
 
 
 def _of_key(key: Key, systems: Sequence[System]) -> Entry:
@@ -214,7 +220,8 @@ def _of_key(key: Key, systems: Sequence[System]) -> Entry:
     kind = "basic option" if key.basic else "option"
     group = f"Options: {GROUPS[key.section]}"
     choices = "" if key.registry is SYSTEMS else ", ".join(key.names)
-    return Entry(kind, group, key.name, default, key.summary, choices, _filled(details), key.basic)
+    filled = _filled(details)
+    return Entry(kind, group, key.name, default, key.summary, choices, lambda: filled, key.basic)
 
 
 def _of_rule(rule: Rule) -> Entry:
@@ -227,7 +234,7 @@ def _of_rule(rule: Rule) -> Entry:
     }
     group = "Rules of a party, in its --node-config"
     summary = sentences(rule.help)[0]
-    return Entry("party rule", group, rule.name, default, summary, "", details, rule.basic)
+    return Entry("party rule", group, rule.name, default, summary, "", lambda: details, rule.basic)
 
 
 def _filled(details: dict[str, str]) -> dict[str, str]:

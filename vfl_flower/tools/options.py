@@ -8,10 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import GROUPS, KEYS, pairs
+
+TRAIN, USE, JUDGE, OPERATE = "Train", "Use a model", "Judge a model", "Operate"
+"""Titles of the groups of commands in `vfl --help`."""
 
 _PAIRS = '"OPTION=VALUE ..."'
 
+System = Annotated[
+    str,
+    typer.Argument(metavar="[SYSTEM]", show_default=False, help="System or baseline (`vfl list`)."),
+]
 RunConfig = Annotated[
     list[str] | None,
     typer.Option(
@@ -149,6 +157,25 @@ def given(
     return len(nodes) or 4 if parties is None else parties, keys, nodes
 
 
+def name_system(keys: dict[str, Any], system: str) -> None:
+    """Set the option ``strategy`` to the system that a command names, if it names one.
+
+    Raises
+    ------
+    ConfigError
+        If -c names another one, or the name is options without -c.
+    """
+    if "=" in system:
+        raise ConfigError(
+            f"{system!r} stands outside of -c. Write all options in one pair of quotes, with texts "
+            "in quotes too, as in -c \"OPTION='text' OTHER=5\"."
+        )
+    if system and keys.setdefault("strategy", system) != system:
+        raise ConfigError(
+            f"-c names strategy = {keys['strategy']!r}, and the command {system}: leave one out."
+        )
+
+
 def _examples(lines: str) -> str:
     """Return an epilog of commands and comments, a line each."""
     shaded = re.sub(r"^#.*", r"[dim]\g<0>[/]", lines.strip(), flags=re.MULTILINE)
@@ -172,7 +199,7 @@ RUN_EXAMPLES = _examples("""
 # split learning of four parties on handwritten digits, in this process
 vfl run
 # asynchronous VAFL on tabular data; results go to runs/a
-vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --out runs/a
+vfl run vafl -c "dataset='breast-cancer' epochs=10" --out runs/a
 # the same application on Flower's Ray simulation
 vfl run -c "strategy='vafl-t' quorum=2" --engine ray
 # two parties with their own files; their common rows are found privately

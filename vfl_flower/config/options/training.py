@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from vfl_flower.config import plugins
 from vfl_flower.config.options.option import key
 
+KINDS = {
+    "sgd": "sgd",
+    "momentum": "momentum",
+    "nesterov": "momentum",
+    "adam": "adam",
+    "adamw": "adam",
+}
+"""Optimizer -> its kind. Optimizers of one kind share default learning rates."""
+
 
 @dataclass(frozen=True)
 class TrainingConfig:

@@ -118,7 +118,8 @@ def open_files() -> Finding:
 
 def proxies() -> Iterator[Finding]:
     """Check a proxy that the environment names: Flower's commands use it on this machine, too."""
-    names = [f"{kind}_proxy" for kind in ("http", "https", "all") if kind in getproxies_environment()]
+    known = getproxies_environment()
+    names = [f"{kind}_proxy" for kind in ("http", "https", "all") if kind in known]
     said = ", ".join(names)
     if names and proxy_bypass_environment("127.0.0.1"):
         yield Finding("proxy", OK, f"Calls to this machine do not use the proxy of {said}.")

@@ -19,7 +19,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import from_json, in_words
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.label_holder.figures import data_called
-from vfl_flower.protocol.systems import System, load_system
+from vfl_flower.protocol.system import System, load_system
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 """Measures of a run -> their names on the page."""

@@ -9,7 +9,7 @@ from typing import Any
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder.figures import guarantee
 from vfl_flower.protocol.privacy.together import in_words, of_several
-from vfl_flower.protocol.systems import BY_ROWS
+from vfl_flower.protocol.system import BY_ROWS
 from vfl_flower.tools.report.curves import titles
 from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, measured, megabytes, shown
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, mapping, number, text

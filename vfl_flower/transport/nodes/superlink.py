@@ -145,4 +145,5 @@ def _with_secret(options: list[str], address: str, whose: str) -> list[str]:
 
 if __name__ == "__main__":
     os.environ.update(direct_to_loopback(os.environ))  # for all that it starts, too
+    logs.without_colours()
     {each.__name__: each for each in (superlink, supernode, superexec)}[sys.argv[1]](sys.argv[2:])
