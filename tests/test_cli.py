@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -206,12 +210,99 @@ def test_help_names_every_command_and_engine(capsys: pytest.CaptureFixture[str])
     assert all(f"{engine}: " in text for engine in ENGINES.known)
 
 
-def test_help_waits_for_no_heavy_import() -> None:
+@pytest.mark.parametrize(
+    ("words", "light"),
+    [
+        (["run", "--help"], True),
+        (["--help"], True),
+        (["--version"], True),
+        (["list"], True),
+        (["list", "--all"], True),
+        (["list", "epochs"], True),
+        (["trian"], True),
+        (["list", "vafl"], False),  # the control: it describes an estimator
+    ],
+)
+def test_what_answers_at_once_waits_for_no_heavy_import(words: list[str], light: bool) -> None:
+    """Torch alone takes seconds."""
     program = (
-        "import sys; from vfl_flower.tools.cli import main; main(['run', '--help']);"
+        f"import sys; from vfl_flower.tools.cli import main; main({words});"
         "sys.exit(bool({'torch', 'flwr', 'pandas', 'numpy'} & sys.modules.keys()))"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    assert (subprocess.run([sys.executable, "-c", program], **quiet).returncode == 0) is light
+
+
+def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    _, _, *panels = capsys.readouterr().out.split("╭─ ")
+    titles = [panel.partition(" ─")[0] for panel in panels]
+    assert titles == ["Train", "Use a model", "Judge a model", "Operate"]
+    for title, command in zip(titles, ("run", "predict", "report", "doctor"), strict=True):
+        assert f"│ {command} " in panels[titles.index(title)]
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"vfl-flower {version('vfl-flower')}, flwr ")
+
+
+def test_a_system_may_follow_run(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path / "out"), "--engine", engine]
+    assert "'strategy': 'vafl'" in refused(["run", "vafl", *words], capsys)
+    assert "'strategy': 'vafl'" in refused(["run", "vafl", "-c", "strategy='vafl'", *words], capsys)
+    said = refused(["run", "vafl", "-c", "strategy='dpzv'", *words], capsys)
+    assert said == "-c names strategy = 'dpzv', and the command vafl: leave one out."
+
+
+# --- escape codes -------------------------------------------------------------------------------
+
+_SHOWS = ("--help", "run --help", "list", "run vaffl", "doctor")
+_QUIETLY = """
+import logging, sys
+from vfl_flower.tools.cli import main
+code = main(sys.argv[1:])
+logging.getLogger("flwr").error("a record")
+"""
+
+
+def _on_a_terminal(words: list[str], **more: str) -> str:
+    """What a command writes to a terminal."""
+    outer, inner = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment = {**kept, "TERM": "xterm-256color", "FORCE_COLOR": "1", **more}
+    command = [sys.executable, "-c", _QUIETLY, *words]
+    process = subprocess.Popen(command, stdout=inner, stderr=inner, env=environment)
+    os.close(inner)
+    said = b""
+    with os.fdopen(outer, "rb", buffering=0) as file, suppress(OSError):  # once it has ended
+        while part := file.read(4096):
+            said += part
+    process.wait()
+    return said.decode(errors="replace")
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("line", _SHOWS)
+def test_no_escape_codes_where_the_user_wants_none(line: str) -> None:
+    assert "\x1b" in _on_a_terminal(line.split())  # the control
+    assert "\x1b" not in _on_a_terminal(line.split(), NO_COLOR="1")
+    command = [sys.executable, "-c", _QUIETLY, *line.split()]
+    environment = {**os.environ, "FORCE_COLOR": "1", "GITHUB_ACTIONS": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_progress_and_results_on_a_terminal_need_no_colours(
+    more: dict[str, str], tmp_path: Path
+) -> None:
+    words = ["run", "--parties", "2", "-c", "dataset='breast-cancer' epochs=2 test-fraction=0.9"]
+    said = _on_a_terminal([*words, "--out", str(tmp_path / "out")], **more)
+    assert "epoch" in said and "results: " in said and "\x1b" not in said
 
 
 def test_listing_is_plain_lines_where_it_is_no_terminal(

@@ -72,7 +72,8 @@ def without_colours() -> None:
     """Have Flower's handler write no escape codes, unless a terminal shows them."""
     from flwr.common.logger import update_console_handler
 
-    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if plain or not sys.stderr.isatty():
         update_console_handler(colored=False)
 
 

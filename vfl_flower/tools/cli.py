@@ -36,29 +36,23 @@ app = typer.Typer(
 )
 
 
+_PLAIN = "_TYPER_FORCE_DISABLE_TERMINAL"  # typer reads it when it first shows help
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # else CI and NO_COLOR get escape codes
+        os.environ[_PLAIN] = "1"  # else NO_COLOR and the files of CI get escape codes
     try:
         return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
     except click.ClickException as error:  # such as an unknown option
         return shown_usage(error)
-
-
-def _tell_version(wanted: bool) -> None:
-    if wanted:
-        print(f"vfl-flower {version('vfl-flower')}, flwr {version('flwr')}")
-        raise typer.Exit
+    finally:
+        os.environ.pop(_PLAIN, None)
 
 
 @app.callback()
-def _of_all(
-    told: Annotated[
-        bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None: ...
+def _of_all(told: options.Version = False) -> None: ...
 
 
 @app.command("demo", cls=Command, rich_help_panel=options.TRAIN)

@@ -6,6 +6,7 @@ import errno
 import logging
 import re
 import sys
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import click
@@ -32,8 +33,9 @@ def shown_usage(error: click.ClickException) -> int:
     if "Did you mean" in error.message:  # by typer; click would ask once more
         vars(error).update(possibilities=None)
     named = re.match(r"No such command '([\w-]+)'", error.message)
-    if named and named[1] in _MEANT:
-        error.message = f"{named[0]}. You may want `{_MEANT[named[1]]}`."
+    close = get_close_matches(named[1], _MEANT, 1) if named and "?" not in error.message else []
+    if named and close:
+        error.message = f"{named[0]}. You may want `{_MEANT[close[0]]}`."
     if "unexpected extra argument" in error.message and "=" in error.message:
         error.message += ". Write all options in one pair of quotes after -c."
     error.show()

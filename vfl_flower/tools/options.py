@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,17 @@ TRAIN, USE, JUDGE, OPERATE = "Train", "Use a model", "Judge a model", "Operate"
 
 _PAIRS = '"OPTION=VALUE ..."'
 
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vfl-flower {version('vfl-flower')}, flwr {version('flwr')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version."),
+]
 System = Annotated[
     str,
     typer.Argument(metavar="[SYSTEM]", show_default=False, help="System or baseline (`vfl list`)."),

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import code_digest, versions
@@ -121,7 +121,7 @@ def proxies() -> Iterator[Finding]:
     known = getproxies_environment()
     names = [f"{kind}_proxy" for kind in ("http", "https", "all") if kind in known]
     said = ", ".join(names)
-    if names and proxy_bypass_environment("127.0.0.1"):
+    if names and proxy_bypass("127.0.0.1"):
         yield Finding("proxy", OK, f"Calls to this machine do not use the proxy of {said}.")
     elif names:
         said += (
