@@ -73,6 +73,8 @@ def verify(path: Path, *later: Path, noted: str = "", after: str = "") -> Verifi
     """
     files = [path, *later]
     seal = read_seal(files[-1])  # before the lines, which may become more
+    if not (seal or files[-1].exists()):
+        raise VflError(f"{files[-1]} does not exist. Name the audit log of a service.")
     if seal and not files[-1].exists():
         raise VflError(
             f"{files[-1]} is missing: its seal says that it has {seal[0].lines} lines. Restore it."

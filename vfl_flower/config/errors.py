@@ -45,12 +45,15 @@ _SYNONYMS = {
 """Name of an option in other programs -> our options, in the order of likelihood."""
 
 
-def meant(name: object, names: Iterable[str]) -> str:
-    """Suggest options of these names for an unknown one; return a question, or nothing."""
+def meant(name: object, names: Iterable[str], exact: bool = False) -> str:
+    """Suggest options of these names for an unknown one; return a question, or nothing.
+
+    With ``exact``, suggest only what other programs call so.
+    """
     like = str(name).lower().replace("_", "-")
     dashed = {each.replace("_", "-"): each for each in names}
     known = [each for each in _SYNONYMS.get(like, ()) if each in dashed]
-    found = known or get_close_matches(like, dashed, 1)
+    found = known or ([] if exact else get_close_matches(like, dashed, 1))
     return f"Did you mean {' or '.join(dashed[each] for each in found)}? " if found else ""
 
 

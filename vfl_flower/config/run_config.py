@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -240,7 +241,9 @@ class Key(NamedTuple):
         try:
             return _check_of(self.name)(value)
         except InvalidError as error:
-            raise ConfigError(f"{named or self.name} = {value!r} {error}.") from None
+            quoted = isinstance(value, str) and self.type in (int, float, bool)
+            hint = " Leave the quotes out." * quoted
+            raise ConfigError(f"{named or self.name} = {value!r} {error}.{hint}") from None
 
     def check(self, value: Any) -> Any:
         """Return a value with the option's type; raise `ConfigError` unless it is permitted."""
@@ -342,14 +345,17 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
     from flwr.common.config import parse_config_args
 
     try:
-        left = [] if texts[:1] and texts[0].endswith(".toml") else texts
+        of_file = bool(texts) and texts[0].endswith(".toml")
+        if of_file and "=" not in texts[0] and not Path(texts[0]).is_file():
+            raise ConfigError(f"{said} {texts[0]!r} cannot be read: there is no such file.")
+        left = [] if of_file else texts
         if any(_PAIR.sub("", text).strip() for text in left):
             raise ValueError  # Flower would silently skip what it does not recognise
         found = dict(parse_config_args(list(texts)))
     except (ClickException, OSError, ValueError) as error:
         given = " ".join(texts)
         advice = (
-            "Write option=value pairs with spaces between them, and texts in quotes, as in "
+            "Write option=value pairs, with spaces between pairs alone, and texts in quotes, as in "
             "\"OPTION='text' OTHER=5\"."
         )
         quoted = _BARE.sub(r"\1='\2'", given)

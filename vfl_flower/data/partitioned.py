@@ -92,7 +92,8 @@ def open_dataset(data: DataConfig) -> PartitionedData:
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known:{asked(data.dataset, likely, 'use')} digits, "
         "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, hf:NAME_OR_DIR, "
-        f"vertibench:DIR or mars-vfl:DIR{''.join(packages)}."
+        f"vertibench:DIR or mars-vfl:DIR{''.join(packages)}. Files of several owners are "
+        "files:PATH, where PATH has the labels."
     )
 
 

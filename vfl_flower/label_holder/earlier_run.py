@@ -51,7 +51,7 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
     given = parse(raw)
     folder = given.get("resume")
     if not folder:
-        return _grown(given) if given.get("grow") else resolve(raw)
+        return _grown(given) if given.get("grow") else _with_its_noise(resolve(raw), given)
     found = to_go_on_from(folder)
     anew = {}
     for name, now in given.items():
@@ -66,6 +66,21 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
             )
         anew[name] = now
     return found.config.with_values(anew)
+
+
+NOISE_ON_EMBEDDINGS = ("embedding-noise", "inner-noise", "embedding-bound")
+"""Options that do nothing without a mechanism."""
+
+
+def _with_its_noise(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration, unless a user would take it for one with noise."""
+    idle = [name for name in NOISE_ON_EMBEDDINGS if name in given]
+    if idle and config.privacy.mechanism == "none":
+        raise ConfigError(
+            f"{idle[0]} = {given[idle[0]]} adds no noise with privacy = 'none'. Set privacy = "
+            f"'perturbed-embedding', or leave {idle[0]} out."
+        )
+    return config
 
 
 _OF_ONE_RUN = (  # options that a warm start never inherits

@@ -366,7 +366,7 @@ def check_files(
     """
     if len(node_configs) == parties:
         return
-    if config.data.own_data:
+    if config.data.own_data and not node_configs:
         raise ConfigError(
             f"dataset = {config.data.dataset!r} needs a file of each of the {parties} "
             f"parties{why}. Name them with --node-config \"file='...' id='...'\", once for each "

@@ -79,7 +79,7 @@ def choose_device(config: RunConfig) -> torch.device:
             return one.device
         except (RuntimeError, AssertionError, ImportError) as error:
             raise ConfigError(
-                f"device = {config.running.device!r} is not available here. Use cpu, cuda or auto."
+                f"device = {config.running.device!r} is not available here. Use cpu, or auto."
             ) from error
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -14,7 +14,8 @@ import typer
 from typer.core import TyperCommand
 
 from vfl_flower.config import logs
-from vfl_flower.config.errors import Terminated, VflError
+from vfl_flower.config.errors import Terminated, VflError, meant
+from vfl_flower.config.run_config import KEYS
 
 _MEANT = {
     **dict.fromkeys(("train", "fit", "start", "flwr", "simulate"), "vfl run"),
@@ -32,10 +33,18 @@ def shown_usage(error: click.ClickException) -> int:
     """Show an error about the command line, with the command that may be meant; return a code."""
     if "Did you mean" in error.message:  # by typer; click would ask once more
         vars(error).update(possibilities=None)
-    named = re.match(r"No such command '([\w-]+)'", error.message)
-    close = get_close_matches(named[1], _MEANT, 1) if named and "?" not in error.message else []
-    if named and close:
-        error.message = f"{named[0]}. You may want `{_MEANT[close[0]]}`."
+    if named := re.match(r"No such command '([\w-]+)'", error.message):
+        cutoff = 1.0 if "?" in error.message else 0.6  # typer has found a close name
+        for close in get_close_matches(named[1], _MEANT, 1, cutoff):
+            error.message = f"{named[0]}. You may want `{_MEANT[close]}`."
+    if (of_run := re.match(r"No such option:? '?--([\w-]+)", error.message)) and (
+        of_run[1] in KEYS or meant(of_run[1], KEYS, exact=True)
+    ):
+        hint = "" if of_run[1] in KEYS else meant(of_run[1], KEYS)
+        error.message = f'{hint}Options of a run stand in -c, as in -c "epochs=5".'
+    missing = error.param if isinstance(error, click.MissingParameter) else None
+    if missing and missing.name in ("model", "run"):
+        error.message = "RUN is the results folder of a run, such as runs/a."
     if "unexpected extra argument" in error.message and "=" in error.message:
         error.message += ". Write all options in one pair of quotes after -c."
     error.show()

@@ -19,6 +19,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.charts import draw_curves, draw_frontier
+from vfl_flower.label_holder.earlier_run import NOISE_ON_EMBEDDINGS
 from vfl_flower.label_holder.figures import main_metric, wrapped
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free, results_folder
@@ -147,6 +148,8 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
+        for name in NOISE_ON_EMBEDDINGS:
+            keys.pop(name, None)
     of_common = resolve({**keys, "strategy": "frozen"})
     if name == "intersection-only" and not of_common.data.partial:
         return None
