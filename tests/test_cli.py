@@ -269,7 +269,7 @@ logging.getLogger("flwr").error("a record")
 
 
 def _on_a_terminal(words: list[str], **more: str) -> str:
-    """What a command writes to a terminal."""
+    """Run a command on a terminal; return all that it writes there."""
     outer, inner = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environment = {**kept, "TERM": "xterm-256color", "FORCE_COLOR": "1", **more}

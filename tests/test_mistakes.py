@@ -24,7 +24,7 @@ from vfl_flower.tools.cli import main
 
 A, B = "file='a.csv' id='customer'", "file='b.csv' id='customer'"
 RUN = "dataset='files:labels.csv' id='customer' label='default' epochs=1 min-segment=1"
-"""A run that works, of which each mistake changes one thing."""
+"""A run that works. Each mistake changes one thing of it."""
 
 
 @pytest.fixture(scope="module")

@@ -30,23 +30,24 @@ _MEANT = {
 
 
 def shown_usage(error: click.ClickException) -> int:
-    """Show an error about the command line, with the command that may be meant; return a code."""
-    if "Did you mean" in error.message:  # by typer; click would ask once more
-        vars(error).update(possibilities=None)
-    if named := re.match(r"No such command '([\w-]+)'", error.message):
-        cutoff = 1.0 if "?" in error.message else 0.6  # typer has found a close name
+    """Show an error about the command line, with what may be meant; return an exit code."""
+    said, asks = error.message, "Did you mean" in error.message
+    if named := re.match(r"No such command '([\w-]+)'", said):
+        cutoff = 1.0 if asks else 0.6  # typer has found a close name
         for close in get_close_matches(named[1], _MEANT, 1, cutoff):
-            error.message = f"{named[0]}. You may want `{_MEANT[close]}`."
-    if (of_run := re.match(r"No such option:? '?--([\w-]+)", error.message)) and (
-        of_run[1] in KEYS or meant(of_run[1], KEYS, exact=True)
+            said = f"{named[0]}. You may want `{_MEANT[close]}`."
+    elif (named := re.match(r"No such option:? '?--([\w-]+)", said)) and (
+        named[1] in KEYS or meant(named[1], KEYS, exact=True)
     ):
-        hint = "" if of_run[1] in KEYS else meant(of_run[1], KEYS)
-        error.message = f'{hint}Options of a run stand in -c, as in -c "epochs=5".'
-    missing = error.param if isinstance(error, click.MissingParameter) else None
-    if missing and missing.name in ("model", "run"):
-        error.message = "RUN is the results folder of a run, such as runs/a."
-    if "unexpected extra argument" in error.message and "=" in error.message:
-        error.message += ". Write all options in one pair of quotes after -c."
+        hint = "" if named[1] in KEYS else meant(named[1], KEYS)
+        where = 'Options of a run stand in -c, as in -c "epochs=5".'
+        said, asks = f"No such option --{named[1]}. {hint}{where}", True
+    elif isinstance(error, click.MissingParameter):
+        if error.param and error.param.name in ("model", "run"):
+            said = "RUN is the results folder of a run, such as runs/a."
+    elif "unexpected extra argument" in said and "=" in said:
+        said += ". Write all options in one pair of quotes after -c."
+    vars(error).update(message=said, **({"possibilities": None} if asks else {}))  # click asks too
     error.show()
     return error.exit_code
 
