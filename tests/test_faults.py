@@ -9,18 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import history, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app, server_app
 from vfl_flower.client_app import PartyApp
-from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError
+from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError, place
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.party import context as context_of_parties
 from vfl_flower.party.party import Party
@@ -577,7 +578,7 @@ def test_a_node_neither_logs_nor_sends_the_text_of_an_error(
 
     app = PartyApp(mods=[broken] if where == "mod" else [])
     order = to_message(DescribeOrder(outputs=1), 1, ttl=60)
-    words = {"partition-id": 0, "num-partitions": 2, "dataset": "breast-cancer"}
+    words: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "dataset": "breast-cancer"}
     context = Context(1, 1, words, RecordDict(), {"dataset": "breast-cancer"})
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     monkeypatch.setattr(Party, "describe", broken)
@@ -587,6 +588,14 @@ def test_a_node_neither_logs_nor_sends_the_text_of_an_error(
     said = capsys.readouterr()
     assert "ValueError\n" in caplog.text and "test_faults.py" in caplog.text
     assert "patient 17" not in caplog.text + said.out + said.err
+
+
+def test_an_error_in_a_library_is_placed_where_it_was_called() -> None:
+    layer = torch.nn.Linear(2, 3)
+    with pytest.raises(RuntimeError, match="shapes") as told:
+        layer(torch.zeros(1, 5))
+    assert "/torch/" in str(told.traceback[-1].path)  # the control
+    assert re.fullmatch(r"RuntimeError in test_an_error_\w+, test_faults.py:\d+", place(told.value))
 
 
 @pytest.mark.parametrize("engine", ["supernodes", "local"])
@@ -609,7 +618,7 @@ def test_a_label_holder_on_nodes_gives_flower_no_text_of_an_error(
     monkeypatch.setattr(server_app, "serve", fails)
     monkeypatch.setattr(server_app, "transport_of", lambda grid: SimpleNamespace(engine=engine))
     with pytest.raises(Exception, match=r".") as told:
-        server_app.main(None, Context(1, 1, {}, RecordDict(), {}))
+        server_app.main(cast(Any, None), Context(1, 1, {}, RecordDict(), {}))
     assert ("'ill'" in str(told.value)) is (engine == "local")
     assert "ValueError in fails, test_faults.py:" in str(told.value) or engine == "local"
     assert "'ill'" not in caplog.text

@@ -221,7 +221,7 @@ def test_python_runs_the_package_as_the_command(words: list[str]) -> None:
 X = np.random.default_rng(0).normal(size=(40, 4))
 Y = (X[:, 0] > 0).astype(int)
 TWO = [X[:, :2], X[:, 2:]]
-train = vfl_flower.train
+train: Any = vfl_flower.train
 
 PYTHON: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "lr": (lambda: train(TWO, Y, lr=0.1), ConfigError, r"party_lr or server_lr\?"),
@@ -234,10 +234,10 @@ PYTHON: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "one class": (lambda: train(TWO, 0 * Y), ConfigError, r"needs at least two classes"),
     "missing values": (lambda: train([TWO[0] / 0, X], Y), VflError, r"missing or infinite values"),
     "a system's case": (lambda: train(TWO, Y, strategy="VAFL"), ConfigError, r"mean 'vafl'\?"),
-    "no system": (lambda: train(TWO, Y, strategy=3), ConfigError, r"give a name of `vfl list`"),  # type: ignore[call-overload]
-    "a text": (lambda: train(TWO, Y, epochs="3"), ConfigError, r"Leave the quotes out"),  # type: ignore[call-overload]
+    "no system": (lambda: train(TWO, Y, strategy=3), ConfigError, r"give a name of `vfl list`"),
+    "a text": (lambda: train(TWO, Y, epochs="3"), ConfigError, r"Leave the quotes out"),
     "a module": (
-        lambda: train(TWO, Y, bottom_model=nn.Linear(2, 2)),  # type: ignore[call-overload]
+        lambda: train(TWO, Y, bottom_model=nn.Linear(2, 2)),
         ConfigError,
         r"give the class Linear",
     ),
@@ -262,7 +262,7 @@ def test_a_mistake_in_python_is_answered_by_a_sentence_that_helps(mistake: str) 
 @pytest.fixture(scope="module")
 def model() -> vfl_flower.Model:
     """A model of two parties, which the calls below misuse."""
-    return train(TWO, Y, epochs=1)
+    return vfl_flower.train(TWO, Y, epochs=1)
 
 
 @pytest.mark.parametrize(

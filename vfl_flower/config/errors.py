@@ -110,8 +110,10 @@ _SHOWN = "The error's text may quote data: only a run in one process shows it."
 
 
 def place(error: BaseException) -> str:
-    """Return the type of an error and where it was raised, without its text."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    """Return the type of an error and its last place outside of libraries, without its text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if "site-packages" not in each.filename]
+    last = (own or frames)[-1]
     where = f"{last.name}, {last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
     return f"{type(error).__name__} in {where}"
 

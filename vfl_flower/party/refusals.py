@@ -25,12 +25,8 @@ from vfl_flower.party.own_model import own_config
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.protocol.systems import (
-    load_system,
-    refuse_places,
-    resolve,
-    sized,
-)
+from vfl_flower.protocol.system import load_system
+from vfl_flower.protocol.systems import refuse_places, resolve, sized
 from vfl_flower.transport.early_messages import EarlyOrder
 from vfl_flower.transport.messages import (
     DescribeOrder,
