@@ -26,21 +26,15 @@ def asked(name: str, names: Iterable[str], verb: str) -> str:
 
 
 _SYNONYMS = {
-    **dict.fromkeys(("lr", "learning-rate", "rate", "eta", "step-size"), ("party-lr", "server-lr")),
-    **dict.fromkeys(("rounds", "num-rounds", "num-server-rounds", "iterations"), ("epochs",)),
-    **dict.fromkeys(("system", "algorithm", "method", "name"), ("strategy",)),
-    **dict.fromkeys(("early-stopping", "stop-after"), ("patience",)),
-    **dict.fromkeys(("hidden", "hidden-size", "hidden-dim"), ("bottom-hidden", "top-hidden")),
-    **dict.fromkeys(("gpu", "cuda", "use-gpu"), ("device",)),
-    **dict.fromkeys(("momentum", "adam", "sgd"), ("optimizer",)),
-    **dict.fromkeys(("y", "label-column", "target-column"), ("label",)),
-    **dict.fromkeys(("path", "csv", "filename", "features", "data-file"), ("file", "dataset")),
-    **dict.fromkeys(("key", "index", "id-column", "join"), ("id",)),
-    **dict.fromkeys(("noise", "dp", "differential-privacy"), ("privacy", "epsilon")),
-    **dict.fromkeys(("l2", "decay"), ("weight-decay",)),
-    **dict.fromkeys(("random-state", "random-seed"), ("seed",)),
-    **dict.fromkeys(("output", "output-dir", "folder", "results"), ("out",)),
-    **dict.fromkeys(("test-size", "test-split"), ("test-fraction",)),
+    **dict.fromkeys(("lr", "learning-rate", "eta"), ("party-lr", "server-lr")),
+    **dict.fromkeys(("rounds", "num-rounds", "num-server-rounds"), ("epochs",)),
+    **dict.fromkeys(("system", "algorithm", "method"), ("strategy",)),
+    **dict.fromkeys(("gpu", "cuda"), ("device",)),
+    **dict.fromkeys(("path", "csv", "data", "filename"), ("file", "dataset")),
+    **dict.fromkeys(("key", "index", "join"), ("id",)),
+    **dict.fromkeys(("noise", "dp"), ("privacy", "epsilon")),
+    **{"y": ("label",), "momentum": ("optimizer",), "early-stopping": ("patience",)},
+    **{"hidden": ("bottom-hidden", "top-hidden"), "random-state": ("seed",)},
 }
 """Name of an option in other programs -> our options, in the order of likelihood."""
 

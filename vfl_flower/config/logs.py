@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from vfl_flower.config.errors import VflError, outside, places
+from vfl_flower.config.errors import VflError, outside, place, places
 
 FORMATS = ("text", "json")
 
@@ -117,7 +117,9 @@ class _WithoutText(logging.Filter):
         elif error and _about().as_json:
             record.exception = places(error)
         elif error:
-            record.msg, record.args = f"{record.getMessage()}\n{places(error)}", ()
+            # The place comes first: `LogBudget` cuts long records.
+            said = f"{record.getMessage()}: {place(error)}\n{places(error)}"
+            record.msg, record.args = said, ()
         record.exc_info = None
         return True
 

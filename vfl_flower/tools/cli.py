@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _of_all(told: options.Version = False) -> None: ...
 
 
-@app.command("demo", cls=Command, rich_help_panel=options.TRAIN)
+@app.command("demo", cls=Command)
 def _demo(engine: options.EngineName = "ray") -> None:
     """Train on handwritten digits with four parties, and write a report.
 
@@ -71,9 +71,7 @@ def _demo(engine: options.EngineName = "ray") -> None:
     print(f"report: {write_report([folder])}")
 
 
-@app.command(
-    "run", cls=Command, rich_help_panel=options.TRAIN, epilog=options.BASIC + options.RUN_EXAMPLES
-)
+@app.command("run", cls=Command, epilog=options.BASIC + options.RUN_EXAMPLES)
 def _run(
     system: options.System = "",
     run_config: options.RunConfig = None,
@@ -134,7 +132,7 @@ def written_at(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@app.command("align", cls=Command, rich_help_panel=options.TRAIN, epilog=options.ALIGN_EXAMPLES)
+@app.command("align", cls=Command, epilog=options.ALIGN_EXAMPLES)
 def _align(
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
@@ -158,9 +156,7 @@ def _align(
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
-@app.command(
-    "information", cls=Command, rich_help_panel=options.TRAIN, epilog=options.INFORMATION_EXAMPLES
-)
+@app.command("information", cls=Command, epilog=options.INFORMATION_EXAMPLES)
 def _information(
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
@@ -187,7 +183,7 @@ def _information(
     print(f"results: {folder}")
 
 
-@app.command("compare", cls=Command, rich_help_panel=options.TRAIN, epilog=options.COMPARE_EXAMPLES)
+@app.command("compare", cls=Command, epilog=options.COMPARE_EXAMPLES)
 def _compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
     run_config: options.RunConfig = None,
@@ -221,7 +217,7 @@ def _compare(
     print(f"results: {folder}")
 
 
-@app.command("sweep", cls=Command, rich_help_panel=options.TRAIN, epilog=options.SWEEP_EXAMPLES)
+@app.command("sweep", cls=Command, epilog=options.SWEEP_EXAMPLES)
 def _sweep(
     system: Annotated[str, typer.Argument(metavar="SYSTEM")],
     search: options.Search,
@@ -258,7 +254,7 @@ def _sweep(
     print(f"results: {folder}")
 
 
-@app.command("predict", cls=Command, rich_help_panel=options.USE, epilog=options.PREDICT_EXAMPLES)
+@app.command("predict", cls=Command, epilog=options.PREDICT_EXAMPLES)
 def _predict(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,
@@ -280,7 +276,7 @@ def _predict(
     print(f"predictions: {predict_local(keys, node_configs)}")
 
 
-@app.command("audit", cls=Command, rich_help_panel=options.JUDGE, epilog=options.AUDIT_EXAMPLES)
+@app.command("audit", cls=Command, epilog=options.AUDIT_EXAMPLES)
 def _audit(
     strategy: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to attack.")],
     run_config: options.RunConfig = None,
@@ -312,7 +308,7 @@ def _audit(
     print(f"results: {folder}")
 
 
-@app.command("report", cls=Command, rich_help_panel=options.JUDGE, epilog=options.REPORT_EXAMPLES)
+@app.command("report", cls=Command, epilog=options.REPORT_EXAMPLES)
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: options.Page = None,
@@ -339,7 +335,7 @@ def _report(
         serve(folders, port)
 
 
-@app.command("contribution", cls=Command, rich_help_panel=options.JUDGE)
+@app.command("contribution", cls=Command)
 def _contribution(
     run: Annotated[Path, typer.Argument(metavar="RUN")],
     metric: options.Metric = "",
@@ -360,7 +356,7 @@ def _contribution(
         print(found.in_terminal())
 
 
-@app.command("list", cls=LightCommand, rich_help_panel=options.TRAIN, epilog=options.LIST_EXAMPLES)
+@app.command("list", cls=LightCommand, epilog=options.LIST_EXAMPLES)
 def _list(
     words: Annotated[list[str] | None, typer.Argument(metavar="[NAME|WORD...]")] = None,
     every: options.Every = False,
@@ -376,10 +372,21 @@ def _list(
 
 
 app.add_typer(operate.app)
-app.command("doctor", cls=Command, rich_help_panel=options.OPERATE, epilog=options.DOCTOR_EXAMPLES)(
-    doctor
-)
-app.add_typer(audit_log.app, name="audit-log", rich_help_panel=options.OPERATE)
+app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
+app.add_typer(audit_log.app, name="audit-log")
+
+_GROUPS = {
+    "Train": "demo run align information compare sweep list",
+    "Use a model": "predict serve",
+    "Judge a model": "report explain contribution audit",
+    "Operate": "doctor audit-log",
+}
+"""Groups of `vfl --help`, by what a user does."""
+
+for _each in (*app.registered_commands, *operate.app.registered_commands, *app.registered_groups):
+    for _title, _names in _GROUPS.items():
+        if _each.name in _names.split():
+            _each.rich_help_panel = _title
 
 
 if __name__ == "__main__":

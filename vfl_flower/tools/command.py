@@ -18,13 +18,12 @@ from vfl_flower.config.errors import Terminated, VflError, meant
 from vfl_flower.config.run_config import KEYS
 
 _MEANT = {
-    **dict.fromkeys(("train", "fit", "start", "flwr", "simulate"), "vfl run"),
-    **dict.fromkeys(("test", "score", "evaluate", "infer"), "vfl predict"),
-    **dict.fromkeys(("plot", "show", "summary", "results"), "vfl report"),
-    **dict.fromkeys(("options", "systems", "strategies", "config"), "vfl list"),
-    **dict.fromkeys(("tune", "search", "optimize"), "vfl sweep"),
-    **dict.fromkeys(("check", "status", "test-connection"), "vfl doctor"),
-    **{"attack": "vfl audit", "help": "vfl --help", "version": "vfl --version"},
+    **dict.fromkeys(("train", "fit", "start", "simulate"), "vfl run"),
+    **dict.fromkeys(("test", "score", "evaluate"), "vfl predict"),
+    **dict.fromkeys(("plot", "show", "summary"), "vfl report"),
+    **dict.fromkeys(("options", "systems", "strategies"), "vfl list"),
+    **{"tune": "vfl sweep", "check": "vfl doctor", "attack": "vfl audit"},
+    **{"help": "vfl --help", "version": "vfl --version"},
 }
 """Names that other programs give to a command, and the command."""
 

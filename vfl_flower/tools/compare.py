@@ -148,8 +148,8 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
-        for name in NOISE_ON_EMBEDDINGS:
-            keys.pop(name, None)
+        for option in NOISE_ON_EMBEDDINGS:
+            keys.pop(option, None)
     of_common = resolve({**keys, "strategy": "frozen"})
     if name == "intersection-only" and not of_common.data.partial:
         return None

@@ -15,7 +15,7 @@ from vfl_flower.tools.command import Command
 app = typer.Typer()
 
 
-@app.command("explain", cls=Command, rich_help_panel=options.JUDGE, epilog=options.EXPLAIN_EXAMPLES)
+@app.command("explain", cls=Command, epilog=options.EXPLAIN_EXAMPLES)
 def _explain(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,
@@ -44,7 +44,7 @@ def _explain(
     print(f"explanation: {out / FILE}")
 
 
-@app.command("serve", cls=Command, rich_help_panel=options.USE, epilog=options.SERVE_EXAMPLES)
+@app.command("serve", cls=Command, epilog=options.SERVE_EXAMPLES)
 def _serve(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,

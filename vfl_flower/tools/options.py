@@ -12,9 +12,6 @@ import typer
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import GROUPS, KEYS, pairs
 
-TRAIN, USE, JUDGE, OPERATE = "Train", "Use a model", "Judge a model", "Operate"
-"""Titles of the groups of commands in `vfl --help`."""
-
 _PAIRS = '"OPTION=VALUE ..."'
 
 
