@@ -383,6 +383,7 @@ _GROUPS = {
 }
 """Groups of `vfl --help`, by what a user does."""
 
+_each: Any
 for _each in (*app.registered_commands, *operate.app.registered_commands, *app.registered_groups):
     for _title, _names in _GROUPS.items():
         if _each.name in _names.split():
