@@ -22,7 +22,14 @@ from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config import logs
-from vfl_flower.config.errors import CodeError, OutOfStepError, VflError, places, raised
+from vfl_flower.config.errors import (
+    CodeError,
+    OutOfStepError,
+    VflError,
+    in_own_code,
+    places,
+    raised,
+)
 from vfl_flower.config.names import in_words
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import builder, explain, information, scoring, stacked, state, state_file
@@ -223,15 +230,18 @@ def _answer_turn(message: Message, context: Context, turn: StackedTurn | Excepti
 def _failure(error: Exception, message: Message, context: Context) -> Message:
     """Return the answer that names what went wrong, and holds no data."""
     if isinstance(error, CodeError):
-        log(WARNING, "%s", error.outside)
+        log(WARNING, "%s", error)
         said = str(error) if simulated(context) else error.outside  # one owner may read it all
         return to_failure(in_words(said), message)
     if isinstance(error, VflError):
         return to_failure(in_words(str(error)), message, isinstance(error, OutOfStepError))
     if isinstance(error, MemoryError):
         return to_failure("has not enough memory for what it was asked.", message)
-    log(ERROR, "%s", places(error))
-    if context.node_config.get("simulated"):  # in this process, whose terminal its owner reads
+    # The owner of a party's code may read what it quotes. Others' errors may quote the data too.
+    here = context.node_config.get("simulated")  # in this process, whose terminal its owner reads
+    own = in_own_code(error) and not here
+    log(ERROR, "%s", f"{places(error)}\n{error}" if own else places(error))
+    if here:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     return to_failure(raised(error), message)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -100,7 +102,18 @@ class CodeError(ConfigError):
         self.outside = f"{sentence} ({place(error)}). {_SHOWN}"
 
 
-_SHOWN = "The error's text may quote data: only a run in one process shows it."
+_SHOWN = "Its text may quote data: a party's own log and a run in one process show it."
+_INSTALLED = tuple(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib"))
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def in_own_code(error: BaseException) -> bool:
+    """Return whether an error passed through a user's own file, not only through libraries."""
+    if isinstance(error, CodeError):
+        return True
+    files = {each.filename for each in traceback.extract_tb(error.__traceback__)}
+    # An editable installation has this package outside of the libraries.
+    return any(not each.startswith((*_INSTALLED, _PACKAGE, "<")) for each in files)
 
 
 def place(error: BaseException) -> str:

@@ -7,7 +7,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
