@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     missing: Literal["refuse", "median"] | None
     missing_words: str | None
     text: Literal["refuse", "one-hot"] | None
+    dates: Literal["refuse", "days"] | None
     align: Literal["psi", "any", "ids"] | None
     min_parties: int | None
     presence: float | None

@@ -19,6 +19,7 @@ from vfl_flower.config.plugins import ENGINES
 from vfl_flower.config.renamed import notify
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
+from vfl_flower.data.survey import surveyed
 from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.progress import shown
 
@@ -158,7 +159,8 @@ def _train(
             node_configs = node_configs_of(name, parties, called)
         try:
             start = ENGINES.load(engine)
-            finished = start(parties, keys, node_configs=node_configs, **more)
+            with surveyed(RunConfig.of(keys), node_configs):
+                finished = start(parties, keys, node_configs=node_configs, **more)
         except BaseException as error:
             if temporary:
                 _keep(folder, error)

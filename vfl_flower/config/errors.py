@@ -75,6 +75,10 @@ class ConfigError(VflError):
     """A run configuration, data set or model is invalid; raised before any training."""
 
 
+class TableError(ConfigError):
+    """A table cannot be used: `data.survey` says all that it and the other tables need."""
+
+
 class SharedError(ConfigError):
     """Another user can change, or replace, a folder that a run reads.
 

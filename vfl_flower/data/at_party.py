@@ -126,7 +126,9 @@ def load_own_features(
 
 def _check_no_labels(own: Source, label: str) -> None:
     """Refuse a column with the label's name in a file, unless `columns` names it."""
-    if not isinstance(own, OwnFile) or own.party is None or own.columns:
+    if not isinstance(own, OwnFile) or own.party is None:
+        return
+    if own.columns and not own.leaves_out:
         return
     if label in own.feature_names:
         raise ConfigError(

@@ -25,7 +25,25 @@ def is_missing(values: Array) -> Array:
 _THOUSANDS = r"\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*"
 _DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
 _DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
+_YEAR_FIRST = r"(?P<y>\d{4})(?P<s>[-/.])(?P<m>\d{1,2})(?P=s)(?P<d>\d{1,2})"
+_DAY_FIRST = r"(?P<d>\d{1,2})\.(?P<m>\d{1,2})\.(?P<y>\d{4})"
+_TIME = r"(?:[ T](?P<t>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?) ?(?P<z>Z|[-+]\d{2}:?\d{2})?)?"
+_WORDS = 20  # different texts among numbers that may stand for missing values
 _ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
+_OF_TEXTS = {
+    "dates": ", since it holds dates. Set dates='days', or leave it out by `columns`.",
+    "other dates": ", since it holds dates that can be read in two ways. Write them as 2024-01-31, "
+    "and set dates='days', or leave it out by `columns`.",
+    "commas between thousands": ", since its numbers have commas before three digits, which may "
+    "separate thousands. Remove the commas, as pandas.read_csv(..., thousands=',') and to_csv do, "
+    "or write points if they are decimal commas.",
+    "decimal commas": ", since its numbers have decimal commas. Write points instead, as "
+    "pandas.read_csv(..., decimal=',') and to_csv do.",
+    "codes": ", since it holds codes: numbers with a zero or a plus before them. Leave it out by "
+    "`columns`, or set text='one-hot'.",
+    "words among numbers": ", since it has texts among its numbers. If they stand for missing "
+    "values, name them by missing-words, and set missing='median'. Else correct them.",
+}
 
 
 def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
@@ -33,58 +51,80 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
 
     The text ends a sentence about the column, and adds one. For texts it is ``otherwise``.
     """
+    return _OF_TEXTS.get(content_of(column)[0], otherwise)
+
+
+def content_of(column: Any) -> tuple[str, list[str]]:
+    """Return what a column of texts or dates seems to hold, and the words among its numbers."""
+    import pandas as pd
+
+    counts = column.dropna().astype(str).value_counts()
+    texts = counts.index.to_series()
+    if not len(texts):
+        return "texts", []
+    if days_of(column) is not None:
+        return "dates", []
+    if texts.str.fullmatch(_DATE).all():
+        return "other dates", []
+    numbers = pd.to_numeric(texts, errors="coerce").notna()
+    patterns = {
+        "commas between thousands": _THOUSANDS,
+        "decimal commas": _DECIMAL_COMMA,
+        "codes": f"{CODE}.*",
+    }
+    for content, pattern in patterns.items():
+        found = texts.str.fullmatch(pattern)
+        if found.any() and (found | numbers).all():
+            return content, []
+    words = texts[~(numbers | texts.str.fullmatch(_DATE))]
+    few = len(words) <= _WORDS and counts[words].sum() < counts.sum() / 2
+    if few and len(words) and not texts.str.match(CODE).any():
+        return "words among numbers", sorted(words)
+    return "texts", []
+
+
+def days_of(column: Any) -> Array | None:
+    """Return dates as days since 1970, NaN for missing ones, [n]; None if some are no dates.
+
+    Each value is read by itself, so that all files are read alike: the year first, or a day first
+    and points (31.1.2024). Times may follow. Without a zone, they are in UTC.
+    """
     import pandas as pd
 
     known = column.dropna()
-    texts = known[:10_000].astype(str)
-    if not len(texts):
-        return otherwise
-    if known.dtype.kind == "M" or texts.str.fullmatch(_DATE).all():
-        return (
-            ", since it holds dates. Make numbers of them, such as days since a fixed day, or "
-            "leave it out by `columns`."
-        )
-    numbers = pd.to_numeric(texts, errors="coerce").notna()
-    thousands = texts.str.fullmatch(_THOUSANDS)
-    if thousands.any() and (thousands | numbers).all():
-        return (
-            ", since its numbers have commas before three digits, which may separate thousands. "
-            "Remove the commas, as pandas.read_csv(..., thousands=',') and to_csv do, or write "
-            "points if they are decimal commas."
-        )
-    commas = texts.str.fullmatch(_DECIMAL_COMMA)
-    if commas.any() and (commas | numbers).all():
-        return (
-            ", since its numbers have decimal commas. Write points instead, as "
-            "pandas.read_csv(..., decimal=',') and to_csv do."
-        )
-    codes = texts.str.match(CODE)
-    if codes.any() and (codes | numbers).all():
-        return (
-            ", since it holds codes: numbers with a zero or a plus before them. Leave it out by "
-            "`columns`, or set text='one-hot'."
-        )
-    if numbers.mean() > 0.5:
-        return (
-            ", since it has texts among its numbers. If they stand for missing values, name them "
-            "by missing-words, and set missing='median'. Else correct them."
-        )
-    return otherwise
+    days = np.full(len(column), np.nan)
+    if len(known) and known.dtype.kind in "biuf":
+        return None
+    if len(known) and known.dtype.kind != "M":
+        texts = known.astype(str).str.strip()
+        parts = texts.str.extract(f"^{_YEAR_FIRST}{_TIME}$")
+        parts = parts.fillna(texts.str.extract(f"^{_DAY_FIRST}{_TIME}$"))
+        if parts[["y", "m", "d"]].isna().any(axis=None):
+            return None
+        known = parts.y + "-" + parts.m.str.zfill(2) + "-" + parts.d.str.zfill(2)
+        known += "T" + parts.t.fillna("00:00") + parts.z.fillna("")
+    if len(known):
+        try:
+            form = None if known.dtype.kind == "M" else "ISO8601"
+            times = pd.to_datetime(known, utc=True, format=form).dt.tz_localize(None).to_numpy()
+        except ValueError:  # such as a thirteenth month
+            return None
+        times = times.astype("datetime64[us]") - np.datetime64(0, "us")
+        days[column.notna().to_numpy()] = times / np.timedelta64(1, "D")
+    return days
 
 
-def raw_columns(frame: Any, places: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
+def raw_columns(frame: Any, places: Array, dates: bool = False) -> Iterator[tuple[str, Array]]:
+    """Yield the columns of a frame at these rows, as `Source.raw_columns`; dates as days."""
     rows = frame.iloc[places]
     numbers = numeric(rows)
     found = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
     for name in rows:
         column = rows[name]
-        yield (
-            name,
-            found[name]
-            if name in found
-            else column.astype(object).where(column.notna(), None).to_numpy(),
-        )
+        days = days_of(column) if dates and name not in found and column.notna().any() else None
+        if name not in found and days is None:
+            days = column.astype(object).where(column.notna(), None).to_numpy()
+        yield name, found.get(name, days)
 
 
 def floats(columns: Any) -> Array:
@@ -96,6 +136,11 @@ def floats(columns: Any) -> Array:
 def numeric(frame: Any) -> list[str]:
     """Return the columns whose type is numeric."""
     return [name for name, dtype in frame.dtypes.items() if dtype.kind in "biuf"]
+
+
+def others(frame: Any) -> list[str]:
+    """Return the columns whose type is not numeric."""
+    return [name for name, dtype in frame.dtypes.items() if dtype.kind not in "biuf"]
 
 
 def medians_of(numbers: Array) -> list[float]:

@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,11 @@ class Frame(Table):
     @cached_property
     def _names(self) -> list[str]:
         return with_names(map(str, self.frame.columns))
+
+    def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
+        """Return an error with the detail, since whoever reads it has the frame."""
+        named = replace(self, path=self.whose, party=None)
+        return super(Frame, named).wrong(what, detail, whole)
 
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
         frame = self.frame.set_axis(map(str, self.frame.columns), axis=1)[names]
@@ -249,6 +254,7 @@ def handed_over(
         missing=data.missing,
         missing_words=data.missing_words,
         text=data.text,
+        dates=data.dates,
         label=data.label,
         segments=data.segments,
         frame=table,
@@ -315,6 +321,7 @@ def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
             missing=data.missing,
             missing_words=data.missing_words,
             text=data.text,
+            dates=data.dates,
             label=_NONE,
             party=party,
             frame=features,

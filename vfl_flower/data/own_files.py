@@ -47,6 +47,7 @@ class OwnFile(Table):
         for name, known in (
             ("missing", ("refuse", "median")),
             ("text", ("refuse", "one-hot", "tokens")),
+            ("dates", ("refuse", "days")),
         ):
             if getattr(own, name) not in known:
                 raise ConfigError(
@@ -168,4 +169,4 @@ def of_separator(names: Sequence[str]) -> str:
     )
 
 
-_WORDS = ("id", "columns", "missing", "missing-words", "text")
+_WORDS = ("id", "columns", "missing", "missing-words", "text", "dates")

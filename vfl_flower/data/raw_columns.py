@@ -65,8 +65,7 @@ def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
         if values.dtype == object and any(isinstance(each, date) for each in values):
             assert isinstance(own, Table)
             raise own.wrong(
-                "has a column of dates. Make numbers of them, such as days since a fixed day, or "
-                "leave it out by `columns`.",
+                "has a column of dates. Set dates='days', or leave it out by `columns`.",
                 f"column {name!r} has dates.",
             )
         found = True

@@ -34,6 +34,8 @@ class Preparation:
     mean, deviation : for each resulting column; for images, for each colour.
     shape : shape of a sample, if columns do not decide it: images, sequences, tokens.
     tokenizer : digest of the meaning of tokens.
+    dates : numeric columns that are dates, and the newest training date of each. Dates are days
+        since then. The newest date itself is in days since 1970.
     """
 
     numbers: dict[str, float]
@@ -42,10 +44,14 @@ class Preparation:
     deviation: list[float]
     shape: list[int] = field(default_factory=list)
     tokenizer: str = ""
+    dates: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields in JSON types; `Preparation(**...)` restores them."""
-        return asdict(self)
+        values = asdict(self)
+        if not self.dates:  # as earlier versions wrote it, and compared it
+            del values["dates"]
+        return values
 
     @property
     def columns(self) -> dict[str, slice]:

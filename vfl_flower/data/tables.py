@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -17,26 +17,28 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, asked
+from vfl_flower.config.errors import ConfigError, TableError, asked
 from vfl_flower.data.frames import (
+    days_of,
     floats,
     is_missing,
     matrix,
     medians_of,
     numeric,
-    of_texts,
+    others,
     raw_columns,
-    texts_of,
 )
+from vfl_flower.data.needs import Need, frequent, lacking, needs_of, told_of
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 
 log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
+LOGGED = "Its own log says more."
+"""End of an error about a party's table that others read."""
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
 _FEW = 4096  # rows: a service asks for no more at a time
-_MOST_VALUES = 100  # values of a text column; each becomes a column
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Table(Source):
     missing: str = "refuse"
     missing_words: str = ""  # texts that are missing values, separated by commas
     text: str = "refuse"
+    dates: str = "refuse"
     label: str = ""  # at the label holder
     segments: str = ""  # at the label holder; names of columns, as in ``columns``
     party: int | None = None  # None: the label holder
@@ -72,6 +75,12 @@ class Table(Source):
     def words(self) -> tuple[str, ...]:
         """Return the texts that are missing values, beside the empty one."""
         return tuple(filter(None, map(str.strip, self.missing_words.split(","))))
+
+    @property
+    def leaves_out(self) -> bool:
+        """Return whether `columns` names columns to leave out, each after a minus."""
+        named = [name.strip() for name in self.columns.split(",")]
+        return all(name.startswith("-") and name not in self._names for name in named)
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -99,10 +108,13 @@ class Table(Source):
         kept = {self.id, self.label}
         if self.columns == "none":
             return []
+        named = [name.strip() for name in self.columns.split(",")]
+        leaves_out = self.leaves_out
+        if leaves_out:
+            named = [name.removeprefix("-") for name in named]
         if not self.columns:
             kept.update(self.segment_names)
             return [name for name in self._names if name not in kept]
-        named = [name.strip() for name in self.columns.split(",")]
         known = set(self._names) - kept
         absent = [name for name in named if name not in known]
         if absent or len(set(named)) < len(named):
@@ -110,6 +122,9 @@ class Table(Source):
                 "does not have the columns that `columns` names, or has one twice. Correct it.",
                 f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
             )
+        if leaves_out:
+            kept.update(named, self.segment_names)
+            return [name for name in self._names if name not in kept]
         return named
 
     def labels(self, rows: Array) -> Array:
@@ -117,7 +132,7 @@ class Table(Source):
         self.check_labels()
         values = self.labels_with_gaps(rows)
         if is_missing(values).any():
-            raise ConfigError(
+            raise TableError(
                 f"Column {self.label!r} of {self.path} has missing labels. Drop those rows."
             )
         return values
@@ -202,6 +217,7 @@ class Table(Source):
             {name: values for each in parts for name, values in each.texts.items()},
             in_order("mean"),
             in_order("deviation"),
+            dates={name: newest for each in parts for name, newest in each.dates.items()},
         )
 
     def _groups(self, names: list[str], rows: int) -> Iterator[list[str]]:
@@ -228,33 +244,46 @@ class Table(Source):
 
     def _learn(self, learnt: Any) -> Preparation:
         """Learn the preparation of some or all columns from these training rows."""
-        numbers = numeric(learnt)
-        texts = list(learnt.columns.difference(numbers, sort=False))
-        if texts and self.text == "refuse":
-            raise self.wrong(
-                f"has a column that is not numeric{of_texts(learnt[texts[0]])}",
-                f"column {texts[0]!r} is not numeric.",
-            )
-        self._check_missing(learnt, numbers)
-        values = {name: sorted(set(texts_of(learnt[name]))) for name in texts}
-        many = [name for name in texts if len(values[name]) > _MOST_VALUES]
-        if many:
-            raise self.wrong(
-                f"has a text column with more than {_MOST_VALUES} values"
-                f"{of_texts(learnt[many[0]], '. Leave it out by `columns`, or group its values.')}",
-                f"column {many[0]!r} has {len(values[many[0]])} values.",
-            )
-        known = floats(learnt[numbers])
-        empty = [numbers[at] for at in np.flatnonzero(np.isnan(known).all(0))]
-        if empty:
-            raise self.wrong(
-                "has a column without any value in the training rows. Leave it out by `columns`.",
-                f"column {empty[0]!r} is empty.",
-            )
-        medians = dict(zip(numbers, medians_of(known), strict=True))
+        if found := list(needs_of(self, learnt)):
+            raise self._needing(found)
+        newest: dict[str, float] = {}
+        if self.dates == "days":
+            dates = {name: days_of(learnt[name]) for name in others(learnt)}
+            newest = {
+                name: float(np.nanmax(each)) for name, each in dates.items() if each is not None
+            }
+            learnt = self._with_days(learnt, newest)
+        numbers, texts = numeric(learnt), others(learnt)
+        values = {name: frequent(learnt[name]) for name in texts}
+        for name in texts:
+            if told := told_of(learnt[name], values[name]):
+                log.warning("Column %r of %s %s.", name, self.path, told)
+        medians = dict(zip(numbers, medians_of(floats(learnt[numbers])), strict=True))
         rows = matrix(Preparation(medians, values, [], []), learnt)
         mean, deviation = scaling(rows, per_column=True)
-        return Preparation(medians, values, mean.tolist(), deviation.tolist())
+        return Preparation(medians, values, mean.tolist(), deviation.tolist(), dates=newest)
+
+    def _with_days(self, frame: Any, newest: Mapping[str, float]) -> Any:
+        """Return a frame whose dates are days since the newest training date."""
+        found = {name: days_of(frame[name]) for name in newest if name in frame}
+        for name, days in found.items():
+            if days is None:
+                raise self._changed(f"column {name!r} has values that are no dates.")
+        return frame.assign(**{name: days - newest[name] for name, days in found.items()})
+
+    def needs(self) -> list[Need]:
+        """Return what the features need before a model can learn from them, in all rows."""
+        groups = self._groups(self.feature_names, self.count)
+        return [need for group in groups for need in needs_of(self, self._some(group))]
+
+    def _needing(self, found: Sequence[Need]) -> ConfigError:
+        """Return an error about these needs, and all others of the table."""
+        every = self.needs()
+        there = {(each.kind, each.column) for each in every}
+        every += [each for each in found if (each.kind, each.column) not in there]
+        if len(every) == 1:
+            return self.wrong(*every[0].said(self._read([every[0].column])[every[0].column]))
+        return self.wrong(*lacking(self, every))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""
@@ -277,7 +306,8 @@ class Table(Source):
         for group in self._groups(list(preparation.numbers), rows):
             part = slice(end, end := end + len(group))
             medians = {name: preparation.numbers[name] for name in group}
-            yield Preparation(medians, {}, mean[part], deviation[part]), part
+            dates = {name: day for name, day in preparation.dates.items() if name in medians}
+            yield Preparation(medians, {}, mean[part], deviation[part], dates=dates), part
         if preparation.texts:
             part = slice(end, None)
             yield Preparation({}, preparation.texts, mean[part], deviation[part]), part
@@ -288,7 +318,7 @@ class Table(Source):
         """Yield columns by name, as `Source.raw_columns`."""
         wanted = self.feature_names if names is None else list(names)
         for group in self._groups(wanted, len(places)):
-            yield from raw_columns(self._some(group), places)
+            yield from raw_columns(self._some(group), places, self.dates == "days")
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
@@ -297,17 +327,22 @@ class Table(Source):
         absent = [name for name in names if name not in there]
         if absent:
             raise self._changed(f"column {absent[0]!r} is missing.")
-        if not self.columns and set(self.feature_names) != set(names):
+        if (not self.columns or self.leaves_out) and set(self.feature_names) != set(names):
             new = min(set(self.feature_names) - set(names), key=self._names.index)
             raise self._changed(f"column {new!r} is new. Name the earlier columns by `columns`.")
         return names
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
         """Return rows as float32 [rows, F], from the columns that `preparation` knows."""
+        frame = self._with_days(frame, preparation.dates)
         for name in preparation.numbers.keys() - numeric(frame):
             if not frame[name].isna().all():
                 raise self._changed(f"column {name!r} has texts, and it had numbers before.")
-        self._check_missing(frame, list(preparation.numbers))
+        gaps = self.missing == "refuse" and frame.isna().any(axis=None)
+        if gaps or np.isinf(floats(frame[list(preparation.numbers)])).any():
+            known = replace(self, text="one-hot", dates="days")
+            kinds = ("missing values", "infinite values")
+            raise known._needing([each for each in needs_of(known, frame) if each.kind in kinds])
         rows = scaled(
             matrix(preparation, frame),
             np.array(preparation.mean),
@@ -318,28 +353,6 @@ class Table(Source):
                 "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
             )
         return rows
-
-    def _check_missing(self, frame: Any, numbers: Sequence[str]) -> None:
-        infinite = np.flatnonzero(np.isinf(floats(frame[list(numbers)])).any(0))
-        if len(infinite):
-            raise self.wrong(
-                "has infinite values. Replace them.", f"column {numbers[infinite[0]]!r} has some."
-            )
-        if self.missing == "refuse":
-            gaps = frame.isna().sum()
-            gaps = gaps[gaps > 0]
-            if len(gaps):
-                raise self.wrong(
-                    "has missing values in its features. Fill them in, drop those rows, or set "
-                    "missing='median'.",
-                    f"column {gaps.index[0]!r} has {self._missing_of(gaps.index[0])}"
-                    + (f", and {len(gaps) - 1} more columns have some." if len(gaps) > 1 else "."),
-                )
-
-    def _missing_of(self, name: str) -> str:
-        """Count the missing values of a column in all rows."""
-        column = self._read([name])[name]
-        return f"{int(column.isna().sum())} in {len(column)} rows"
 
     # --- access to columns, in subclasses -------------------------------------------------------
 
@@ -377,14 +390,14 @@ class Table(Source):
     def _changed(self, detail: str) -> ConfigError:
         return self.wrong("has other columns than its model was trained with.", detail)
 
-    def wrong(self, what: str, detail: str) -> ConfigError:
-        """Return an error, with the detail after its first sentence.
+    def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
+        """Return an error, with the detail after its first sentence, or with the whole text.
 
         If this is a party, log the detail and leave it out of the error.
         """
         wrong, _, advice = what.removesuffix(".").partition(". ")
-        what_and_where = f"{wrong}: {detail}" + (f" {advice}." if advice else "")
+        what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")
         if self.party is None:
-            return ConfigError(f"{self.path} {what_and_where}")
+            return TableError(f"{self.path} {what_and_where}")
         log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
-        return ConfigError(f"{self.whose} {what} Its own log says more.")
+        return TableError(f"{self.whose} {what} {LOGGED}")

@@ -87,7 +87,7 @@ _OF_ONE_RUN = (  # options that a warm start never inherits
     *("task", "model", "without", "repeats", "resume", "grow", "freeze", "out", "parties"),
 )
 _OF_MODEL = (  # options that a warm start must inherit
-    *("target", "label-range", "columns", "missing", "missing-words", "text"),
+    *("target", "label-range", "columns", "missing", "missing-words", "text", "dates"),
     *(each.name for each in KEYS.values() if each.section == "models" and each.name != "metrics"),
 )
 

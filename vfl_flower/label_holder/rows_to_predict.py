@@ -226,7 +226,7 @@ def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
 
 
 _OF_FILE = (
-    *("dataset", "id", "label", "columns", "segments", "missing", "missing-words", "text"),
+    *("dataset", "id", "label", "columns", "segments", "missing", "missing-words", "text", "dates"),
     "align",
     "party-timeout",
 )

@@ -87,6 +87,7 @@ def _run(
     terminal. Elsewhere it is one line per epoch.
     """
     from vfl_flower.config.plugins import ENGINES
+    from vfl_flower.data.survey import surveyed
     from vfl_flower.label_holder import checkpoint, earlier_run
     from vfl_flower.label_holder.figures import headline, wrapped
     from vfl_flower.label_holder.progress import shown
@@ -110,7 +111,8 @@ def _run(
     before = written_at(model)
     try:
         format_of_records = logs.described(config.running.log_format)
-        with terminating(), shown(not quiet), format_of_records:
+        of_tables = surveyed(config, node_configs)
+        with terminating(), shown(not quiet), format_of_records, of_tables:
             finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(wrapped(*headline(finished.summary).splitlines()))
         if seeds > 1:

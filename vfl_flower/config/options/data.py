@@ -64,7 +64,8 @@ class DataConfig:
     columns: str = key(
         "",
         "Names the feature columns of the label holder's file, separated by commas. The empty "
-        "text uses all other columns. `none` uses no column.",
+        "text uses all other columns. `none` uses no column. A minus before each name leaves "
+        "these columns out.",
         example="dataset='files:labels.csv' columns='age,income'",
         related=("dataset", "missing", "text"),
     )
@@ -98,6 +99,14 @@ class DataConfig:
         example="dataset='files:labels.csv' text='one-hot'",
         choices=("refuse", "one-hot"),
         related=("columns", "missing"),
+    )
+    dates: str = key(
+        "refuse",
+        "Says how to handle dates in the label holder's columns. `days` counts days since the "
+        "newest date of the training rows. The model keeps this date for later files.",
+        example="dataset='files:labels.csv' dates='days'",
+        choices=("refuse", "days"),
+        related=("columns", "text"),
     )
     align: str = key(
         "psi",

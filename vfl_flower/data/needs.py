@@ -1,0 +1,201 @@
+"""What a table needs before a model can learn from it, all of it in one message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from vfl_flower.data.frames import content_of, days_of, floats, of_texts, texts_of
+
+MOST_VALUES = 100  # values of a text column; each becomes a column
+_SHOWN = 12  # columns of one kind in a message
+_KINDS = {  # kind -> words for one column, and what to do
+    "missing values": (
+        "missing values in its features",
+        "Fill them in, drop those rows, or set missing='median'.",
+    ),
+    "infinite values": ("infinite values", "Replace them."),
+    "columns without any value": (
+        "a column without any value in the training rows",
+        "Leave it out by `columns`.",
+    ),
+    "text columns of too many values": (
+        f"a text column with more than {MOST_VALUES} values",
+        "Leave it out by `columns`, or group its values.",
+    ),
+}
+_HINTS = {
+    "other dates": "Write dates as 2024-01-31, and set dates='days', to use them.",
+    "commas between thousands": "Remove the commas from numbers, to use them.",
+    "decimal commas": "Write points for decimal commas, to use the numbers.",
+    "infinite values": "Replace infinite values, to use the columns.",
+    "words among numbers": "missing-words counts these words as missing values: correct them if "
+    "they are none.",
+}
+
+
+class Need(NamedTuple):
+    """Something that a table needs: its kind, the column, a note, and options that help.
+
+    Without such an option, the column must be left out.
+    """
+
+    kind: str
+    column: str
+    note: str = ""
+    options: Mapping[str, str] = {}
+
+    def said(self, column: Any) -> tuple[str, str]:
+        """Return what is wrong and what to do, and the detail, for a table's only need."""
+        if self.kind in _KINDS:
+            wrong, advice = _KINDS[self.kind]
+            return f"has {wrong}. {advice}", f"column {self.column!r} has {self.note or 'none'}."
+        return (
+            f"has a column that is not numeric{of_texts(column)}",
+            f"column {self.column!r} is not numeric.",
+        )
+
+
+class Asked(Protocol):
+    """Options of a table that `tables.Table` has."""
+
+    missing: str
+    text: str
+    dates: str
+    columns: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Texts that are missing values."""
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The feature columns."""
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether `columns` names columns to leave out."""
+
+
+def needs_of(own: Asked, frame: Any) -> Iterator[Need]:
+    """Yield what these columns of a table need, in a frame of some or all rows."""
+    for name, column in frame.items():
+        missing = int(column.isna().sum())
+        if column.dtype.kind in "biuf":
+            infinite = int(np.isinf(floats(column)).sum())
+            if infinite:
+                yield Need("infinite values", name, f"{infinite} in {len(column)} rows")
+        elif missing < len(column):
+            yield from _of_texts(own, name, column)
+        if missing == len(column) and missing:
+            yield Need("columns without any value", name)
+        elif missing and own.missing == "refuse":
+            note = f"{missing} in {len(column)} rows"
+            yield Need("missing values", name, note, {"missing": "median"})
+
+
+def _of_texts(own: Asked, name: str, column: Any) -> Iterator[Need]:
+    if own.dates == "days" and days_of(column) is not None:
+        return
+    few = len(frequent(column)) > 0
+    if own.text == "one-hot" and few:
+        return
+    content, words = content_of(column)
+    options: dict[str, str] = {}
+    if content == "dates":
+        options = {"dates": "days"}
+    elif content == "words among numbers" and not any(set(each) & set(",'\"\n") for each in words):
+        options = {"missing-words": ",".join(dict.fromkeys([*own.words, *words]))}
+        options["missing"] = "median"
+        known = column[~column.astype(str).isin(words)]
+        if days_of(known) is not None:
+            options["dates"] = "days"
+        elif content_of(known)[0] == "other dates":
+            content, options = "other dates", {}
+    elif content in ("codes", "texts") and few:
+        options = {"text": "one-hot"}
+    elif content in ("codes", "texts"):
+        content = "text columns of too many values"
+    note = f"{column.nunique()} values" if "text" in content or content == "codes" else ""
+    yield Need(content, name, ",".join(words) or note, options)
+
+
+def frequent(column: Any) -> list[str]:
+    """Return the values of a text column that get a 0/1 column, sorted.
+
+    These are all values, or the most frequent ones, 100 at most. The list is empty if less than
+    half of the rows have them: names and numbers of customers are no categories.
+    """
+    counts = Counter(texts_of(column))
+    if len(counts) <= MOST_VALUES:
+        return sorted(counts)
+    most = sorted(counts, key=lambda each: (-counts[each], each))[:MOST_VALUES]
+    most = [each for each in most if counts[each] > 1]
+    return sorted(most) if 2 * sum(map(counts.__getitem__, most)) >= len(column) else []
+
+
+def told_of(column: Any, values: Sequence[str]) -> str:
+    """Return what the owner should know of a column whose texts become columns: a predicate."""
+    if (known := len(set(texts_of(column)))) > len(values):
+        return f"has {known} texts, and the {len(values)} most frequent ones become columns"
+    content = content_of(column)[0]
+    odd = content in (
+        "dates",
+        "other dates",
+        "commas between thousands",
+        "decimal commas",
+        "words among numbers",
+    )
+    return f"holds {content}, and is read as texts" * odd
+
+
+def lacking(own: Asked, needs: Sequence[Need]) -> tuple[str, str, str]:
+    """Return what `Table.wrong` says of several needs."""
+    *kinds, last = dict.fromkeys(each.kind for each in needs)
+    what = "has " + ", ".join(kinds) + " and " * bool(kinds) + last
+    return f"{what}.", "", f"{what}.{listed(needs)}\nSet {pasted(remedy(own, needs))}."
+
+
+def pasted(options: Mapping[str, Any]) -> str:
+    """Return options as `-c` and `--node-config` take them."""
+    return " ".join(
+        f"{name}='{value}'" if isinstance(value, str) else f"{name}={value}"
+        for name, value in options.items()
+    )
+
+
+def listed(needs: Sequence[Need]) -> str:
+    """Return a line for each kind of need, with its columns and with what to do."""
+    lines = []
+    for kind in dict.fromkeys(each.kind for each in needs):
+        of_kind = [each for each in needs if each.kind == kind]
+        shown = [
+            f"{each.column!r}" * bool(each.column) + f" ({each.note})" * bool(each.note)
+            for each in of_kind[:_SHOWN]
+        ]
+        more = f" and {len(of_kind) - _SHOWN} more" * (len(of_kind) > _SHOWN)
+        hint = f". {_HINTS[kind]}" if kind in _HINTS else ""
+        lines.append(f"\n  {kind}: {', '.join(shown)}{more}{hint}")
+    return "".join(lines)
+
+
+def remedy(own: Asked, needs: Sequence[Need]) -> dict[str, str]:
+    """Return the options that let a model learn from the table."""
+    found: dict[str, str] = {}
+    words = list(own.words)
+    for need in needs:
+        found |= need.options
+        words += need.options.get("missing-words", "").split(",")
+    if "missing-words" in found:
+        found["missing-words"] = ",".join(filter(None, dict.fromkeys(words)))
+    helpless = {each.column for each in needs if each.column and not each.options}
+    names = own.feature_names
+    if out := [name for name in names if name in helpless]:
+        if own.columns and not own.leaves_out:
+            found["columns"] = ",".join(name for name in names if name not in helpless) or "none"
+        else:
+            found["columns"] = ",".join(filter(None, [own.columns, *(f"-{name}" for name in out)]))
+    return found

@@ -1,0 +1,116 @@
+"""Say what all tables of a run need at once, to a person who has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.config.errors import ConfigError, TableError, VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_label_holder import own_table
+from vfl_flower.data.frames import is_missing
+from vfl_flower.data.memory import Frame
+from vfl_flower.data.needs import Need, listed, pasted, remedy
+from vfl_flower.data.on_disk import KeptFile, LargeTable
+from vfl_flower.data.sources import source_of
+from vfl_flower.data.tables import LOGGED, Table
+
+_UNNAMED = set("'\"\n\\")  # characters that no option of columns can have
+
+
+@contextmanager
+def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Extend an error about a table by all that the tables of the run need.
+
+    Parameters
+    ----------
+    node_configs : of the parties. They belong to the person who starts the run.
+    """
+    try:
+        yield
+    except VflError as error:
+        in_memory = config.data.dataset.startswith("memory:")
+        about_table = in_memory or isinstance(error, TableError) or LOGGED in str(error)
+        if not about_table or not config.data.own_data or config.task != "train":
+            raise
+        found = _needs(config, node_configs)
+        if not found:
+            raise
+        raise TableError(_said(found, node_configs)) from error
+
+
+def _needs(
+    config: RunConfig, node_configs: Sequence[Mapping[str, Any]]
+) -> list[tuple[Table, int | None, list[Need]]]:
+    """Return the tables that need something: the table, its party, and what it needs."""
+    found = []
+    for party, node in ((None, {}), *enumerate(node_configs)):
+        try:
+            opened = own_table(config.data) if party is None else source_of(node, party)
+        except ConfigError:
+            continue  # the error that ended the run says it
+        if isinstance(opened, Table):
+            own = replace(opened, party=None)  # its errors name the columns
+            if needs := _of_table(own):
+                found.append((own, party, needs))
+    return found
+
+
+def _of_table(own: Table) -> list[Need]:
+    """Return what ids, labels and features of a table need, in all its rows."""
+    found = []
+    try:
+        try:
+            _ = own.ids
+        except ConfigError as error:
+            found.append(Need("ids", "", str(error).removeprefix(f"{own.whose} has ").rstrip(".")))
+        if own.has_labels:
+            labels = own.labels_with_gaps(np.arange(own.count))
+            if missing := int(is_missing(labels).sum()):
+                note = f"{missing} in {len(labels)} rows. Drop those rows"
+                found.append(Need("missing labels", own.label, note))
+        if not isinstance(own, KeptFile) or isinstance(own, LargeTable):
+            found += own.needs()
+    except ConfigError as error:  # the file cannot be read
+        found.append(Need("the table", "", str(error).rstrip(".")))
+    return found
+
+
+def _said(
+    found: Sequence[tuple[Table, int | None, list[Need]]],
+    node_configs: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return the message: what each table needs, and what to paste."""
+    lines, to_paste, shared = ["No model can learn from these tables yet."], [], {}
+    for own, party, needs in found:
+        whose = "The label holder" if party is None else f"Party {party}"
+        lines.append(f"{whose}'s {own.kind}{f' {own.path}' * (own.kind == 'file')}:{listed(needs)}")
+        options = remedy(own, needs)
+        if any(set(f"{name}{value}") & _UNNAMED for name, value in options.items()):
+            lines.append("  Rename columns whose names have commas or quotes first.")
+        if isinstance(own, Frame):
+            if party is not None:
+                options.pop("columns", None)
+                to_paste += _code(f"features[{party}]", own, needs)
+            shared |= options
+        elif party is not None:
+            to_paste.append(f'--node-config "{pasted({**node_configs[party], **options})}"')
+        elif options:
+            to_paste.append(f"in -c: {pasted(options)}")
+    if shared:
+        words = {name.replace("-", "_"): value for name, value in shared.items()}
+        to_paste.append(f"train(..., {', '.join(f'{n}={v!r}' for n, v in words.items())})")
+    return "\n  ".join(["\n".join([*lines, "Use:" * bool(to_paste)]).rstrip(), *to_paste])
+
+
+def _code(name: str, own: Frame, needs: Sequence[Need]) -> list[str]:
+    """Return code that removes rows without ids, and columns that no option helps."""
+    drop = [each.column for each in needs if each.column and not each.options]
+    ids = any(each.kind == "ids" for each in needs)
+    rows = f".dropna(subset={own.id!r}).drop_duplicates({own.id!r})" * ids
+    columns = f".drop(columns={list(dict.fromkeys(drop))})" * bool(drop)
+    return [f"{name} = {name}{rows}{columns}"] if rows or columns else []
