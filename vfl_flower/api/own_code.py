@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.nn import Module
 
-from vfl_flower.config.errors import IN_PROCESS, ConfigError, meant
+from vfl_flower.config.errors import IN_PROCESS, ConfigError, meant, shown
 from vfl_flower.config.plugins import PLUGIN_MODULES, Registry
 from vfl_flower.config.run_config import KEYS, parse
 from vfl_flower.label_holder.callbacks import Callback
@@ -61,7 +61,8 @@ def values_of(
     """
     if not isinstance(config, Mapping | None):
         raise ConfigError(
-            f"config = {config!r} must be a mapping of options, such as {{'strategy': 'vafl'}}."
+            f"config = {shown(config)} must be a mapping of options, such as "
+            "{'strategy': 'vafl'}. Features are one list: train([bank, shop], labels)."
         )
     values = {**(config or {})}
     values["out"] = str(values.get("out", ""))
@@ -74,8 +75,8 @@ def values_of(
             continue
         if name in values:
             raise ConfigError(
-                f"{option} is given twice: {values[name]!r} in config, and {value!r} as a keyword "
-                "argument. Leave one of them out."
+                f"{option} is given twice: {shown(values[name])} in config, and {shown(value)} "
+                "as a keyword argument. Leave one of them out."
             )
         values[name] = value.item() if isinstance(value, np.generic) else value
     more: dict[str, Any] = {}
@@ -98,7 +99,7 @@ def _name_of_code(option: str, value: Any) -> str:
     kind = type(value).__name__
     if option == "strategy" and not isinstance(value, System):
         raise ConfigError(
-            f"strategy = {value!r} is not a strategy: give a name of `vfl list`, or a System."
+            f"strategy = {shown(value)} is not a strategy: give a name of `vfl list`, or a System."
         )
     if option in ("bottom-model", "top-model") and isinstance(value, Module):
         raise ConfigError(
@@ -106,7 +107,7 @@ def _name_of_code(option: str, value: Any) -> str:
             f"{kind}, or a function that returns a module."
         )
     if option != "strategy" and not callable(value):
-        raise ConfigError(f"{option} = {value!r} must be a name, a class or a function.")
+        raise ConfigError(f"{option} = {shown(value)} must be a name, a class or a function.")
     registry = KEYS[option].registry
     assert registry
     return name_of(value, registry)

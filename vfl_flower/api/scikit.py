@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from vfl_flower.api.keywords import Code
 from vfl_flower.api.model import Model
 from vfl_flower.api.training import train
-from vfl_flower.config.errors import asked
+from vfl_flower.config.errors import asked, shown
 from vfl_flower.protocol.system import System
 
 Array = NDArray[Any]
@@ -108,8 +108,8 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             parts = []
         if isinstance(parties, str) or not (parts and all(parts)):
             raise ValueError(
-                f"parties = {parties!r} must be a number, at least 1, or lists of columns, or a "
-                "mapping from names of parties to such lists. Give columns by their numbers, or "
+                f"parties = {shown(parties)} must be a number, at least 1, or lists of columns, or "
+                "a mapping from names of parties to such lists. Give columns by their numbers, or "
                 "by their names if X is a frame."
             )
         absent = [column for part in parts for column in part if not -there <= column < there]

@@ -13,6 +13,7 @@ from typing import Any, Unpack, overload
 from vfl_flower.api import own_code
 from vfl_flower.api.keywords import Options
 from vfl_flower.api.model import Features, Model, quiet
+from vfl_flower.config import errors
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated
 from vfl_flower.config.names import named
 from vfl_flower.config.plugins import ENGINES
@@ -130,6 +131,10 @@ def _train(
     **options: Any,
 ) -> Model:
     """Train as `train` describes."""
+    for name, value in {"engine": engine, "out": out, "id": id}.items():
+        if not isinstance(value, str | Path):
+            columns = " Join several columns of ids to one." * (name == "id")
+            raise ConfigError(f"{name} = {errors.shown(value)} must be one text.{columns}")
     keys, more = own_code.values_of(config, options)
     _check_engine(engine, keys, more)
     notify(keys)

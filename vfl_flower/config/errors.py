@@ -6,7 +6,7 @@ import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,8 +17,20 @@ from vfl_flower.config.names import in_words
 
 _OWN_WORDS = re.compile(r"failed: ((?:Party|In party) ([\w-]+).*)", re.DOTALL)
 
+_LONGEST = 200  # characters of a value in an error
+
 IN_PROCESS = re.compile(r"vfl_flower\.api\.own_code:(\w+?)__in_process_[0-9a-f]{16}")
 """Names of classes and functions that `own_code` holds in this process."""
+
+
+def shown(value: object) -> str:
+    """Return a value as an error may show it: never the rows of a frame, an array or a list."""
+    if isinstance(value, str | int | float | type | None) or callable(value):
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    size = f" of length {len(value)}" if isinstance(value, Sized) else ""
+    size = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else size
+    return f"<{type(value).__name__}{size}>"
 
 
 def asked(name: str, names: Iterable[str], verb: str) -> str:
@@ -56,7 +68,7 @@ def meant(name: object, names: Iterable[str], exact: bool = False) -> str:
 def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
     """Return the error of a value that an option cannot have."""
     ask = asked(value, names, "choose")
-    return ConfigError(f"{key} = {value!r} is not known:{ask} one of {', '.join(names)}.")
+    return ConfigError(f"{key} = {shown(value)} is not known:{ask} one of {', '.join(names)}.")
 
 
 def _in_words(said: object) -> object:

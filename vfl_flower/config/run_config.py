@@ -19,7 +19,7 @@ from pydantic import Field
 
 from vfl_flower.config import plugins, renamed
 from vfl_flower.config.checks import Check, InvalidError, check_of
-from vfl_flower.config.errors import ConfigError, meant, unknown
+from vfl_flower.config.errors import ConfigError, meant, shown, unknown
 from vfl_flower.config.options import (
     AssessmentConfig,
     CodecConfig,
@@ -243,7 +243,7 @@ class Key(NamedTuple):
         except InvalidError as error:
             quoted = isinstance(value, str) and self.type in (int, float, bool)
             hint = " Leave the quotes out." * quoted
-            raise ConfigError(f"{named or self.name} = {value!r} {error}.{hint}") from None
+            raise ConfigError(f"{named or self.name} = {shown(value)} {error}.{hint}") from None
 
     def check(self, value: Any) -> Any:
         """Return a value with the option's type; raise `ConfigError` unless it is permitted."""
@@ -324,7 +324,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
         if name not in KEYS:
             hint = meant(name, KEYS)
             raise ConfigError(f"There is no option {name!r}. {hint}See `vfl list --all`.")
-        if value != AUTO:
+        if not (isinstance(value, str) and value == AUTO):
             values[name] = renamed.accepted(name, KEYS[name].typed(value))
     return values
 

@@ -19,7 +19,7 @@ from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.frames import floats, of_texts
 from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.partitioned import Columns, PartitionedData
-from vfl_flower.data.table_file import TableError, TableFile
+from vfl_flower.data.table_file import TableError, TableFile, check_place
 
 log = logging.getLogger("flwr")
 
@@ -108,6 +108,7 @@ def table(data: DataConfig, place: str) -> PartitionedData:
             return file.read(columns)
 
     with reading():
+        check_place(Path(place))
         names = file.names
     if file.is_csv and data.label not in names and (wrong := of_separator(names)):
         raise ConfigError(f"{data.dataset} {wrong}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from math import prod
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -146,7 +147,7 @@ class ImageFolder(Images):
 
     def __init__(self, folder: str, size: int, party: int) -> None:
         super().__init__({}, party)
-        self.folder = Path(folder).expanduser()
+        self.folder = Path(expanduser(folder))
         self.size = size
 
     @property
@@ -156,16 +157,19 @@ class ImageFolder(Images):
 
     @cached_property
     def _paths(self) -> list[Path]:
-        if not self.folder.is_dir():
-            log.warning("The folder of images %s of this party does not exist.", self.folder)
+        try:
+            paths = sorted(self.folder.iterdir())
+        except (OSError, ValueError) as error:
+            log.warning("The folder of images %s of this party: %s", self.folder, error)
             raise ConfigError(
-                f"{self.whose} does not exist. Correct `images`. Its own log says more."
-            )
-        return sorted(
+                f"{self.whose} does not exist, or cannot be read. Correct `images`. Its own log "
+                "says more."
+            ) from None
+        return [
             path
-            for path in self.folder.iterdir()
+            for path in paths
             if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
-        )
+        ]
 
     @cached_property
     def id_column(self) -> Array:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import ConfigError, shown
 from vfl_flower.config.names import MUST, alike, is_name
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.column_types import as_typed, holds_texts, with_names
@@ -214,6 +214,11 @@ def handed_over(
     """
     import pandas as pd
 
+    if not isinstance(id, str):
+        raise ConfigError(
+            f"id = {shown(id)} is not the name of one column. Join several columns in each frame: "
+            "frame['id'] = frame['a'].astype(str) + '/' + frame['b'].astype(str). Then set id='id'."
+        )
     for party, part in enumerate(features):
         _check_columns(part, f"The features of party {party}", id)
         _check_no_labels(part, party, labels)

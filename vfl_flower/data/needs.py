@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -152,8 +152,12 @@ def told_of(column: Any, values: Sequence[str]) -> str:
     return f"holds {content}, and is read as texts" * odd
 
 
-def lacking(own: Asked, needs: Sequence[Need]) -> tuple[str, str, str]:
-    """Return what `Table.wrong` says of several needs."""
+def lacking(
+    own: Asked, needs: Sequence[Need], column_of: Callable[[str], Any]
+) -> tuple[str, str, str]:
+    """Return what `Table.wrong` says of these needs."""
+    if len(needs) == 1:
+        return *needs[0].said(column_of(needs[0].column)), ""
     *kinds, last = dict.fromkeys(each.kind for each in needs)
     what = "has " + ", ".join(kinds) + " and " * bool(kinds) + last
     return f"{what}.", "", f"{what}.{listed(needs)}\nSet {pasted(remedy(own, needs))}."

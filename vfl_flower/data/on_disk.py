@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -160,11 +159,10 @@ def as_kind(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
 
 
 def _is_large(own: OwnFile) -> bool:
-    import pyarrow.parquet as pq
-
-    path = Path(own.path).expanduser()
+    path = own.place
     most = min(_LARGE, free_memory() / 8)
     if is_csv(path):  # text takes about as many bytes as numbers, and compressed a fourth
-        return path.stat().st_size * (4 if path.suffix.lower() == ".gz" else 1) > most
-    rows: int = pq.read_metadata(path).num_rows
-    return 8 * rows * len(own.feature_names) > most
+        with own._reading():
+            size = path.stat().st_size
+        return size * (4 if path.suffix.lower() == ".gz" else 1) > most
+    return 8 * own.count * len(own.feature_names) > most

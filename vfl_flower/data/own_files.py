@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
-from vfl_flower.data.table_file import TableError, TableFile, is_csv
+from vfl_flower.data.table_file import TableError, TableFile, check_place, is_csv
 from vfl_flower.data.tables import Table
 
 
@@ -64,12 +65,13 @@ class OwnFile(Table):
         return cls(path, **words, label=data.label, segments=data.segments)
 
     @property
-    def _place(self) -> Path:
-        return Path(self.path).expanduser().absolute()
+    def place(self) -> Path:
+        """Return the absolute path of the file."""
+        return Path(expanduser(self.path)).absolute()
 
     @cached_property
     def _file(self) -> TableFile:
-        return TableFile(self._place, is_csv(self.path), self.words)
+        return TableFile(self.place, is_csv(self.path), self.words)
 
     @cached_property
     def _columns(self) -> TableFile:
@@ -79,16 +81,11 @@ class OwnFile(Table):
     @cached_property
     def _names(self) -> list[str]:
         """Return the names of the columns."""
-        place = self._place
-        if not place.is_file():
-            raise self.wrong(
-                "is not there. Correct its path.", f"there is no such file as {place}."
-            )
-        if not place.stat().st_size:
-            raise self.wrong(
-                "is empty. Give it a line of column names, and rows.", "it has 0 bytes."
-            )
         with self._reading():
+            if not self.path:
+                raise TableError("is not there. Correct its path.", "its path is empty.")
+            check_place(self.place)
+            _ = self._is_csv  # refuses other kinds of files
             names = self._file.names
         if self._is_csv and self.id not in names and (wrong := of_separator(names)):
             raise self.wrong(wrong, "its first line has no commas that separate columns.")
@@ -112,7 +109,8 @@ class OwnFile(Table):
 
         if self._is_csv:
             return len(self._frame)
-        rows: int = pq.read_metadata(self._place).num_rows
+        with self._reading():
+            rows: int = pq.read_metadata(self.place).num_rows
         return rows
 
     def _some(self, names: list[str], texts: Collection[str] = ()) -> Any:
@@ -136,10 +134,10 @@ class OwnFile(Table):
 
     @property
     def _is_csv(self) -> bool:
-        if not is_csv(self.path) and self._place.suffix.lower() != ".parquet":
+        if not is_csv(self.path) and self.place.suffix.lower() != ".parquet":
             raise self.wrong(
                 "is neither .csv, .csv.gz nor .parquet. Write it as one of them.",
-                f"it ends in {self._place.suffix!r}.",
+                f"it ends in {self.place.suffix!r}.",
             )
         return self._file.is_csv
 

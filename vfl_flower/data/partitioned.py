@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
+from os.path import exists, expanduser, isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,11 @@ def open_dataset(data: DataConfig) -> PartitionedData:
         return _opener(data.dataset)(data, "")
     ours = kind in DATASETS.known
     if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
-        if place and kind in OF_A_FILE and not Path(place).is_file():
+        if place and kind in OF_A_FILE and not isfile(place):
             raise ConfigError(
                 f"dataset = {data.dataset!r}: there is no such file. Correct its path."
             )
-        if place and kind in OF_A_FOLDER and not Path(place).exists():
+        if place and kind in OF_A_FOLDER and not exists(place):
             raise ConfigError(
                 f"dataset = {data.dataset!r}: there is no such folder. Correct its path."
             )
@@ -119,7 +120,7 @@ def opened(data: DataConfig, version: Any) -> PartitionedData:
 def decisive(data: DataConfig) -> DataConfig:
     """Return the options that decide the data, so that other runs can share it."""
     as_always = replace(data, id="id", columns="", missing="refuse", text="refuse", presence=1.0)
-    return replace(as_always, class_weights="", augment="none")
+    return replace(as_always, dates="refuse", class_weights="", augment="none")
 
 
 def version_of(data: DataConfig) -> Any:
@@ -127,10 +128,10 @@ def version_of(data: DataConfig) -> Any:
     kind, _, place = data.dataset.partition(":")
     if not place:
         return ()
-    path = Path(kind if kind.endswith(".py") else place).expanduser()
-    if kind in OF_A_FOLDER and path.is_file():
+    path = Path(expanduser(kind if kind.endswith(".py") else place))
+    if kind in OF_A_FOLDER and isfile(path):
         path = path.parent  # the other parties' files are beside it
-    files = sorted(path.rglob("*")) if path.is_dir() else [path, Path(f"{path}.t")]
+    files = sorted(path.rglob("*")) if isdir(path) else [path, Path(f"{path}.t")]
     return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
+import stat
+import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,12 @@ from vfl_flower.data.column_types import (
     without_words,
 )
 
+_OTHERS = {  # first bytes of a file that is no csv file -> what it is and what to do
+    b"PK\x03\x04": "is a zip or Excel file. Save it as csv.",
+    b"\xd0\xcf\x11\xe0": "is an Excel file. Save it as csv.",
+    b"PAR1": "is a parquet file. Name it .parquet.",
+    b"\x1f\x8b": "is compressed by gzip. Name it .csv.gz.",
+}
 _BLOCK = 2**24  # bytes of a csv file to read at once; one line must fit
 
 
@@ -33,9 +41,42 @@ class TableError(ValueError):
         self.what, self.detail = what, detail
 
 
+_DAMAGED = "is damaged, or was not copied whole. Copy it anew.", "gzip cannot read it."
+_NUL = "has NUL bytes. Write it anew, as UTF-8.", "they are no text."
+
+
 def is_csv(path: str | Path) -> bool:
     """Return whether this is the name of a csv file, perhaps compressed by gzip."""
     return str(path).lower().endswith((".csv", ".csv.gz"))
+
+
+def check_place(path: Path) -> None:
+    """Raise `TableError` unless this is the path of a file with content that can be read."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            with path.open("rb") as file:
+                start = file.read(4)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # no path has a NUL character
+        raise TableError(
+            "is not there. Correct its path.", f"there is no such file as {path}."
+        ) from None
+    except OSError as error:
+        raise TableError(
+            "cannot be opened. Correct its path, or your permissions.", f"{error.strerror}."
+        ) from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+        raise TableError(f"is {kind}. Name a csv or parquet file.", f"{path}.")
+    if not start:
+        raise TableError("is empty. Give it a line of column names, and rows.", "it has 0 bytes.")
+    if is_csv(path):
+        compressed = path.suffix.lower() == ".gz"
+        if compressed and not start.startswith(b"\x1f\x8b"):
+            raise TableError("is not compressed. Name it .csv.", "gzip did not write it.")
+        for first, what in _OTHERS.items():
+            if start.startswith(first) and not compressed:
+                raise TableError(what, f"it begins with {first!r}.")
 
 
 @dataclass(frozen=True)
@@ -62,7 +103,12 @@ class TableFile:
         if not self.is_csv:
             return with_names(map(str, self._schema.names))
         assert isinstance(self.place, Path)
-        return with_names(next(_lines(self.place), []))
+        names = next(_lines(self.place), [])
+        if "\0" in "".join(names):
+            raise TableError(*_NUL)
+        if not names:
+            raise TableError("has no column names. Write them into its first line.", "it is blank.")
+        return with_names(names)
 
     @cached_property
     def _schema(self) -> Any:
@@ -200,6 +246,7 @@ def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ())
     next(lines, None)
     if next(lines, None) is None:
         return  # no rows
+    _check_quotes(path)
     convert = arrow.ConvertOptions(
         null_values=["", *words],
         strings_can_be_null=True,
@@ -209,9 +256,35 @@ def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ())
     parse = arrow.ParseOptions(newlines_in_values=True)
     try:
         with arrow.open_csv(path, arrow.ReadOptions(block_size=_BLOCK), parse, convert) as reader:
-            yield from reader
+            for piece in reader:
+                if any(b"\0" in each.buffers()[2].to_pybytes() for each in piece if len(each)):
+                    raise TableError(*_NUL)
+                yield piece
     except pa.ArrowInvalid:  # its text may quote a row
         raise _wrong_line(path) from None
+    except OSError as error:
+        raise (error if error.errno else TableError(*_DAMAGED)) from None
+
+
+def _check_quotes(path: Path) -> None:
+    """Raise `TableError` if a quote does not end, since all lines after it would be one value."""
+    with _opener(path)(path, "rb") as file:
+        quotes = sum(block.count(b'"') for block in iter(partial(file.read, 2**20), b""))
+    if quotes % 2:
+        with _opener(path)(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
+            reader, number = csv.reader(file, strict=True), 0
+            try:
+                for _ in reader:
+                    number = reader.line_num
+            except csv.Error:
+                raise TableError(
+                    "has a quote that does not end. Close it, or remove it.",
+                    f"it begins in line {number + 1}.",
+                ) from None
+
+
+def _opener(path: Path) -> Any:
+    return gzip.open if path.suffix.lower() == ".gz" else open
 
 
 def _too_large(needed: float, free: float) -> TableError:
@@ -223,16 +296,30 @@ def _too_large(needed: float, free: float) -> TableError:
 
 def _lines(path: Path) -> Iterator[list[str]]:
     """Yield the values of each line that is not blank."""
-    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    opened = _opener(path)
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield from filter(None, csv.reader(file))
     except UnicodeDecodeError as error:
-        raise TableError(
-            "is not UTF-8. Write it as UTF-8.", f"byte {error.object[error.start]:#x} is not."
-        ) from None
+        raise _of_encoding(path, opened, error.object[error.start]) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TableError(*_DAMAGED) from None
     except csv.Error:
         raise TableError("cannot be read as csv. Write it anew.", "a value is too long.") from None
+
+
+def _of_encoding(path: Path, opened: Any, byte: int) -> TableError:
+    """Return what is wrong with a csv file that is not UTF-8, and its first line that is not."""
+    with opened(path, "rb") as file:
+        lines = enumerate(file, 1)
+        wrong = ((n, each) for n, each in lines if each.decode("utf-8", "ignore").encode() != each)
+        number, line = next(wrong)
+    encoding = "utf-16" if line[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"
+    return TableError(
+        f"is not UTF-8. Write it as UTF-8, as pandas.read_csv(FILE, encoding={encoding!r}, "
+        "dtype=str, keep_default_na=False).to_csv(FILE, index=False) does.",
+        f"line {number} has the byte {byte:#x}.",
+    )
 
 
 def _wrong_line(path: Path) -> TableError:

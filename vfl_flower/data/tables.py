@@ -246,13 +246,9 @@ class Table(Source):
         """Learn the preparation of some or all columns from these training rows."""
         if found := list(needs_of(self, learnt)):
             raise self._needing(found)
-        newest: dict[str, float] = {}
-        if self.dates == "days":
-            dates = {name: days_of(learnt[name]) for name in others(learnt)}
-            newest = {
-                name: float(np.nanmax(each)) for name, each in dates.items() if each is not None
-            }
-            learnt = self._with_days(learnt, newest)
+        days = {name: days_of(learnt[name]) for name in others(learnt) if self.dates == "days"}
+        newest = {name: float(np.nanmax(each)) for name, each in days.items() if each is not None}
+        learnt = self._with_days(learnt, newest)
         numbers, texts = numeric(learnt), others(learnt)
         values = {name: frequent(learnt[name]) for name in texts}
         for name in texts:
@@ -279,11 +275,9 @@ class Table(Source):
     def _needing(self, found: Sequence[Need]) -> ConfigError:
         """Return an error about these needs, and all others of the table."""
         every = self.needs()
-        there = {(each.kind, each.column) for each in every}
-        every += [each for each in found if (each.kind, each.column) not in there]
-        if len(every) == 1:
-            return self.wrong(*every[0].said(self._read([every[0].column])[every[0].column]))
-        return self.wrong(*lacking(self, every))
+        there = {each[:2] for each in every}  # kind and column
+        every += [each for each in found if each[:2] not in there]
+        return self.wrong(*lacking(self, every, lambda name: self._read([name])[name]))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,8 @@ def _opened(folder: str, whose: str) -> Any:
             f"{whose} reads text as tokens and names no tokenizer. Set tokenizer='FOLDER', a "
             "folder from save_pretrained of transformers."
         )
-    path = Path(folder).expanduser()
-    if not path.is_dir():
+    path = Path(expanduser(folder))
+    if not isdir(path):
         raise ConfigError(
             f"{whose} names a tokenizer whose folder does not exist. Save a tokenizer by "
             "save_pretrained of transformers."

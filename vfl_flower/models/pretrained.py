@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from os.path import expanduser, isdir
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Pretrained(nn.Module):
                 f"has lora={lora!r} and freeze={freeze!r}. Give a whole number for lora, and true "
                 "or false for freeze."
             )
-        place = Path(folder).expanduser()
+        place = Path(expanduser(folder))
         settings = _settings(place)
         weights = sorted(place.glob("*.safetensors"))
         self.frozen = freeze
@@ -124,7 +125,7 @@ _OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt*", "*.h5", "*.m
 
 def _settings(place: Path) -> bytes:
     """Return the content of config.json, if the folder passes all checks."""
-    if not place.is_dir():
+    if not isdir(place):
         raise VflError(
             "names a folder that does not exist here. Write hf:FOLDER with a local folder "
             "that has config.json. Nothing is fetched from a hub."
