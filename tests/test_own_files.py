@@ -614,7 +614,7 @@ LABEL_HOLDERS = {
     "missing values in all rows": (  # some of them held out
         lambda o: change(o.labels, lambda f: f.assign(own=f.index.where(f.index % 2), b=None)),
         {"columns": "own,b"},
-        "column 'own' has 30 in 60 rows, and 1 more columns have some",
+        r"missing values: 'own' \(30 in 60 rows\)\n  columns without any value: 'b'",
     ),
     "semicolons": (
         lambda o: o.labels.write_text(o.labels.read_text().replace(",", ";")),

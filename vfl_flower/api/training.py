@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from inspect import Parameter, Signature, signature
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -135,6 +136,8 @@ def _train(
         if not isinstance(value, str | Path):
             columns = " Join several columns of ids to one." * (name == "id")
             raise ConfigError(f"{name} = {errors.shown(value)} must be one text.{columns}")
+    if not isinstance(parties, Integral):
+        raise ConfigError(f"parties = {errors.shown(parties)} must be a whole number.")
     keys, more = own_code.values_of(config, options)
     _check_engine(engine, keys, more)
     notify(keys)

@@ -67,8 +67,9 @@ def without_words(piece: Any, words: Collection[str]) -> Any:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if is_text(column.type):
+            column = column.cast(pa.string())
             missing = pc.is_in(column, pa.array(["", *words], pa.string()))
-            column = pc.if_else(missing, None, column.cast(pa.string()))
+            column = pc.if_else(missing, None, column)
         columns.append(column)
     return type(piece).from_arrays(columns, names=piece.schema.names)
 

@@ -121,10 +121,11 @@ def raw_columns(frame: Any, places: Array, dates: bool = False) -> Iterator[tupl
     found = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
     for name in rows:
         column = rows[name]
-        days = days_of(column) if dates and name not in found and column.notna().any() else None
-        if name not in found and days is None:
-            days = column.astype(object).where(column.notna(), None).to_numpy()
-        yield name, found.get(name, days)
+        if name not in found:
+            days = days_of(column) if dates and column.notna().any() else None
+            texts = column.astype(object).where(column.notna(), None).to_numpy()
+            found[name] = texts if days is None else days
+        yield name, found[name]
 
 
 def floats(columns: Any) -> Array:

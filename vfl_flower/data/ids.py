@@ -96,15 +96,17 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
         If there are no ids, or some are missing, repeated, or neither whole numbers nor texts. The
         error counts them and never shows them.
     """
-    from pandas import isna
+    from pandas import Series, isna
 
     values, kind = np.asarray(column), id_kind(column)
     if len(values) == 0:
         raise ConfigError(f"{whose} has no rows. Name a file with rows.")
     missing = int(isna(values).sum())
     if missing:
+        repeated = int(Series(values).dropna().duplicated().sum())
+        more = f", and {repeated} rows that repeat the id of an earlier row" * bool(repeated)
         raise ConfigError(
-            f"{whose} has {missing} missing ids in {len(values)} rows. Drop those rows."
+            f"{whose} has {missing} missing ids in {len(values)} rows{more}. Drop those rows."
         )
     encoded: Sequence[bytes]
     if kind == "whole numbers" and values.dtype.kind in "iu":

@@ -11,6 +11,7 @@ import numpy as np
 from vfl_flower.data.frames import content_of, days_of, floats, of_texts, texts_of
 
 MOST_VALUES = 100  # values of a text column; each becomes a column
+EMPTY = "columns without any value"
 _SHOWN = 12  # columns of one kind in a message
 _KINDS = {  # kind -> words for one column, and what to do
     "missing values": (
@@ -18,7 +19,7 @@ _KINDS = {  # kind -> words for one column, and what to do
         "Fill them in, drop those rows, or set missing='median'.",
     ),
     "infinite values": ("infinite values", "Replace them."),
-    "columns without any value": (
+    EMPTY: (
         "a column without any value in the training rows",
         "Leave it out by `columns`.",
     ),
@@ -60,12 +61,23 @@ class Need(NamedTuple):
 
 
 class Asked(Protocol):
-    """Options of a table that `tables.Table` has."""
+    """What `tables.Table` says about its columns."""
 
-    missing: str
-    text: str
-    dates: str
-    columns: str
+    @property
+    def missing(self) -> str:
+        """What to do with missing values."""
+
+    @property
+    def text(self) -> str:
+        """What to do with texts."""
+
+    @property
+    def dates(self) -> str:
+        """What to do with dates."""
+
+    @property
+    def columns(self) -> str:
+        """Which columns are features."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -91,7 +103,7 @@ def needs_of(own: Asked, frame: Any) -> Iterator[Need]:
         elif missing < len(column):
             yield from _of_texts(own, name, column)
         if missing == len(column) and missing:
-            yield Need("columns without any value", name)
+            yield Need(EMPTY, name)
         elif missing and own.missing == "refuse":
             note = f"{missing} in {len(column)} rows"
             yield Need("missing values", name, note, {"missing": "median"})
@@ -175,7 +187,7 @@ def listed(needs: Sequence[Need]) -> str:
     """Return a line for each kind of need, with its columns and with what to do."""
     lines = []
     for kind in dict.fromkeys(each.kind for each in needs):
-        of_kind = [each for each in needs if each.kind == kind]
+        of_kind = list({each.column: each for each in needs if each.kind == kind}.values())
         shown = [
             f"{each.column!r}" * bool(each.column) + f" ({each.note})" * bool(each.note)
             for each in of_kind[:_SHOWN]

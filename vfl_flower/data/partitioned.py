@@ -138,7 +138,7 @@ def version_of(data: DataConfig) -> Any:
 def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 

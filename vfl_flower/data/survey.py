@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from vfl_flower.data.on_disk import KeptFile, LargeTable
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import LOGGED, Table
 
+_OF_TABLES = re.compile(f"{LOGGED}| missing ids in | the id of an earlier row")
 _UNNAMED = set("'\"\n\\")  # characters that no option of columns can have
 
 
@@ -34,7 +36,7 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         yield
     except VflError as error:
         in_memory = config.data.dataset.startswith("memory:")
-        about_table = in_memory or isinstance(error, TableError) or LOGGED in str(error)
+        about_table = in_memory or isinstance(error, TableError) or _OF_TABLES.search(str(error))
         if not about_table or not config.data.own_data or config.task != "train":
             raise
         found = _needs(config, node_configs)
@@ -85,7 +87,8 @@ def _said(
     node_configs: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return the message: what each table needs, and what to paste."""
-    lines, to_paste, shared = ["No model can learn from these tables yet."], [], {}
+    lines, to_paste = ["No model can learn from these tables yet."], list[str]()
+    shared: dict[str, str] = {}
     for own, party, needs in found:
         whose = "The label holder" if party is None else f"Party {party}"
         lines.append(f"{whose}'s {own.kind}{f' {own.path}' * (own.kind == 'file')}:{listed(needs)}")

@@ -7,6 +7,7 @@ import gzip
 import stat
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -103,12 +104,12 @@ class TableFile:
         if not self.is_csv:
             return with_names(map(str, self._schema.names))
         assert isinstance(self.place, Path)
-        names = next(_lines(self.place), [])
-        if "\0" in "".join(names):
+        first = next(_lines(self.place), [])
+        if "\0" in "".join(first):
             raise TableError(*_NUL)
-        if not names:
-            raise TableError("has no column names. Write them into its first line.", "it is blank.")
-        return with_names(names)
+        if names := with_names(first):
+            return names
+        raise TableError("has no column names. Write them into its first line.", "it is blank.")
 
     @cached_property
     def _schema(self) -> Any:
@@ -257,7 +258,8 @@ def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ())
     try:
         with arrow.open_csv(path, arrow.ReadOptions(block_size=_BLOCK), parse, convert) as reader:
             for piece in reader:
-                if any(b"\0" in each.buffers()[2].to_pybytes() for each in piece if len(each)):
+                texts = [each.buffers()[2] for each in piece if len(each.buffers()) > 2]
+                if any(b"\0" in each.to_pybytes() for each in texts if each):
                     raise TableError(*_NUL)
                 yield piece
     except pa.ArrowInvalid:  # its text may quote a row
@@ -268,7 +270,7 @@ def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ())
 
 def _check_quotes(path: Path) -> None:
     """Raise `TableError` if a quote does not end, since all lines after it would be one value."""
-    with _opener(path)(path, "rb") as file:
+    with _unpacking(), _opener(path)(path, "rb") as file:
         quotes = sum(block.count(b'"') for block in iter(partial(file.read, 2**20), b""))
     if quotes % 2:
         with _opener(path)(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
@@ -281,6 +283,15 @@ def _check_quotes(path: Path) -> None:
                     "has a quote that does not end. Close it, or remove it.",
                     f"it begins in line {number + 1}.",
                 ) from None
+
+
+@contextmanager
+def _unpacking() -> Iterator[None]:
+    """Raise `TableError` if gzip cannot read a file."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TableError(*_DAMAGED) from None
 
 
 def _opener(path: Path) -> Any:
@@ -298,12 +309,10 @@ def _lines(path: Path) -> Iterator[list[str]]:
     """Yield the values of each line that is not blank."""
     opened = _opener(path)
     try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with _unpacking(), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield from filter(None, csv.reader(file))
     except UnicodeDecodeError as error:
         raise _of_encoding(path, opened, error.object[error.start]) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TableError(*_DAMAGED) from None
     except csv.Error:
         raise TableError("cannot be read as csv. Write it anew.", "a value is too long.") from None
 

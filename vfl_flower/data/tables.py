@@ -28,7 +28,7 @@ from vfl_flower.data.frames import (
     others,
     raw_columns,
 )
-from vfl_flower.data.needs import Need, frequent, lacking, needs_of, told_of
+from vfl_flower.data.needs import EMPTY, Need, frequent, lacking, needs_of, told_of
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 
 log = logging.getLogger("flwr")
@@ -89,7 +89,8 @@ class Table(Source):
         """Return the id column."""
         if self.id not in self._names:
             raise self.wrong(
-                "does not have the id column that `id` names. Correct `id`.",
+                "does not have the id column that `id` names. Correct `id`."
+                + " Join several columns of ids to one." * ("," in self.id),
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
             )
@@ -261,11 +262,12 @@ class Table(Source):
 
     def _with_days(self, frame: Any, newest: Mapping[str, float]) -> Any:
         """Return a frame whose dates are days since the newest training date."""
-        found = {name: days_of(frame[name]) for name in newest if name in frame}
-        for name, days in found.items():
-            if days is None:
+        found = {}
+        for name in newest:
+            if (days := days_of(frame[name])) is None:
                 raise self._changed(f"column {name!r} has values that are no dates.")
-        return frame.assign(**{name: days - newest[name] for name, days in found.items()})
+            found[name] = days - newest[name]
+        return frame.assign(**found)
 
     def needs(self) -> list[Need]:
         """Return what the features need before a model can learn from them, in all rows."""
@@ -275,8 +277,8 @@ class Table(Source):
     def _needing(self, found: Sequence[Need]) -> ConfigError:
         """Return an error about these needs, and all others of the table."""
         every = self.needs()
-        there = {each[:2] for each in every}  # kind and column
-        every += [each for each in found if each[:2] not in there]
+        there = {each.column for each in every}
+        every += [each for each in found if each.kind == EMPTY or each.column not in there]
         return self.wrong(*lacking(self, every, lambda name: self._read([name])[name]))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:

@@ -1,0 +1,446 @@
+"""Messy tables: one message says all that they need, and what it says to paste works."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import vfl_flower
+from vfl_flower.config import errors
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.data import table_file
+from vfl_flower.data.memory import Frame
+from vfl_flower.data.needs import frequent
+from vfl_flower.data.on_disk import LargeTable, as_kind, of_size
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.source import Preparation
+from vfl_flower.tools.cli import main
+
+OPTIONS = {"label": "defaulted", "epochs": 1, "strategy": "split-nn"}
+
+
+def messy(people: int, seed: int = 0) -> dict[str, pd.DataFrame]:
+    """Return labels of a bank, and the messy columns of a shop and a clinic."""
+    random = np.random.default_rng(seed)
+    causes = random.normal(size=(people, 4))
+    ids = np.array([f"{number:07d}" for number in random.permutation(3 * people)[:people]])
+    rare = np.array(["north", "south", "east", "west", *(f"place {n}" for n in range(400))])
+    chances = np.r_[np.full(4, 0.2), np.full(400, 0.2 / 400)]
+    income = pd.Series(np.exp(causes[:, 0] + 10).round(2)).where(random.random(people) > 0.1)
+    since = np.datetime64("2015-01-01") + random.integers(0, 3000, people)
+    days = random.integers(0, 4000, people) + np.datetime64("2012-06-01")
+    ages = random.integers(18, 90, people).astype(str).astype(object)
+    bank = pd.DataFrame({"customer": ids, "defaulted": (causes.sum(1) > 0).astype(int)})
+    shop = pd.DataFrame(
+        {
+            "customer": ids,
+            "income": income,
+            "since": np.datetime_as_string(since).astype(object),
+            "region": rare[random.choice(404, people, p=chances)].astype(object),
+            "zip": [f"{number:05d}" for number in random.integers(501, 9999, people)],
+            "married": np.where(random.random(people) < 0.1, "", "yes").astype(object),
+            "age": np.where(random.random(people) < 0.02, "NA", ages),
+            "name": [f"name {number}" for number in random.integers(0, 10**9, people)],
+            "constant": 1,
+            "x": causes[:, 1],
+        }
+    ).replace("", None)
+    clinic = pd.DataFrame(
+        {
+            "customer": ids,
+            "a": np.where(np.arange(people) == 7, np.inf, causes[:, 2]),
+            "b": pd.Series(causes[:, 3]).where(np.arange(people) % 7 > 0),
+            "seen": [pd.Timestamp(day).strftime("%d/%m/%Y") for day in days],
+            "weight": [f"{number},5" for number in random.integers(50, 99, people)],
+            "salary": [f"{number},500" for number in random.integers(10, 99, people)],
+            "smoker": np.where(causes[:, 2] > 0, "y", "n"),
+            "empty": None,
+        }
+    )
+    clinic["born"] = pd.to_datetime(since)
+    return {"bank": bank, "shop": shop.sample(frac=0.95, random_state=seed), "clinic": clinic}
+
+
+def written(folder: Path, tables: dict[str, pd.DataFrame], suffix: str) -> dict[str, Path]:
+    """Write the tables as files of a kind."""
+    paths = {name: folder / f"{name}{suffix}" for name in tables}
+    for name, path in paths.items():
+        if suffix == ".parquet":
+            tables[name].to_parquet(path)
+        else:
+            tables[name].to_csv(path, index=False)
+    return paths
+
+
+def shell(paths: dict[str, Path], nodes: list[str], out: Path) -> list[str]:
+    """Return the arguments of `vfl run`."""
+    keys = f"dataset='files:{paths['bank']}' id='customer' label='defaulted' epochs=1"
+    configs = [part for node in nodes for part in ("--node-config", node)]
+    return ["run", "-c", keys, *configs, "--out", str(out), "--quiet"]
+
+
+PEOPLE = [pytest.param(1200), pytest.param(20_000, marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("people", PEOPLE)
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
+def test_the_second_command_works_on_messy_files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    suffix: str,
+    people: int,
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    paths = written(tmp_path, messy(people), suffix)
+    nodes = [f"file='{paths[name]}' id='customer'" for name in ("shop", "clinic")]
+    assert main(shell(paths, nodes, tmp_path / "first")) == 1
+    said = capsys.readouterr().err
+    pasted = [shlex.split(line)[1] for line in said.splitlines() if "--node-config" in line]
+    assert len(pasted) == 2 and "zip" in pasted[0]
+    assert main(shell(paths, pasted, tmp_path / "second")) == 0, capsys.readouterr().err
+    summary = json.loads((tmp_path / "second" / "summary.json").read_text())
+    assert summary["failure"] is None
+
+
+@pytest.mark.parametrize("people", PEOPLE)
+def test_the_second_call_works_on_messy_frames(people: int) -> None:
+    tables = messy(people)
+    features = [tables["shop"], tables["clinic"]]
+    with pytest.raises(VflError) as refused:
+        vfl_flower.train(features, tables["bank"], id="customer", **OPTIONS)
+    said = str(refused.value)
+    *code, call = said.partition("Use:\n")[2].splitlines()
+    for line in code:
+        exec(line.strip(), {"features": features})
+    options = eval(call.strip().replace("train(..., ", "dict("))
+    with pytest.raises(VflError, match="'born'"):  # each option is needed
+        vfl_flower.train(features, tables["bank"], id="customer", **OPTIONS, text="one-hot")
+    model = vfl_flower.train(features, tables["bank"], id="customer", **OPTIONS, **options)
+    assert model.summary["failure"] is None
+    for column in ("income", "since", "region", "zip", "age", "name", "a", "b", "seen", "empty"):
+        assert f"'{column}'" in said
+    assert "Party 0" in said and "Party 1" in said
+    assert "20" + "15-" not in said and tables["shop"]["name"].iloc[0] not in said
+
+
+def test_ids_and_labels_with_gaps_are_in_the_same_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    tables = messy(300)
+    tables["bank"] = tables["bank"].astype({"defaulted": "Int64"})
+    tables["bank"].loc[3:5, "defaulted"] = None
+    tables["shop"].iloc[:2, 0] = None
+    tables["clinic"] = pd.concat([tables["clinic"], tables["clinic"][:4]])
+    paths = written(tmp_path, tables, ".csv")
+    nodes = [f"file='{paths[name]}' id='customer'" for name in ("shop", "clinic")]
+    assert main(shell(paths, nodes, tmp_path / "first")) == 1
+    said = capsys.readouterr().err
+    for each in ("'defaulted' (3 in 300", "2 missing ids", "4 rows that repeat", "'since'"):
+        assert each in said
+
+
+def test_others_learn_the_kinds_and_the_owner_the_columns(
+    tmp_path: Path, own_log: list[str]
+) -> None:
+    path = written(tmp_path, messy(300), ".csv")["shop"]
+    own = OwnFile(str(path), id="customer", party=0)
+    with pytest.raises(ConfigError) as refused:
+        own.learn(np.arange(100))
+    said = str(refused.value)
+    assert "dates" in said and "missing values" in said and "\n" not in said
+    named = [name for name in own.feature_names if repr(name) in said]
+    assert not named and all(f"'{name}'" in own_log[-1] for name in ("income", "since", "zip"))
+
+
+# --- dates and rare levels ------------------------------------------------------------------------
+
+DATES = {
+    "days": ["2024-01-31", "2024-02-01", "2023-12-31"],
+    "one digit": ["2024-1-31", "2024-2-1", "2023-12-31"],
+    "slashes": ["2024/01/31", "2024/02/01", "2023/12/31"],
+    "points": ["31.1.2024", "1.2.2024", "31.12.2023"],
+    "midnight": ["2024-01-31 00:00", "2024-02-01T00:00:00", "2023-12-31 00:00:00.0"],
+    "zones": ["2024-01-31T02:00+02:00", "2024-02-01T00:00Z", "2023-12-30T19:00-0500"],
+}
+
+
+def of_dates(path: Path, values: list[Any]) -> list[Any]:
+    """Return tables with these dates as each kind of file."""
+    frame = pd.DataFrame({"who": range(len(values)), "d": pd.Series(values, dtype=object)})
+    frame.to_csv(path.with_suffix(".csv"), index=False)
+    frame.astype({"d": str}).to_parquet(path.with_suffix(".parquet"))
+    words: dict[str, Any] = {"id": "who", "dates": "days", "party": 0}
+    files = [OwnFile(str(path.with_suffix(each)), **words) for each in (".csv", ".parquet")]
+    return [
+        *files,
+        *(as_kind(LargeTable, each) for each in files),
+        Frame("f", frame=frame, **words),
+    ]
+
+
+@pytest.mark.parametrize("form", DATES)
+def test_dates_are_days_since_the_newest_training_date(tmp_path: Path, form: str) -> None:
+    for own in of_dates(tmp_path / "old", DATES[form]):
+        learnt = own.learn(np.array([0, 2]))  # the newest date of all rows is in the second one
+        raw = own.rows(np.arange(3), learnt)[:, 0] * learnt.deviation[0] + learnt.mean[0]
+        np.testing.assert_allclose(raw, [0, 1, -31], atol=1e-5)
+        kept = Preparation(**json.loads(json.dumps(learnt.as_json())))
+        for later in of_dates(tmp_path / "new", ["2024-03-01", "2024-01-31"]):
+            raw = later.rows(np.arange(2), kept)[:, 0] * learnt.deviation[0] + learnt.mean[0]
+            np.testing.assert_allclose(raw, [30, 0], atol=1e-5)
+
+
+def test_typed_dates_are_read_as_their_texts() -> None:
+    days = pd.to_datetime(["2024-01-31", "2024-02-01", None])
+    words: dict[str, Any] = {"id": "who", "dates": "days", "missing": "median", "party": 0}
+    made = []
+    for column in (days, days.tz_localize("UTC"), days.date, days.astype(str)):
+        frame = pd.DataFrame({"who": range(3), "d": column}).replace({"NaT": None, "nan": None})
+        own = Frame("f", frame=frame, **words)
+        made.append(own.rows(np.arange(3), own.learn(np.arange(3))))
+    for each in made:
+        np.testing.assert_array_equal(each, made[0])
+
+
+@pytest.mark.parametrize("text", ["31/01/2024", "01-02-2024", "1.3.24", "2024-13-01", "2024-02-30"])
+def test_a_date_that_can_be_read_in_two_ways_is_refused(tmp_path: Path, text: str) -> None:
+    for own in of_dates(tmp_path / "old", [text] * 3):
+        with pytest.raises(ConfigError, match="holds dates"):
+            own.learn(np.arange(3))
+
+
+def test_later_values_that_are_no_dates_are_refused(tmp_path: Path) -> None:
+    learnt = of_dates(tmp_path / "old", DATES["days"])[0].learn(np.arange(3))
+    for later in of_dates(tmp_path / "new", ["2024-03-01", "soon"]):
+        with pytest.raises(ConfigError, match="other columns than its model"):
+            later.rows(np.arange(2), learnt)
+
+
+def test_a_preparation_without_dates_is_written_as_before() -> None:
+    assert "dates" not in Preparation({"a": 1.0}, {}, [0.0], [1.0]).as_json()
+
+
+def test_rare_levels_share_no_column_and_the_owner_learns_it(own_log: list[str]) -> None:
+    values = ["a", "b"] * 60 + [f"rare {n}" for n in range(110)]
+    frame = pd.DataFrame({"who": range(len(values)), "c": values})
+    own = Frame("f", frame=frame, id="who", text="one-hot", party=0)
+    assert own.learn(np.arange(len(values))).texts == {"c": ["a", "b"]}
+    assert "has 112 texts, and the 2 most frequent ones become columns" in own_log[-1]
+    assert frequent(frame["c"][120:]) == []  # the rare ones alone are no categories
+    assert len(frequent(frame["c"][:120])) == 2
+
+
+ZIPS = [
+    ["01234", "12345", "23456"],
+    ["12345", "12345-6789", "23456", "02134"],
+    ["1011", "1012", "1234AB", "0123"],
+]
+
+
+@pytest.mark.parametrize("values", ZIPS, ids=str)
+def test_zip_codes_are_no_texts_among_numbers(values: list[str]) -> None:
+    frame = pd.DataFrame(
+        {"who": range(40), "c": values * (40 // len(values)) + values[: 40 % len(values)]}
+    )
+    with pytest.raises(ConfigError) as refused:
+        Frame("f", frame=frame, id="who", party=0).learn(np.arange(40))
+    assert "among" not in str(refused.value) and "one-hot" in str(refused.value)
+
+
+def test_a_minus_before_names_leaves_columns_out(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"who": range(9), "a": 1.0, "b": 2.0, "c": 3.0})
+    own = Frame("f", frame=frame, id="who", columns="-a, -c", party=0)
+    assert own.feature_names == ["b"]
+    learnt = own.learn(np.arange(9))
+    more = Frame("f", frame=frame.assign(d=1), id="who", columns="-a,-c", party=0)
+    with pytest.raises(ConfigError, match="other columns"):  # a new column is no secret feature
+        more.rows(np.arange(9), learnt)
+    named = Frame("f", frame=frame.rename(columns={"a": "-a"}), id="who", columns="-a", party=0)
+    assert named.feature_names == ["-a"]
+    with pytest.raises(ConfigError, match="does not have the columns"):
+        Frame("f", frame=frame, id="who", columns="-z", party=0).learn(np.arange(9))
+
+
+# --- files that are no tables ---------------------------------------------------------------------
+
+TABLE = ("id,x\n" + "".join(f"{n},{n % 7}.5\n" for n in range(900))).encode()
+PACKED = gzip.compress(TABLE)
+CONTENT: dict[str, tuple[str, bytes, str]] = {
+    "an empty file": ("a.csv", b"", "is empty"),
+    "blank lines": ("a.csv", b"\n \n", "has no column names"),
+    "an empty gzip file": ("a.csv.gz", gzip.compress(b""), "has no column names"),
+    "a header alone": ("a.csv", b"id,x\n", "has no rows"),
+    "a zip file": ("a.csv", b"PK\x03\x04" + TABLE, "is a zip or Excel file"),
+    "an old Excel file": ("a.csv", b"\xd0\xcf\x11\xe0" + TABLE, "is an Excel file"),
+    "a parquet file as csv": ("a.csv", b"PAR1" + TABLE, "is a parquet file"),
+    "a gzip file as csv": ("a.csv", PACKED, "is compressed by gzip"),
+    "csv as gzip": ("a.csv.gz", TABLE, "is not compressed"),
+    "a gzip file that was cut": ("a.csv.gz", PACKED[: len(PACKED) // 2], "is damaged"),
+    "a gzip file without its end": ("a.csv.gz", PACKED[:-6], "is damaged"),
+    "gzip with other bytes": ("a.csv.gz", PACKED[:200] + b"zzz" + PACKED[203:], "is damaged"),
+    "csv as parquet": ("a.parquet", TABLE, "cannot be read"),
+    "half a parquet file": ("a.parquet", b"PAR1" + TABLE, "cannot be read"),
+    "another kind": ("a.xlsx", TABLE, "is neither .csv"),
+    "Latin letters": ("a.csv", TABLE + "900,é\n".encode("latin-1"), "line 902 has the byte 0xe9"),
+    "Latin names": ("a.csv", "id,é\n1,2\n".encode("latin-1"), "encoding='cp1252'"),
+    "UTF-16": ("a.csv", TABLE.decode().encode("utf-16"), "encoding='utf-16'"),
+    "UTF-16 without a mark": ("a.csv", TABLE.decode().encode("utf-16-le"), "NUL bytes"),
+    "NUL bytes": ("a.csv", TABLE + b"900,\0\0\n", "has NUL bytes"),
+    "a quote that does not end": ("a.csv", TABLE.replace(b"\n500,", b'\n500,"'), "line 502"),
+    "one at the end": ("a.csv", TABLE + b'900,"1\n', "quote that does not end"),
+    "JSON": ("a.csv", b'{"id": 1, "x": 2}\n', "id column"),
+    "a page": ("a.csv", b"<!DOCTYPE html>\n<html><body>a, b</body></html>\n", "id column"),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_a_file_that_is_no_table_gets_a_sentence(tmp_path: Path, kind: str, large: bool) -> None:
+    name, content, sentence = CONTENT[kind]
+    (tmp_path / name).write_bytes(content)
+    for party in (None, 0):
+        with pytest.raises(ConfigError) as refused:
+            own = of_size(OwnFile(str(tmp_path / name), party=party))
+            own = as_kind(LargeTable, own) if large else own
+            _ = own.ids
+            own.learn(np.arange(own.count))
+        assert party is not None or sentence in str(refused.value)
+        assert str(refused.value).endswith(".")
+
+
+def test_without_the_check_a_quote_would_swallow_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_bytes(TABLE.replace(b"\n500,", b'\n500,"'))
+    monkeypatch.setattr(table_file, "_check_quotes", lambda path: None)
+    assert len(OwnFile(str(tmp_path / "a.csv")).ids) == 501
+
+
+def test_quotes_in_values_are_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'id,x\n1,5" pipe\n2,"a ""b"""\n3,"two\nlines"\n')
+    own = OwnFile(str(tmp_path / "a.csv"), text="one-hot")
+    assert own.learn(np.arange(3)).texts["x"] == ['5" pipe', 'a "b"', "two\nlines"]
+
+
+PLACES: dict[str, Callable[[Path], str]] = {
+    "nowhere": lambda folder: f"{folder}/gone.csv",
+    "a folder": lambda folder: f"{folder}/a.csv{(folder / 'a.csv').mkdir() or ''}",
+    "a folder as parquet": lambda folder: (
+        f"{folder}/a.parquet{(folder / 'a.parquet').mkdir() or ''}"
+    ),
+    "below a file": lambda folder: f"{folder}/ok.csv/a.csv",
+    "a long name": lambda folder: f"{folder}/{'n' * 300}.csv",
+    "a NUL character": lambda folder: f"{folder}/a\0.csv",
+    "nobody's home": lambda folder: "~nobody-at-all/a.csv",
+    "a pipe": lambda folder: f"{folder}/pipe.csv{os.mkfifo(folder / 'pipe.csv') or ''}",
+    "a link to itself": lambda folder: (
+        f"{folder}/loop.csv{os.symlink(folder / 'loop.csv', folder / 'loop.csv') or ''}"
+    ),
+    "no path": lambda folder: "",
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_each_path_gets_a_sentence(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "ok.csv").write_bytes(TABLE)
+    path = PLACES[kind](tmp_path)
+    for party in (None, 0):
+        with pytest.raises(ConfigError, match=r"\.$"):
+            of_size(OwnFile(path, party=party))
+    for dataset in (f"csv:{path}", f"parquet:{path}", f"npz:{path}", f"svmlight:{path}"):
+        with pytest.raises(VflError, match=r"\.$"):
+            vfl_flower.train(dataset=dataset)
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() != 0, reason="needs root, to be another user"
+)
+def test_another_users_folder_gets_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(TABLE)
+    tmp_path.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match="cannot be opened: Permission denied"):
+            of_size(OwnFile(str(tmp_path / "a.csv")))
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_that_vanishes_gets_a_sentence(tmp_path: Path, suffix: str) -> None:
+    for read in (lambda own: own.ids, lambda own: own.learn(np.arange(3)), of_size):
+        path = written(tmp_path, {"a": pd.DataFrame({"id": range(9), "x": 1.5})}, suffix)["a"]
+        own = OwnFile(str(path))
+        assert own.feature_names == ["x"]
+        path.unlink()
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read(own)
+
+
+# --- values in errors -----------------------------------------------------------------------------
+
+PRIVATE = pd.DataFrame({"id": range(60), "x": np.arange(60) + 987654.5})
+Y = pd.DataFrame({"id": range(60), "label": np.arange(60) % 2})
+TWO = [PRIVATE, PRIVATE.rename(columns={"x": "z"})]
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "parties one by one": lambda it: vfl_flower.train(it, it, Y),
+    "one party": lambda it: vfl_flower.train(it, Y),
+    "swapped": lambda it: vfl_flower.train(Y, TWO),
+    "labels as labels": lambda it: vfl_flower.train(TWO, it, id="id"),
+    "a configuration": lambda it: vfl_flower.train(TWO, Y, config=it),
+    "a keyword twice": lambda it: vfl_flower.train({"epochs": it}, TWO, Y, epochs=it),
+    "a load": lambda it: vfl_flower.train(TWO, Y, resume=it),
+    **{
+        option: lambda it, option=option: vfl_flower.train(TWO, Y, **{option: it})
+        for option in ("epochs", "strategy", "loss", "label", "metrics", "class_weights", "id")
+    },
+    **{
+        option: lambda it, option=option: vfl_flower.train(TWO, Y, id="id", **{option: it})
+        for option in ("engine", "out", "parties", "columns", "text", "observer", "bottom_model")
+    },
+}
+KINDS: dict[str, Callable[[], Any]] = {
+    "frame": lambda: PRIVATE,
+    "series": lambda: PRIVATE["x"],
+    "array": lambda: PRIVATE.to_numpy(),
+    "list": lambda: PRIVATE["x"].tolist(),
+    "dictionary": lambda: PRIVATE.to_dict("list"),
+}
+
+
+@pytest.mark.parametrize("made", KINDS)
+@pytest.mark.parametrize("place", WRONG)
+def test_no_error_shows_rows(place: str, made: str) -> None:
+    with pytest.raises((VflError, TypeError)) as refused:
+        WRONG[place](KINDS[made]())
+    assert "98765" not in str(refused.value) and len(str(refused.value)) < 600
+
+
+def test_without_the_bound_an_error_would_show_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vfl_flower.api import own_code
+
+    monkeypatch.setattr(own_code, "shown", repr)
+    with pytest.raises(ConfigError, match="98765"):
+        vfl_flower.train(PRIVATE, PRIVATE, Y)
+    assert errors.shown("x" * 999) < repr("x" * 300) and errors.shown(0.5) == "0.5"
+
+
+def test_ids_of_two_columns_are_to_be_joined(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"<list of length 2>.* Join"):
+        vfl_flower.train(TWO, Y, id=["id", "x"])
+    PRIVATE.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(ConfigError, match="Join"):
+        _ = OwnFile(str(tmp_path / "a.csv"), id="id,x").ids
+    assert not re.search("Join", str(ConfigError("id")))
