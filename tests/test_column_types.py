@@ -51,6 +51,10 @@ NUMBERS: dict[str, list[str]] = {
     "truth in small letters": cells("true", "false"),
     "truth with gaps": cells("true", "", "false"),
     "constant": cells("7", "7.0"),
+    "many digits": cells("0.1000000000000000055", "0.1", "3"),
+    "tiny": cells("1e-30", "-2e-30", "0"),
+    "tabs around": cells("\t1", "2\t"),
+    "one number alone": ["4", *[""] * (ROWS - 2), "6"],
 }
 TEXTS: dict[str, list[str]] = {
     "codes": cells("01", "02", "10"),
@@ -77,6 +81,24 @@ TEXTS: dict[str, list[str]] = {
     "a lone minus": cells("-", "5"),
     "per cent": cells("5%", "6%"),
     "formulas": cells("=1+1", "@x"),
+    "Arabic digits": cells("٣", "٤"),
+    "a space of no width": cells("1\u200b", "2"),
+    "a space that does not break": cells("1\u00a0000", "2"),
+    "spaces between thousands": cells("1 000", "2 500"),
+    "apostrophes between thousands": cells("1'000", "2'500"),
+    "money": cells("$5", "€6"),
+    "fractions": cells("1/2", "3/4"),
+    "brackets for a minus": cells("(5)", "6"),
+    "a minus behind": cells("5-", "6"),
+    "clock": cells("12:30", "07:05"),
+    "weeks": cells("2024-W05", "2024-W06"),
+    "single letters of truth": cells("T", "F"),
+    "complex": cells("1+2j", "3"),
+    "a letter behind numbers": cells("1f", "2L", "3d"),
+    "zeros before a point": cells("00.5", "1.5"),
+    "an apostrophe before": cells("'5", "6"),
+    "signs alone": cells("+", "-", "."),
+    "emoji": cells("🙂", "🙃"),
     "versions": cells("1.10", "1.1", "1.1b"),
 }
 
@@ -251,7 +273,7 @@ WRONG: dict[str, tuple[str | bytes, str, str]] = {
     "two columns of one name": ("a,a\n1,2\n", "two columns of one name", "'a'"),
     "no UTF-8": ("a,b\n1,é\n".encode("latin-1"), "UTF-8", "0xe9"),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "UTF-8", "0xff"),
-    "quotes that do not end": ('a,b\n"1,2\n', "more or fewer", "line 2"),
+    "quotes that do not end": ('a,b\n"1,2\n', "quote that does not end", "line 2"),
 }
 
 

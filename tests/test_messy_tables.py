@@ -26,6 +26,7 @@ from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation
 from vfl_flower.tools.cli import main
 
+train: Any = vfl_flower.train  # with arguments that its types forbid
 OPTIONS = {"label": "defaulted", "epochs": 1, "strategy": "split-nn"}
 
 
@@ -118,15 +119,15 @@ def test_the_second_call_works_on_messy_frames(people: int) -> None:
     tables = messy(people)
     features = [tables["shop"], tables["clinic"]]
     with pytest.raises(VflError) as refused:
-        vfl_flower.train(features, tables["bank"], id="customer", **OPTIONS)
+        train(features, tables["bank"], id="customer", **OPTIONS)
     said = str(refused.value)
     *code, call = said.partition("Use:\n")[2].splitlines()
     for line in code:
         exec(line.strip(), {"features": features})
     options = eval(call.strip().replace("train(..., ", "dict("))
     with pytest.raises(VflError, match="'born'"):  # each option is needed
-        vfl_flower.train(features, tables["bank"], id="customer", **OPTIONS, text="one-hot")
-    model = vfl_flower.train(features, tables["bank"], id="customer", **OPTIONS, **options)
+        train(features, tables["bank"], id="customer", **OPTIONS, text="one-hot")
+    model = train(features, tables["bank"], id="customer", **OPTIONS, **options)
     assert model.summary["failure"] is None
     for column in ("income", "since", "region", "zip", "age", "name", "a", "b", "seen", "empty"):
         assert f"'{column}'" in said
@@ -361,7 +362,7 @@ def test_each_path_gets_a_sentence(tmp_path: Path, kind: str) -> None:
             of_size(OwnFile(path, party=party))
     for dataset in (f"csv:{path}", f"parquet:{path}", f"npz:{path}", f"svmlight:{path}"):
         with pytest.raises(VflError, match=r"\.$"):
-            vfl_flower.train(dataset=dataset)
+            train(dataset=dataset)
 
 
 @pytest.mark.skipif(
@@ -395,19 +396,19 @@ PRIVATE = pd.DataFrame({"id": range(60), "x": np.arange(60) + 987654.5})
 Y = pd.DataFrame({"id": range(60), "label": np.arange(60) % 2})
 TWO = [PRIVATE, PRIVATE.rename(columns={"x": "z"})]
 WRONG: dict[str, Callable[[Any], Any]] = {
-    "parties one by one": lambda it: vfl_flower.train(it, it, Y),
-    "one party": lambda it: vfl_flower.train(it, Y),
-    "swapped": lambda it: vfl_flower.train(Y, TWO),
-    "labels as labels": lambda it: vfl_flower.train(TWO, it, id="id"),
-    "a configuration": lambda it: vfl_flower.train(TWO, Y, config=it),
-    "a keyword twice": lambda it: vfl_flower.train({"epochs": it}, TWO, Y, epochs=it),
-    "a load": lambda it: vfl_flower.train(TWO, Y, resume=it),
+    "parties one by one": lambda it: train(it, it, Y),
+    "one party": lambda it: train(it, Y),
+    "swapped": lambda it: train(Y, TWO),
+    "labels as labels": lambda it: train(TWO, it, id="id"),
+    "a configuration": lambda it: train(TWO, Y, config=it),
+    "a keyword twice": lambda it: train({"epochs": it}, TWO, Y, epochs=it),
+    "a load": lambda it: train(TWO, Y, resume=it),
     **{
-        option: lambda it, option=option: vfl_flower.train(TWO, Y, **{option: it})
+        option: lambda it, option=option: train(TWO, Y, **{option: it})
         for option in ("epochs", "strategy", "loss", "label", "metrics", "class_weights", "id")
     },
     **{
-        option: lambda it, option=option: vfl_flower.train(TWO, Y, id="id", **{option: it})
+        option: lambda it, option=option: train(TWO, Y, id="id", **{option: it})
         for option in ("engine", "out", "parties", "columns", "text", "observer", "bottom_model")
     },
 }
@@ -433,13 +434,13 @@ def test_without_the_bound_an_error_would_show_rows(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(own_code, "shown", repr)
     with pytest.raises(ConfigError, match="98765"):
-        vfl_flower.train(PRIVATE, PRIVATE, Y)
+        train(PRIVATE, PRIVATE, Y)
     assert errors.shown("x" * 999) < repr("x" * 300) and errors.shown(0.5) == "0.5"
 
 
 def test_ids_of_two_columns_are_to_be_joined(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"<list of length 2>.* Join"):
-        vfl_flower.train(TWO, Y, id=["id", "x"])
+        train(TWO, Y, id=["id", "x"])
     PRIVATE.to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(ConfigError, match="Join"):
         _ = OwnFile(str(tmp_path / "a.csv"), id="id,x").ids

@@ -1,4 +1,4 @@
-"""What a table needs before a model can learn from it, all of it in one message."""
+"""Needs of a table, such as options for its texts and dates: all of them in one message."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ class Need(NamedTuple):
 
 
 class Asked(Protocol):
-    """What `tables.Table` says about its columns."""
+    """Options and columns of a `tables.Table`."""
 
     @property
     def missing(self) -> str:
-        """What to do with missing values."""
+        """The option for missing values."""
 
     @property
     def text(self) -> str:
-        """What to do with texts."""
+        """The option for texts."""
 
     @property
     def dates(self) -> str:
-        """What to do with dates."""
+        """The option for dates."""
 
     @property
     def columns(self) -> str:
-        """Which columns are features."""
+        """The option that names the features."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Asked(Protocol):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether `columns` names columns to leave out."""
+        """The fact whether `columns` names columns to leave out."""
 
 
 def needs_of(own: Asked, frame: Any) -> Iterator[Need]:
