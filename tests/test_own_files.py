@@ -328,7 +328,7 @@ def test_a_text_column_of_many_values_is_refused(tmp_path: Path, own_log: list[s
     assert prepared(own, np.arange(100), np.array([100, 101]))[0].shape == (100, 100)
     with pytest.raises(ConfigError, match=r"has a text column with more than 100 values\. Leave"):
         prepared(own, np.arange(101), np.array([101]))
-    assert any("column 'name' has 101 values" in line for line in own_log)
+    assert any("column 'name' has 102 values" in line for line in own_log)
 
 
 def test_columns_name_those_that_are_features(tmp_path: Path) -> None:

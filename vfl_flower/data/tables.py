@@ -277,8 +277,9 @@ class Table(Source):
     def _needing(self, found: Sequence[Need]) -> ConfigError:
         """Return an error about these needs, and all others of the table."""
         every = self.needs()
-        there = {each.column for each in every}
-        every += [each for each in found if each.kind == EMPTY or each.column not in there]
+        columns = {each.column for each in every}
+        new = [each for each in found if each.kind == EMPTY or each.column not in columns]
+        every += [each for each in new if each not in every]
         return self.wrong(*lacking(self, every, lambda name: self._read([name])[name]))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
