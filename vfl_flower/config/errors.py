@@ -87,7 +87,7 @@ class ConfigError(VflError):
     """A run configuration, data set or model is invalid; raised before any training."""
 
 
-class TableError(ConfigError):
+class UnfitError(ConfigError):
     """A table cannot be used: `data.survey` says all that it and the other tables need."""
 
 

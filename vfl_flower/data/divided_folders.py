@@ -222,7 +222,7 @@ class _PartyCsv:
 
     def ids(self) -> Array | None:
         known = "id" in self._columns
-        return self._at([self._columns.index("id")], str)[:, 0] if known else None
+        return self._at([self._columns.index("id")], np.float64)[:, 0] if known else None
 
     def _at(self, places: list[int], kind: type) -> Array:
         """Read columns by their places, since names may repeat."""

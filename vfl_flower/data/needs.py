@@ -30,8 +30,10 @@ _KINDS = {  # kind -> words for one column, and what to do
 }
 _HINTS = {
     "other dates": "Write dates as 2024-01-31, and set dates='days', to use them.",
-    "commas between thousands": "Remove the commas from numbers, to use them.",
-    "decimal commas": "Write points for decimal commas, to use the numbers.",
+    "commas between thousands": "Remove the commas, as pandas.read_csv(..., thousands=',') and to_csv "
+    "do, or write points if they are decimal commas, to use the numbers.",
+    "decimal commas": "Write points instead, as pandas.read_csv(..., decimal=',') and to_csv do, "
+    "to use the numbers.",
     "infinite values": "Replace infinite values, to use the columns.",
     "words among numbers": "missing-words counts these words as missing values: correct them if "
     "they are none.",
@@ -189,7 +191,7 @@ def listed(needs: Sequence[Need]) -> str:
     for kind in dict.fromkeys(each.kind for each in needs):
         of_kind = list({each.column: each for each in needs if each.kind == kind}.values())
         shown = [
-            f"{each.column!r}" * bool(each.column) + f" ({each.note})" * bool(each.note)
+            (f"{each.column!r}" * bool(each.column) + f" ({each.note})" * bool(each.note)).lstrip()
             for each in of_kind[:_SHOWN]
         ]
         more = f" and {len(of_kind) - _SHOWN} more" * (len(of_kind) > _SHOWN)

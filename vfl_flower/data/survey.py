@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.config.errors import ConfigError, TableError, VflError
+from vfl_flower.config.errors import ConfigError, UnfitError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.frames import is_missing
@@ -36,13 +36,13 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         yield
     except VflError as error:
         in_memory = config.data.dataset.startswith("memory:")
-        about_table = in_memory or isinstance(error, TableError) or _OF_TABLES.search(str(error))
+        about_table = in_memory or isinstance(error, UnfitError) or _OF_TABLES.search(str(error))
         if not about_table or not config.data.own_data or config.task != "train":
             raise
         found = _needs(config, node_configs)
-        if not found:
-            raise
-        raise TableError(_said(found, node_configs)) from error
+        if [need.kind for *_, needs in found for need in needs] in ([], ["ids"]):
+            raise  # the error says it all
+        raise UnfitError(_said(found, node_configs)) from error
 
 
 def _needs(

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, TableError, asked
+from vfl_flower.config.errors import ConfigError, UnfitError, asked
 from vfl_flower.data.frames import (
     days_of,
     floats,
@@ -133,7 +133,7 @@ class Table(Source):
         self.check_labels()
         values = self.labels_with_gaps(rows)
         if is_missing(values).any():
-            raise TableError(
+            raise UnfitError(
                 f"Column {self.label!r} of {self.path} has missing labels. Drop those rows."
             )
         return values
@@ -395,6 +395,6 @@ class Table(Source):
         wrong, _, advice = what.removesuffix(".").partition(". ")
         what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")
         if self.party is None:
-            return TableError(f"{self.path} {what_and_where}")
+            return UnfitError(f"{self.path} {what_and_where}")
         log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
-        return TableError(f"{self.whose} {what} {LOGGED}")
+        return UnfitError(f"{self.whose} {what} {LOGGED}")
