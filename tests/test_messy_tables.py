@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -335,20 +336,22 @@ def test_quotes_in_values_are_no_fault(tmp_path: Path) -> None:
     assert own.learn(np.arange(3)).texts["x"] == ['5" pipe', 'a "b"', "two\nlines"]
 
 
+def made(path: Path, make: Callable[[Path], Any]) -> str:
+    """Make something at a path, and return the path."""
+    make(path)
+    return str(path)
+
+
 PLACES: dict[str, Callable[[Path], str]] = {
     "nowhere": lambda folder: f"{folder}/gone.csv",
-    "a folder": lambda folder: f"{folder}/a.csv{(folder / 'a.csv').mkdir() or ''}",
-    "a folder as parquet": lambda folder: (
-        f"{folder}/a.parquet{(folder / 'a.parquet').mkdir() or ''}"
-    ),
+    "a folder": lambda folder: made(folder / "a.csv", Path.mkdir),
+    "a folder as parquet": lambda folder: made(folder / "a.parquet", Path.mkdir),
     "below a file": lambda folder: f"{folder}/ok.csv/a.csv",
     "a long name": lambda folder: f"{folder}/{'n' * 300}.csv",
     "a NUL character": lambda folder: f"{folder}/a\0.csv",
     "nobody's home": lambda folder: "~nobody-at-all/a.csv",
-    "a pipe": lambda folder: f"{folder}/pipe.csv{os.mkfifo(folder / 'pipe.csv') or ''}",
-    "a link to itself": lambda folder: (
-        f"{folder}/loop.csv{os.symlink(folder / 'loop.csv', folder / 'loop.csv') or ''}"
-    ),
+    "a pipe": lambda folder: made(folder / "pipe.csv", os.mkfifo),
+    "a link to itself": lambda folder: made(folder / "loop.csv", lambda at: at.symlink_to(at)),
     "no path": lambda folder: "",
 }
 
@@ -395,6 +398,13 @@ def test_a_file_that_vanishes_gets_a_sentence(tmp_path: Path, suffix: str) -> No
 PRIVATE = pd.DataFrame({"id": range(60), "x": np.arange(60) + 987654.5})
 Y = pd.DataFrame({"id": range(60), "label": np.arange(60) % 2})
 TWO = [PRIVATE, PRIVATE.rename(columns={"x": "z"})]
+
+
+def with_option(it: Any, option: str, **more: Any) -> Any:
+    """Train with a value for an option."""
+    return train(TWO, Y, **{option: it}, **more)
+
+
 WRONG: dict[str, Callable[[Any], Any]] = {
     "parties one by one": lambda it: train(it, it, Y),
     "one party": lambda it: train(it, Y),
@@ -404,11 +414,11 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "a keyword twice": lambda it: train({"epochs": it}, TWO, Y, epochs=it),
     "a load": lambda it: train(TWO, Y, resume=it),
     **{
-        option: lambda it, option=option: train(TWO, Y, **{option: it})
+        option: partial(with_option, option=option)
         for option in ("epochs", "strategy", "loss", "label", "metrics", "class_weights", "id")
     },
     **{
-        option: lambda it, option=option: train(TWO, Y, id="id", **{option: it})
+        option: partial(with_option, option=option, id="id")
         for option in ("engine", "out", "parties", "columns", "text", "observer", "bottom_model")
     },
 }

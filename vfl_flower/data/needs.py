@@ -30,8 +30,8 @@ _KINDS = {  # kind -> words for one column, and what to do
 }
 _HINTS = {
     "other dates": "Write dates as 2024-01-31, and set dates='days', to use them.",
-    "commas between thousands": "Remove the commas, as pandas.read_csv(..., thousands=',') and to_csv "
-    "do, or write points if they are decimal commas, to use the numbers.",
+    "commas between thousands": "Remove the commas, as pandas.read_csv(..., thousands=',') "
+    "and to_csv do, or write points if they are decimal commas, to use the numbers.",
     "decimal commas": "Write points instead, as pandas.read_csv(..., decimal=',') and to_csv do, "
     "to use the numbers.",
     "infinite values": "Replace infinite values, to use the columns.",
