@@ -1,14 +1,24 @@
-"""Write vfl_flower/api/keywords.py, the keyword arguments of `train`: python -m tests.options."""
+"""Write what is generated from the options: python -m tests.options.
+
+These are vfl_flower/api/keywords.py, the keyword arguments of `train`, and Flower's table of
+options in pyproject.toml.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from vfl_flower.api import keywords
 from vfl_flower.api.own_code import KEYWORDS
-from vfl_flower.config.run_config import KEYS, Key
+from vfl_flower.config.run_config import KEYS, SHOWN, Key, flower_defaults
 
 FILE = Path(keywords.__file__)
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+TABLE = "[tool.flwr.app.config]\n"
+OTHERS = """
+# All other options, since Flower refuses an option that this table lacks. `vfl list OPTION` explains one.
+"""
 HEAD = '''"""Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
 
 This file is generated from vfl_flower/config/options/: python -m tests.options
@@ -49,5 +59,19 @@ def _field(keyword: str, key: Key) -> str:
     return f"    {keyword}: {kind} | None\n"
 
 
+def with_table(text: str) -> str:
+    """Return the text of pyproject.toml with the table of `flower_defaults`."""
+    start = text.index(TABLE) + len(TABLE)
+    lines = [_line(name, value) for name, value in flower_defaults().items()]
+    lines.insert(len(SHOWN), OTHERS)
+    return text[:start] + "".join(lines) + text[text.index("\n[", start) :]
+
+
+def _line(name: str, value: object) -> str:
+    auto = KEYS[name].auto.partition(". ")[0] if name in SHOWN else ""
+    return f"{name} = {json.dumps(value)}{'  # ' + auto if auto else ''}\n"
+
+
 if __name__ == "__main__":
     FILE.write_text(generated())
+    PYPROJECT.write_text(with_table(PYPROJECT.read_text()))

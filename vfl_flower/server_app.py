@@ -22,7 +22,7 @@ from vfl_flower.config.errors import ConfigError, VflError, outside, places, rai
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
-from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.config.run_config import RunConfig, given_to_flower, parse
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.row_mask import Alignment
@@ -88,6 +88,8 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
     transport, run = transport_of(grid), str(context.run_id)
     of_flower = transport is not grid  # else this process may have other runs too
     about = partial(logs.described, lasting=of_flower, run=run, role="label holder")
+    if of_flower:  # an option of an earlier run is no contradiction to a default
+        context.run_config = given_to_flower(context.run_config, grid.run.override_config)
     with about(context.run_config.get("log-format")):
         config = earlier_run.configured(context.run_config)
         # The format may be that of the run to resume.

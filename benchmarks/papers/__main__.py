@@ -1,6 +1,6 @@
 """Run a row of a page of results: its table, its pictures, and its figures in JSON.
 
-The pages are docs/reference/papers.md, for the papers, and those in docs/results, which are ours.
+The pages are docs/reference/papers.md and docs/papers, for the papers, and docs/results for ours.
 
 Without a row, all are listed. A row's learning rates are tuned first, on validation rows, with as
 many trials for each of its systems. With --resume, runs are kept in a folder, and those that are

@@ -19,12 +19,16 @@ from scipy.stats import t as student
 from benchmarks.papers.rows import HERE, Column, Histories, History, Row
 
 DOCS = HERE.parent.parent / "docs"
+PICTURES = DOCS / "papers"
 PAGES = {
     HERE / "page.template": DOCS / "reference" / "papers.md",
     HERE / "label_privacy.template": DOCS / "results" / "label-privacy.md",
+    **{
+        HERE / f"{paper}.template": PICTURES / f"{paper}.md"
+        for paper in ("vafl", "asyrevel", "cascaded", "ef-vfl", "dpzv")
+    },
 }
 """The page of each template."""
-PICTURES = DOCS / "papers"
 KEPT = HERE / "results"
 """The runs that the pages are made of."""
 NOT_RUN = "not run"
@@ -66,7 +70,7 @@ def render(
 def picture(name: str) -> list[Path]:
     """Return where a row's picture is, if a page shows it beside the row's kept runs."""
     texts = [template.read_text() for template in PAGES]
-    shown = any(f"{{{{{name}}}}}" in text and f"](../papers/{name}.png)" in text for text in texts)
+    shown = any(f"{{{{{name}}}}}" in text and re.search(rf"[(/]{name}\.png\)", text) for text in texts)
     return [PICTURES / f"{name}.png"] if shown else []
 
 

@@ -9,7 +9,7 @@ itself. Checks of several options stand beside the code that they concern.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -302,13 +302,34 @@ KEYS: dict[str, Key] = {
 """Every option, in the order of `vfl list`."""
 
 
-def flower_defaults() -> dict[str, Any]:
-    """Return the table ``[tool.flwr.app.config]`` of pyproject.toml.
+SHOWN = (
+    *("strategy", "dataset", "label", "target", "id"),
+    *("epochs", "batch-size", "party-lr", "seed", "out"),
+)
+"""Options that pyproject.toml shows to a user of Flower. No system has its own default for one
+whose default is a value."""
 
-    Flower accepts no other options than the table's. Flower passes on the table's value of each
-    option that a user omits, so that the values must differ from a user's.
+
+def flower_defaults() -> dict[str, Any]:
+    """Return the table ``[tool.flwr.app.config]`` of pyproject.toml: `SHOWN`, then all others.
+
+    Flower refuses options that the table lacks, and passes on the table's value of each option
+    that a user omits.
     """
-    return dict.fromkeys(KEYS, AUTO)
+    shown = {name: AUTO if KEYS[name].auto else KEYS[name].default for name in SHOWN}
+    return shown | {name: AUTO for name in KEYS if name not in shown}
+
+
+def given_to_flower(raw: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """Return the options of a Flower run that a user gave, or changed in pyproject.toml.
+
+    Parameters
+    ----------
+    raw : all options, as Flower passes them on.
+    named : options of ``flwr run --run-config``.
+    """
+    table = flower_defaults()
+    return {key: raw[key] for key in raw if key in named or raw[key] != table.get(key)}
 
 
 def parse(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _of_all(told: options.Version = False) -> None: ...
 
 
 @app.command("demo", cls=Command)
-def _demo(engine: options.EngineName = "ray") -> None:
+def _demo(engine: options.EngineName = "local") -> None:
     """Train on handwritten digits with four parties, and write a report.
 
     Each party has a quarter of every image. The label holder has the labels.
