@@ -16,16 +16,21 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/'
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
-install: $(VENV)/installed ## make .venv with all that demo, test and benchmarks need
+install: $(VENV)/installed ## make .venv with all that tests and benchmarks need
 
 # The variables bound what builds this package too, which `--constraint` does not. Older pips know the first alone.
-$(VENV)/installed: export PIP_CONSTRAINT = constraints.txt
-$(VENV)/installed: export PIP_BUILD_CONSTRAINT = constraints.txt
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/installed $(VENV)/demo: export PIP_CONSTRAINT = constraints.txt
+$(VENV)/installed $(VENV)/demo: export PIP_BUILD_CONSTRAINT = constraints.txt
+$(VENV)/installed: EXTRA = test
+$(VENV)/demo: EXTRA = serve
+$(VENV)/installed $(VENV)/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRA)]'
 	$(COMPILE) $(VENV)/lib vfl_flower strategies || true
 	touch $@
+
+# The demos need no tools of tests.
+DEMO := $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/demo)
 
 # Linux (x86-64) and Python 3.11, as deploy/README.md says. Elsewhere the same versions of packages are installed.
 LOCK = UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile --quiet --upgrade --no-annotate \
@@ -39,10 +44,10 @@ lock: $(BIN)/uv ## resolve the newest dependencies into constraints.txt and depl
 $(BIN)/uv:
 	$(MAKE) install
 
-demo: install ## train on handwritten digits with four parties, by `vfl demo`
+demo: $(DEMO) ## train on handwritten digits with four parties, by `vfl demo`
 	$(BIN)/vfl demo
 
-serve-demo: install ## train a model, serve it, and ask for 1,000 scores, by examples/serve_scores.py
+serve-demo: $(DEMO) ## train a model, serve it, and ask for 1,000 scores, by examples/serve_scores.py
 	$(BIN)/python examples/serve_scores.py
 
 test: install lint ## check types and style, and run the tests

@@ -11,6 +11,7 @@ ROOT = HERE.parent
 sys.path[:0] = [str(HERE / "_ext"), str(ROOT)]
 
 from generators import REPOSITORY  # noqa: E402
+from pages import ON_DISK  # noqa: E402
 
 _about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -46,6 +47,12 @@ myst_enable_extensions = [
     "dollarmath",
 ]
 myst_heading_anchors = 4
+myst_url_schemes = {
+    "http": None,
+    "https": None,
+    "mailto": None,
+    ON_DISK: {"url": "file://{{path}}"},
+}
 nb_execution_mode = "off"  # notebooks show their stored outputs
 nb_merge_streams = True
 

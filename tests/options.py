@@ -17,7 +17,7 @@ FILE = Path(keywords.__file__)
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 TABLE = "[tool.flwr.app.config]\n"
 OTHERS = """
-# All other options, since Flower refuses an option that this table lacks. `vfl list OPTION` explains one.
+# All other options, since Flower refuses an option that this table lacks. `vfl list` explains them.
 """
 HEAD = '''"""Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
 

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from tests import options
 from tests.conftest import ALL_ROWS, MANY, Start
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.config.run_config import KEYS, RunConfig, flower_defaults
+from vfl_flower.config.run_config import (
+    KEYS,
+    SHOWN,
+    RunConfig,
+    flower_defaults,
+    given_to_flower,
+)
+from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.party.party import Party
@@ -35,8 +43,32 @@ def test_pyproject_names_every_key_with_its_default() -> None:
     assert typed(project["tool"]["flwr"]["app"]["config"]) == typed(flower_defaults())
 
 
+def test_pyproject_has_the_table_that_is_generated() -> None:
+    text = PYPROJECT.read_text()
+    assert options.with_table(text) == text, "run python -m tests.options"
+
+
 def test_defaults_of_flower_are_the_defaults_of_python() -> None:
     assert resolve(flower_defaults()) == resolve({})
+    assert {name: flower_defaults()[name] for name in SHOWN[:5]} == {
+        **{"strategy": "split-nn", "dataset": "digits", "label": "label"},
+        **{"target": "classification", "id": "id"},
+    }
+
+
+def test_a_default_of_flowers_table_is_no_option_that_a_user_gave(tmp_path: Path) -> None:
+    """Else a warm start from a VAFL run would become split learning."""
+    keys = {"dataset": "breast-cancer", "strategy": "vafl", "epochs": 1, "batch-size": 200}
+    run_local(2, {**keys, "out": str(tmp_path)})
+    sent = {**flower_defaults(), "grow": str(tmp_path), "dataset": "breast-cancer"}
+    given = given_to_flower(sent, {"grow", "dataset"})
+    assert given == {"grow": str(tmp_path), "dataset": "breast-cancer"}
+    assert configured(given).strategy == "vafl"
+    assert configured(sent).strategy == "split-nn"  # the control
+    named = given_to_flower({**sent, "strategy": "split-nn"}, {"grow", "dataset", "strategy"})
+    assert configured(named).strategy == "split-nn"
+    edited = given_to_flower({**sent, "strategy": "ef-vfl"}, {"grow", "dataset"})
+    assert edited["strategy"] == "ef-vfl"  # in pyproject.toml
 
 
 def test_every_key_has_a_help_text() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 import vfl_flower
 from strategies.history import RESULTS
@@ -145,16 +146,62 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert dead(tmp_path.resolve()) == ["a.html: b.html", "a.html: #y"]
 
 
+def raw(html: str) -> list[str]:
+    """Return the Markdown links in the text of a page that became no links."""
+    text = re.sub(r"(?s)<(pre|code|script|style)\b.*?</\1>", "", html)
+    return re.findall(r"\]\([\w./:#-]*", unescape(re.sub(r"<[^>]+>", "", text)))
+
+
+@pytest.mark.nightly
+def test_every_link_of_the_site_is_one(site: Path) -> None:
+    assert {each.name: raw(each.read_text()) for each in pages(site) if raw(each.read_text())} == {}
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The part of the site that reads pages, in a build for this machine alone."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    found = import_module("pages")
+    monkeypatch.setattr(found.generators, "REPOSITORY", "")
+    return found
+
+
+@pytest.mark.parametrize("page", ["index.md", "install.md", "extend/contributing.md"])
+def test_a_link_out_of_the_site_is_one_without_a_repository_on_the_web(
+    page: str, extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ROOT / "docs" / page
+
+    def links() -> list[str]:
+        return raw(MarkdownIt().render(extension.expand(file.read_text(), file, pytest.fail)))
+
+    assert links() == []
+    monkeypatch.setattr(extension, "ON_DISK", "file")  # the control: parsers refuse this scheme
+    assert bool(links()) == (page != "install.md")
+
+
+def test_diagrams_have_a_dark_form_and_a_ground() -> None:
+    for file in (ROOT / "docs").rglob("*.svg"):
+        if "_build" not in file.parts:
+            assert "prefers-color-scheme: dark" in file.read_text(), file
+            assert re.search(r'<rect [^>]*(fill="#ffffff"|class="ground")', file.read_text()), file
+
+
+def test_words_that_people_search_for_are_on_the_first_guide() -> None:
+    guides = (ROOT / "docs" / "how-to" / "index.md").read_text()
+    first = re.findall(r"listed (\S+)", guides)[0]
+    page = (ROOT / "docs" / "how-to" / first).read_text()
+    assert page.startswith("# Prepare a table\n")
+    assert [
+        word for word in ("categorical", "missing values", "leading zeros") if word not in page
+    ] == []
+
+
 @pytest.mark.parametrize("link", ["nowhere.md", "../strategies/none.py", "index.md#no-section"])
-def test_a_link_to_what_is_not_there_is_found(link: str) -> None:
-    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-    try:
-        extension = import_module("pages")
-        said: list[str] = []
-        text = f"[there](index.md), [code](../strategies/vertical.py), [not there]({link})"
-        extension.with_links(text, ROOT / "docs", ROOT / "docs" / "page.md", said.append)
-    finally:
-        sys.path.remove(str(ROOT / "docs" / "_ext"))
+def test_a_link_to_what_is_not_there_is_found(link: str, extension: Any) -> None:
+    said: list[str] = []
+    text = f"[there](index.md), [code](../strategies/vertical.py), [not there]({link})"
+    extension.with_links(text, ROOT / "docs", ROOT / "docs" / "page.md", said.append)
     assert len(said) == 1
     assert link in said[0]
 

@@ -70,7 +70,9 @@ def render(
 def picture(name: str) -> list[Path]:
     """Return where a row's picture is, if a page shows it beside the row's kept runs."""
     texts = [template.read_text() for template in PAGES]
-    shown = any(f"{{{{{name}}}}}" in text and re.search(rf"[(/]{name}\.png\)", text) for text in texts)
+    shown = any(
+        f"{{{{{name}}}}}" in text and re.search(rf"[(/]{name}\.png\)", text) for text in texts
+    )
     return [PICTURES / f"{name}.png"] if shown else []
 
 

@@ -26,8 +26,10 @@ GROUPS = (
     ("Tutorials", "tutorials"),
     ("How-to guides", "how-to"),
     ("Explanation", "explanation"),
+    ("Papers", "papers"),
     ("Results", "results"),
     ("Reference", "reference"),
+    ("Extend", "extend"),
     ("Notebooks", "notebooks"),
 )
 """Title and folder of each part of the site."""
@@ -83,12 +85,16 @@ def _contents(page: Path, *order: str) -> str:
     found |= {each.name: each / "index.md" for each in sorted(folder.glob("*")) if _has_index(each)}
     names = [each for each in order if each in found]
     names += [each for each in found if each not in names and each != "index"]
+    return _listed(page, *(found[each].relative_to(page.parent).as_posix() for each in names))
+
+
+def _listed(page: Path, *targets: str) -> str:
+    """List these pages, each with its title and its first sentence."""
     lines = []
-    for name in names:
-        title, said = about(found[name])
-        target = found[name].relative_to(page.parent).as_posix()
+    for target in targets:
+        title, said = about(page.parent / target)
         lines.append(f"- **[{title}]({target})**  \n  {said}")
-    tree = [found[each].relative_to(page.parent).with_suffix("").as_posix() for each in names]
+    tree = [target.rpartition(".")[0] for target in targets]
     hidden = "\n".join(["```{toctree}", ":hidden:", "", *tree, "```"])
     return "\n".join([*lines, "", hidden, ""])
 
@@ -390,6 +396,7 @@ def _history(page: Path) -> str:
 
 _GENERATORS: dict[str, Callable[..., str]] = {
     "contents": _contents,
+    "listed": _listed,
     "options": _options,
     "rules": _rules,
     "commands": _commands,

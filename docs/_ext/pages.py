@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
+ON_DISK = "checkout"
+"""Scheme of links to files of the repository, in a build for this machine."""
 NOTEBOOKS = DOCS / "notebooks"  # copies, which git ignores
 
 _GENERATED = re.compile(r"^<!-- generated: (\S+) *(.*?) -->$", re.MULTILINE)
@@ -98,8 +100,8 @@ def resolved(target: str, base: Path, page: Path, warn: Callable[[str], None]) -
         file = NOTEBOOKS / file.name
     if file.is_relative_to(DOCS) or file.suffix in _PICTURES:
         return Path(os.path.relpath(file, page.parent)).as_posix() + hash_sign + anchor
-    if not generators.REPOSITORY:
-        return file.as_uri() + hash_sign + anchor
+    if not generators.REPOSITORY:  # a Markdown parser leaves links to file: as they are written
+        return f"{ON_DISK}:{file}"
     kind = "tree" if file.is_dir() else "blob"
     return f"{generators.REPOSITORY}/{kind}/main/{file.relative_to(ROOT)}{hash_sign}{anchor}"
 
