@@ -38,6 +38,7 @@ logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)
 # Tests in a shell's background would ignore Ctrl-C, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 
 ALL_ROWS = {"validation-fraction": 0.0}
 """For what is compared with the same on all training rows: none are held out to choose by."""

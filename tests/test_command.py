@@ -19,7 +19,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import Finished as Run
-from vfl_flower.launch.engines import of_server
+from vfl_flower.launch.engines import of_server, run_local
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.system import BY_ROWS
@@ -58,7 +58,7 @@ def tables(tmp_path: Path) -> Path:
         ),
         ("strategy='vafl' aggregation='secure'", 2, "parties that do not step together"),
         ("dataset='csv:{}/unlabelled.csv' label='target'", 3, "too few to divide among 3"),
-        ("dataset=breast-cancer", 2, "cannot be read. Write option=value pairs"),
+        ("dataset=breast-cancer", 2, "cannot be read. Texts need quotes"),
         ("epochs=[1,2]", 2, "cannot be read. Write option=value pairs"),
         ("dataset='breast-cancer' epochs", 2, "cannot be read. Write option=value pairs"),
         ("dataset='breast-cancer' epochs = 3", 2, "cannot be read. Write option=value pairs"),
@@ -230,8 +230,10 @@ def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
         medium = "messages"
 
     monkeypatch.setattr(server_app, "StreamGrid", stream_grid)
-    keys = {"dataset": "breast-cancer", "out": str(tmp_path / "out")}
-    for error in (ListeningError, ConfigError):  # the first has left its folder
+    keys = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "out")}
+    for error in (ListeningError, ConfigError):
+        if error is ConfigError:
+            run_local(2, keys)  # which takes the folder
         with pytest.raises(error):
             grid = Remote(client_app.app, 2, keys, resolve(keys))
             server_app.app(grid, of_server(keys, grid.run_id))

@@ -444,7 +444,7 @@ def test_what_code_says_of_its_data_is_told_to_its_owner_alone(
             asked(node(words, keys, simulated=simulated), DescribeOrder(outputs=1), Description)
         assert ("the first number" in str(answered.value)) == simulated
         assert str(Path(__file__).parent) not in str(answered.value)
-        assert "the first number" not in caplog.text and "unlucky" in caplog.text
+        assert "the first number" in caplog.text  # which is the log of the code's owner
 
 
 def test_a_black_box_of_ones_own_is_trained_by_pairs(run: Start) -> None:

@@ -20,7 +20,7 @@ from strategies.papers.vafl import VAFL
 from tests import towers
 from vfl_flower.api.own_code import KEYWORDS
 from vfl_flower.api.scikit import EXPECTED_FAILED_CHECKS, VerticalClassifier, VerticalRegressor
-from vfl_flower.config.errors import ConfigError, PartyError
+from vfl_flower.config.errors import ConfigError, VflError
 
 TELLING = {  # of scikit-learn's checks; all run at night
     "check_estimator_cloneable",
@@ -126,7 +126,7 @@ def test_numbers_are_predicted_in_their_own_units() -> None:
         (-1, "parties = -1 must be"),
         (1.5, "parties = 1.5 must be"),
         ("x", "parties = 'x' must be"),
-        ({}, "parties = {} must be"),
+        ({}, "parties = <dict of length 0> must be"),
         ({"a": 1}, "parties = .* must be"),
         ({"a": [0], "b": [9]}, "parties names column 9, and X has 2"),
         (None, "parties = None must be"),
@@ -189,7 +189,7 @@ def test_texts_and_missing_values_of_an_array_are_refused_as_before() -> None:
 def test_options_decide_over_what_a_frame_gets_by_itself() -> None:
     x, y = messy()
     strict = VerticalClassifier(parties=BY_NAME, config={"missing": "refuse"})
-    with pytest.raises(PartyError, match="Party clinic's frame has missing values"):
+    with pytest.raises(VflError, match=r"Party clinic's frame:\n  missing values"):
         strict.fit(x, y)
 
 

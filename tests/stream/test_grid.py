@@ -237,7 +237,7 @@ def test_a_run_that_fails_ends_its_sessions(streamed: Streamed) -> None:
             raise ValueError("broken")
 
     nodes.hook = hook
-    with pytest.raises(PartyError, match=r"^Party 1 failed: ValueError"):
+    with pytest.raises(PartyError, match=r"^Party 1 failed: raised ValueError in hook"):
         streamed.train(nodes)
     nodes.close()  # which waits for the sessions
     for context in nodes.contexts.values():

@@ -38,7 +38,8 @@ from vfl_flower.config.options.option import sentences
 _FLOWER = "flower"  # engine of examples that `flwr run` starts
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # option=value, as Flower reads it
 
-_BARE = re.compile(r"([\w.-]+)=(?!true\b|false\b)([A-Za-z./~][^\s'\"]*)")  # a text without quotes
+# A text without quotes. A match begins at no other letter of a name, so that it takes little time.
+_BARE = re.compile(r"(?<![\w.-])([\w.-]+)=(?!true\b|false\b)([A-Za-z./~][^\s'\"]*)")
 
 AUTO = "auto"
 """Value of an option that the chosen system, the data or the runtime decides."""

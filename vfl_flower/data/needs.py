@@ -94,8 +94,13 @@ class Asked(Protocol):
         """The fact whether `columns` names columns to leave out."""
 
 
-def needs_of(own: Asked, frame: Any) -> Iterator[Need]:
-    """Yield what these columns of a table need, in a frame of some or all rows."""
+def needs_of(own: Asked, frame: Any, learns: bool = True) -> Iterator[Need]:
+    """Yield what these columns of a table need, in a frame of some or all rows.
+
+    Parameters
+    ----------
+    learns : whether a model is to learn from the rows, so that each column needs a value.
+    """
     for name, column in frame.items():
         missing = int(column.isna().sum())
         if column.dtype.kind in "biuf":
@@ -104,7 +109,7 @@ def needs_of(own: Asked, frame: Any) -> Iterator[Need]:
                 yield Need("infinite values", name, f"{infinite} in {len(column)} rows")
         elif missing < len(column):
             yield from _of_texts(own, name, column)
-        if missing == len(column) and missing:
+        if learns and missing == len(column) and missing:
             yield Need(EMPTY, name)
         elif missing and own.missing == "refuse":
             note = f"{missing} in {len(column)} rows"

@@ -338,8 +338,10 @@ class Table(Source):
         gaps = self.missing == "refuse" and frame.isna().any(axis=None)
         if gaps or np.isinf(floats(frame[list(preparation.numbers)])).any():
             known = replace(self, text="one-hot", dates="days")
+            found = list(needs_of(known, frame, learns=False))
             kinds = ("missing values", "infinite values")
-            raise known._needing([each for each in needs_of(known, frame) if each.kind in kinds])
+            found = [each for each in found if each.kind in kinds]
+            raise self.wrong(*lacking(known, found, frame.__getitem__))
         rows = scaled(
             matrix(preparation, frame),
             np.array(preparation.mean),
