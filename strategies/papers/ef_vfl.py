@@ -15,7 +15,8 @@ upload of a row is C(H). A batch of all rows is the algorithm as printed. With
 in the input of both algorithms.
 
 CVFL compresses the embeddings themselves. The defaults keep labels private; the paper's experiments
-do not.
+do not. The paper's optimizer is plain SGD: ``optimizer = "sgd"``. EF-VFL's default is Adam, and
+CVFL's SGD, since Adam follows the errors of directly compressed embeddings.
 
 The algorithm on one page: ``strategies/reference/ef_vfl.py``.
 """

@@ -8,6 +8,9 @@ Algorithm 2, t-synchronous: the label holder waits for t uploads, option ``quoru
 
 Section 4, perturbed local embedding: ``privacy = "perturbed-embedding"``.
 
+The paper's optimizer is plain SGD: ``optimizer = "sgd"``. The default is Adam, whose loss falls
+more evenly.
+
 The algorithm on one page: ``strategies/reference/vafl.py``.
 """
 
@@ -20,7 +23,6 @@ VAFL = System(
     about="VAFL, Algorithm 1: parties draw their own mini-batches and never wait.",
     quorum=ONE,
     # The top model steps once for each party's mini-batch, so often that it must do so with care.
-    defaults={"epochs": 40},
     rates={"sgd": (0.05, 0.05)},
 )
 VAFL_T = System(

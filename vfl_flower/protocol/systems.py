@@ -83,7 +83,7 @@ FEW = 1000
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # for sgd on few rows
-_NOISY_RATE = 0.0005  # for adam with noise on labels, by first order
+_SMOOTH, _SMOOTHEST = 0.001, 0.0005  # for adam by first order; on few rows or noisy labels
 _OF_LAYERS = ("linear", "mlp")
 _OF_STEPS = {"optimizer", *RATE_KEYS}
 
@@ -102,17 +102,22 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
         return config
     steps_are_free = not mechanism_of(config).costs_by_step
     few = rows < FEW and steps_are_free  # else more steps would need more noise
-    kind = optimizers.kind_of(training.optimizer)
+    kind, noisy = optimizers.kind_of(training.optimizer), _learns_through_noise(config.values())
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
+    smooth = kind == "adam" and config.estimator.kind == "first-order"
+    if smooth:
+        rate = _SMOOTHEST if few or noisy else _SMOOTH
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
     chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(RATE_KEYS, of_system, strict=True))}
-    if _learns_through_noise(config.values()) and kind == "adam":
+    if noisy and kind == "adam":
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
         chosen["batch-size"] = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
-        if config.estimator.kind == "first-order":
-            chosen |= dict.fromkeys(RATE_KEYS, _NOISY_RATE)
     few |= config.data.partial and steps_are_free  # each party has only some of the rows
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
+    if smooth and steps_are_free and not noisy and not config.data.partial:
+        chosen["patience"] = 5.0
+        if config.data.validation_fraction != 0:  # which ends the run
+            chosen["epochs"] = 60
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
         rates.check(training)
@@ -130,17 +135,18 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     by_differences = values.get("server-update") == "zeroth-order"  # of own columns' model
     if by_differences or values.get("estimator", "first-order") != "first-order":
         chosen["bottom-model"] = "mlp"  # differences estimate fewer parameters better
-    free = not values.keys() & _OF_STEPS
-    if values.get("presence", 1.0) < 1 or values.get("align") == "any":
-        if _has_exact_gradients(values):
-            if "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
-                chosen["combine"] = "mean"
-            chosen["subsets"] = values.get("subsets", "laser")
-            if free:
-                decay = values.get("weight-decay", 0.05)
-                chosen |= {"optimizer": "adamw", "weight-decay": decay}
-    elif free and _learns_through_noise(values):
-        chosen["optimizer"] = "adam"
+    free, exact = not values.keys() & _OF_STEPS, _has_exact_gradients(values)
+    partial = values.get("presence", 1.0) < 1 or values.get("align") == "any"
+    if partial and exact:
+        if "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
+            chosen["combine"] = "mean"
+        chosen["subsets"] = values.get("subsets", "laser")
+        if free:
+            decay = values.get("weight-decay", 0.05)
+            return chosen | {"optimizer": "adamw", "weight-decay": decay}
+    learns_by_adam = free and (exact or (_learns_through_noise(values) and not partial))
+    if "optimizer" not in values:
+        chosen["optimizer"] = "adam" if learns_by_adam else "sgd"
     return chosen
 
 

@@ -26,21 +26,22 @@ class TrainingConfig:
     """
 
     epochs: int = key(
-        20,
-        "Sets the number of passes over the training rows, averaged over parties.",
+        60,
+        "Sets the largest number of passes over the training rows, averaged over parties.",
         example="epochs=10",
         basic=True,
-        auto="20. 60 with fewer than 1000 training rows, or if parties may lack rows. Noise on "
-        "embeddings or scalars keeps 20.",
+        auto="60 with fewer than 1000 training rows, if parties may lack rows, or if adam, first "
+        "order and validation rows end the run. Else 20, as with noise on embeddings or scalars.",
         least=1,
         related=("patience", "eval-every"),
     )
     patience: float = key(
-        10.0,
+        5.0,
         "Stops the run after this many epochs without a better validation loss. 0 never stops "
         "early.",
         example="patience=5",
-        auto="10, or 20 if epochs is 60.",
+        auto="5 for adam by first order on whole rows. Else 20 with fewer than 1000 training rows "
+        "or if parties may lack rows, and 10 otherwise. Noise on embeddings or scalars keeps 10.",
         least=0,
         related=("epochs", "validation-fraction"),
     )
@@ -63,18 +64,19 @@ class TrainingConfig:
         related=("sampling", "party-lr", "epochs"),
     )
     party_lr: float = key(
-        0.2,
+        0.001,
         "Sets the learning rate of the parties.",
         example="party-lr=0.05",
         basic=True,
         auto="the system's rate for this optimizer. Else 0.2 for sgd, 0.02 for momentum and "
-        "nesterov, 0.002 for adam and adamw. With fewer than 1000 training rows, sgd gets 0.1. "
-        "With noise on labels, adam gets 0.0005.",
+        "nesterov. adam and adamw get 0.001 in first-order systems, else 0.002. With fewer than "
+        "1000 training rows, sgd gets 0.1, and first-order adam 0.0005. So does first-order adam "
+        "with noise on labels.",
         least=0,
         related=("server-lr", "optimizer", "lr-schedule"),
     )
     server_lr: float = key(
-        0.2,
+        0.001,
         "Sets the learning rate of the top model.",
         example="server-lr=0.05",
         basic=True,
@@ -83,14 +85,15 @@ class TrainingConfig:
         related=("party-lr", "optimizer"),
     )
     optimizer: str = key(
-        "sgd",
+        "adam",
         "Chooses the optimizer of the parties and of the top model. `momentum` and `nesterov` "
         "use a coefficient of 0.9. torch.optim:NAME names another of torch's, and FILE.py:NAME "
         "names your own.",
         example="optimizer='adam'",
         basic=True,
-        auto="the system's, or sgd. First-order systems use adamw with weight-decay=0.05 if "
-        "parties may lack rows, and adam with noise on labels.",
+        auto="the system's. Else adam in first-order systems but cvfl, or adamw with "
+        "weight-decay=0.05 if parties may lack rows. Noise on labels needs adam. sgd in other "
+        "systems, and in any system if you give a rate.",
         registry=plugins.OPTIMIZERS,
         related=("party-lr", "server-lr", "weight-decay"),
     )
