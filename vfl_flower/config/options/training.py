@@ -36,12 +36,12 @@ class TrainingConfig:
         related=("patience", "eval-every"),
     )
     patience: float = key(
-        5.0,
+        10.0,
         "Stops the run after this many epochs without a better validation loss. 0 never stops "
         "early.",
         example="patience=5",
-        auto="5 for adam by first order on whole rows. Else 20 with fewer than 1000 training rows "
-        "or if parties may lack rows, and 10 otherwise. Noise on embeddings or scalars keeps 10.",
+        auto="10. 20 if parties may lack rows, or with fewer than 1000 training rows and another "
+        "optimizer than adam by first order. Noise on embeddings or scalars keeps 10.",
         least=0,
         related=("epochs", "validation-fraction"),
     )
@@ -64,19 +64,18 @@ class TrainingConfig:
         related=("sampling", "party-lr", "epochs"),
     )
     party_lr: float = key(
-        0.001,
+        0.0005,
         "Sets the learning rate of the parties.",
         example="party-lr=0.05",
         basic=True,
         auto="the system's rate for this optimizer. Else 0.2 for sgd, 0.02 for momentum and "
-        "nesterov. adam and adamw get 0.001 in first-order systems, else 0.002. With fewer than "
-        "1000 training rows, sgd gets 0.1, and first-order adam 0.0005. So does first-order adam "
-        "with noise on labels.",
+        "nesterov, 0.0005 for adam and adamw in first-order systems, 0.002 in others. With fewer "
+        "than 1000 training rows, sgd gets 0.1.",
         least=0,
         related=("server-lr", "optimizer", "lr-schedule"),
     )
     server_lr: float = key(
-        0.001,
+        0.0005,
         "Sets the learning rate of the top model.",
         example="server-lr=0.05",
         basic=True,
