@@ -229,18 +229,18 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
 
 BY_ROWS = [
     # keys; epochs, patience and both rates of many rows, and of few
-    ({}, (60, 10.0, 5e-4, 5e-4), (60, 10.0, 5e-4, 5e-4)),
-    ({"validation-fraction": 0.0}, (20, 10.0, 5e-4, 5e-4), (60, 10.0, 5e-4, 5e-4)),
+    ({}, (60, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
+    ({"validation-fraction": 0.0}, (20, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
     ({"optimizer": "sgd"}, (20, 10.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
     ({"epochs": 5, "server-lr": 0.3}, (5, 10.0, 0.2, 0.3), (5, 20.0, 0.1, 0.3)),
-    ({"optimizer": "adam"}, (60, 10.0, 5e-4, 5e-4), (60, 10.0, 5e-4, 5e-4)),
+    ({"optimizer": "adam"}, (60, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
     ({"optimizer": "momentum"}, (20, 10.0, 0.02, 0.02), (60, 20.0, 0.02, 0.02)),
-    ({"strategy": "vafl"}, (60, 10.0, 5e-4, 5e-4), (60, 10.0, 5e-4, 5e-4)),
+    ({"strategy": "vafl"}, (60, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
     ({"strategy": "vafl", "optimizer": "sgd"}, (20, 10.0, 0.05, 0.05), (60, 20.0, 0.05, 0.05)),
     ({"strategy": "cascaded"}, (20, 10.0, 0.002, 0.1), (60, 20.0, 0.002, 0.1)),
     (
         {"strategy": "vafl", "optimizer": "adamw"},
-        (60, 10.0, 5e-4, 5e-4),
+        (60, 10.0, 1e-3, 1e-3),
         (60, 10.0, 5e-4, 5e-4),
     ),
     (
@@ -248,7 +248,7 @@ BY_ROWS = [
         (20, 10.0, 0.001, 0.002),
         (60, 20.0, 0.001, 0.002),
     ),
-    ({"presence": 0.5}, (60, 20.0, 5e-4, 5e-4), (60, 20.0, 5e-4, 5e-4)),
+    ({"presence": 0.5}, (60, 20.0, 1e-3, 1e-3), (60, 20.0, 5e-4, 5e-4)),
     ({"presence": 0.5, "optimizer": "sgd"}, (60, 20.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
     ({"privacy": "labels", "epsilon": 1.0}, (20, 10.0, 5e-4, 5e-4), (60, 20.0, 5e-4, 5e-4)),
     (  # by differences: Adam too, at the system's own rates

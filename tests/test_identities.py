@@ -255,7 +255,7 @@ def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
     run: Start, labels: str
 ) -> None:
     one, other = (
-        run(2, {"strategy": strategy, "epochs": 1, "labels": labels})
+        run(2, {"strategy": strategy, "epochs": 1, "labels": labels, "optimizer": "sgd"})
         for strategy in ("ef-vfl", "cvfl")
     )
     same_models(one, other, parties=2)
@@ -264,6 +264,7 @@ def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
 @pytest.mark.nightly
 def test_keeping_everything_is_split_nn_up_to_the_rounding_of_what_is_sent(run: Start) -> None:
     smooth = {"bottom-model": "linear", "embedding-activation": "tanh", "top-model": "linear"}
+    smooth["optimizer"] = "sgd"
 
     def reached(**keys: Any) -> NDArray[Any]:
         finished = run(2, {"epochs": 2, **smooth, **keys})
@@ -402,8 +403,9 @@ def test_scalars_of_dpzv_carry_noise_of_the_calibrated_deviation(run: Start) -> 
 
 
 def test_frozen_is_split_nn_without_party_learning(run: Start) -> None:
-    frozen = run(4, {**ALL_ROWS, "strategy": "frozen", "epochs": 5})
-    still = run(4, {**ALL_ROWS, "strategy": "split-nn", "epochs": 5, "party-lr": 0.0})
+    keys = {**ALL_ROWS, "epochs": 5, "optimizer": "sgd"}
+    frozen = run(4, {**keys, "strategy": "frozen"})
+    still = run(4, {**keys, "strategy": "split-nn", "party-lr": 0.0})
     for key, values in still.parameters("top").items():
         np.testing.assert_allclose(frozen.parameters("top")[key], values, atol=1e-5)
     assert frozen.summary["exchanges"] == 4

@@ -180,7 +180,7 @@ def test_every_name_is_explained_in_panels_on_a_terminal(
 def test_an_explanation_says_what_decides_a_default(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(printed(["epochs"], capsys).split())
     assert "default auto" in text and "60 with fewer than 1000" in text
-    assert "vafl: 40" in text and "a whole number, at least 1" in text
+    assert "dpzv: 200" in text and "a whole number, at least 1" in text
     assert "align (party rule)" in printed(["align"], capsys)
 
 

@@ -83,7 +83,7 @@ FEW = 1000
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # for sgd on few rows
-_SMOOTH_RATE = 0.0005  # for adam by first order: larger ones make the validation loss jump
+_SMOOTH, _SMOOTHEST = 0.001, 0.0005  # for adam by first order; on few rows or noisy labels
 _OF_LAYERS = ("linear", "mlp")
 _OF_STEPS = {"optimizer", *RATE_KEYS}
 
@@ -106,7 +106,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     smooth = kind == "adam" and config.estimator.kind == "first-order"
     if smooth:
-        rate = _SMOOTH_RATE
+        rate = _SMOOTHEST if few or noisy else _SMOOTH
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
     chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(RATE_KEYS, of_system, strict=True))}
     if noisy and kind == "adam":

@@ -64,18 +64,19 @@ class TrainingConfig:
         related=("sampling", "party-lr", "epochs"),
     )
     party_lr: float = key(
-        0.0005,
+        0.001,
         "Sets the learning rate of the parties.",
         example="party-lr=0.05",
         basic=True,
         auto="the system's rate for this optimizer. Else 0.2 for sgd, 0.02 for momentum and "
-        "nesterov, 0.0005 for adam and adamw in first-order systems, 0.002 in others. With fewer "
-        "than 1000 training rows, sgd gets 0.1.",
+        "nesterov. adam and adamw get 0.001 in first-order systems, else 0.002. With fewer than "
+        "1000 training rows, sgd gets 0.1, and first-order adam 0.0005. So does first-order adam "
+        "with noise on labels.",
         least=0,
         related=("server-lr", "optimizer", "lr-schedule"),
     )
     server_lr: float = key(
-        0.0005,
+        0.001,
         "Sets the learning rate of the top model.",
         example="server-lr=0.05",
         basic=True,
