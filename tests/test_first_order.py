@@ -32,7 +32,8 @@ FEATURES, SIZE, PARTIES = 5, 6, 2
 
 
 def config_of(**keys: Any) -> RunConfig:
-    keys = {"bottom_model": "mlp", "bottom_hidden": 8, "embedding_activation": "tanh", **keys}
+    keys = {"embedding_activation": "tanh", "optimizer": "sgd", **keys}
+    keys = {"bottom_model": "mlp", "bottom_hidden": 8, **keys}
     return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
