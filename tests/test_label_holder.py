@@ -479,7 +479,7 @@ def test_wrong_weights_are_one_sentence_before_training(
 def test_own_columns_are_one_party_more(
     run: Start, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    keys = {**ALL_ROWS, "batch-size": 29, "epochs": 1, **keys}
+    keys = {**ALL_ROWS, "batch-size": 29, "epochs": 1, "optimizer": "sgd", **keys}
     labels = give_columns(monkeypatch, keys)
     assert_is_centralised(run, keys, 3, labels)
 
@@ -571,7 +571,7 @@ def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch)
 def test_alone_is_one_party_or_the_label_holder_by_itself(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"epochs": 2, "strategy": "local-only", "bottom-model": "mlp"}
+    keys = {"epochs": 2, "strategy": "local-only", "bottom-model": "mlp", "optimizer": "sgd"}
     labels = give_columns(monkeypatch, keys)
     summary = run(2, keys).summary
     reached = summary["test_accuracy_of_party"]

@@ -247,7 +247,7 @@ def test_noise_that_counts_releases_refuses_code_that_it_does_not_know(
 def test_an_optimizer_of_torch_trains_and_is_resumed(name: str, tmp_path: Path) -> None:
     keys = {**SMALL, "epochs": 3, "noise-seed": 0, "checkpoint-every": 6}
     keys["optimizer"] = f"torch.optim:{name}"
-    assert sized(resolve(keys), 455).training.party_lr == 0.002  # as of Adam
+    assert sized(resolve(keys), 455).training.party_lr == 0.0005  # as of Adam
     whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
     assert_equal_runs(resumed(interrupted(tmp_path / "cut", keys, after=2, parties=3), 3), whole, 3)
 

@@ -46,7 +46,7 @@ TOTAL = PER_EPOCH * EPOCHS
 
 def config_of(**keys: Any) -> RunConfig:
     keys = {"bottom_model": "mlp", "bottom_hidden": 8, "epochs": EPOCHS, **keys}
-    keys = {"embedding_activation": "tanh", **keys}
+    keys = {"embedding_activation": "tanh", "optimizer": "sgd", **keys}
     return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
