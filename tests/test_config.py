@@ -229,19 +229,19 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
 
 BY_ROWS = [
     # keys; epochs, patience and both rates of many rows, and of few
-    ({}, (60, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
-    ({"validation-fraction": 0.0}, (20, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
+    ({}, (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
+    ({"validation-fraction": 0.0}, (20, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
     ({"optimizer": "sgd"}, (20, 10.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
     ({"epochs": 5, "server-lr": 0.3}, (5, 10.0, 0.2, 0.3), (5, 20.0, 0.1, 0.3)),
-    ({"optimizer": "adam"}, (60, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
+    ({"optimizer": "adam"}, (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
     ({"optimizer": "momentum"}, (20, 10.0, 0.02, 0.02), (60, 20.0, 0.02, 0.02)),
-    ({"strategy": "vafl"}, (60, 10.0, 1e-3, 1e-3), (60, 10.0, 5e-4, 5e-4)),
+    ({"strategy": "vafl"}, (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
     ({"strategy": "vafl", "optimizer": "sgd"}, (20, 10.0, 0.05, 0.05), (60, 20.0, 0.05, 0.05)),
     ({"strategy": "cascaded"}, (20, 10.0, 0.002, 0.1), (60, 20.0, 0.002, 0.1)),
     (
         {"strategy": "vafl", "optimizer": "adamw"},
         (60, 10.0, 1e-3, 1e-3),
-        (60, 10.0, 5e-4, 5e-4),
+        (60, 5.0, 5e-4, 5e-4),
     ),
     (
         {"strategy": "cascaded", "optimizer": "adam"},
@@ -312,7 +312,7 @@ def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: 
     keys = {"dataset": "breast-cancer", "strategy": strategy, **ALL_ROWS, "eval-every": 20}
     summary = run(2, keys).summary
     told = summary["config"]
-    assert (told["epochs"], told["patience"], told["party-lr"]) == (60, 10.0, 5e-4)
+    assert (told["epochs"], told["patience"], told["party-lr"]) == (60, 5.0, 5e-4)
     assert summary["epochs"] == 60
 
 

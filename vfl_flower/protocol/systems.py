@@ -116,7 +116,8 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     if smooth and steps_are_free and not noisy and not config.data.partial:
         ends = few or config.data.validation_fraction != 0  # by validation, or soon
-        chosen |= {"epochs": 60 if ends else 20, "patience": 10.0}
+        # Over few rows the validation loss tells little, and a long search overfits to it.
+        chosen |= {"epochs": 60 if ends else 20, "patience": 5.0 if few else 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
         rates.check(training)

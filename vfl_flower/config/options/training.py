@@ -40,8 +40,8 @@ class TrainingConfig:
         "Stops the run after this many epochs without a better validation loss. 0 never stops "
         "early.",
         example="patience=5",
-        auto="10. 20 if parties may lack rows, or with fewer than 1000 training rows and another "
-        "optimizer than adam by first order. Noise on embeddings or scalars keeps 10.",
+        auto="10. With fewer than 1000 training rows 5 for adam by first order, else 20. 20 if "
+        "parties may lack rows. Noise on embeddings or scalars keeps 10.",
         least=0,
         related=("epochs", "validation-fraction"),
     )
