@@ -51,7 +51,7 @@ from vfl_flower.tools.sweep import sweep
 from vfl_flower.tools.sweep.results import best
 from vfl_flower.tools.sweep.workers import workers_on
 
-SYSTEMS = ("split-nn", "vafl", "ef-vfl", "cascaded", "dpzv")
+SYSTEMS = ("split-nn", "vafl", "ef-vfl", "cascaded", "asyrevel", "dpzv")
 SEARCH = [
     "party-lr=1e-3..0.5:log server-lr=1e-3..0.5:log optimizer=sgd|adam batch-size=16|64|256",
     "weight-decay=1e-6..1e-2:log bottom-hidden=16..128:log embedding-size=8..64:log",

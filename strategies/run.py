@@ -24,6 +24,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import data_of
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
+from vfl_flower.label_holder.chance import no_better
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol import estimators
@@ -44,6 +45,7 @@ from vfl_flower.transport.messages import (
 )
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 
 class Run:
@@ -103,6 +105,8 @@ class Run:
         self.budget.allowed = self.accountant.steps_allowed(
             self.budget.planned, parties, self.schedule.quorum, top_learns
         )
+        columns = max((each.columns for each in nodes.values()), default=0)
+        self.accountant.warn(self.budget.limit // max(1, parties), columns, labels.outputs)
         self.history = history
         sizes = {party: nodes[party].size for party in sorted(nodes)}
         # Steps of the top model: each answers a quorum. In a baseline, each is a mini-batch.
@@ -273,9 +277,14 @@ class Run:
         return metric_record(entry)
 
     def assess(self) -> None:
-        """Calibrate the trained model, choose its threshold, and assess it on the test rows."""
+        """Calibrate the trained model, choose its threshold, and assess it on the test rows.
+
+        Warn if the model is no better than one answer for all rows.
+        """
         from vfl_flower.label_holder.assessment.of_run import of_run  # lazy: scikit-learn is slow
 
+        if sentence := no_better(self.holder.held_out, self.holder.top):
+            notice.warning("%s", sentence)
         self.holder.calibrate()
         self.assessment = of_run(self.holder, self.labels)
 

@@ -18,6 +18,7 @@ CANCER: dict[str, Any] = {
     "bottom-hidden": 8,
     "batch-size": 64,
     "embedding-size": 4,
+    "top-model": "mlp",
     "top-hidden": 8,
     "noise-seed": 0,
     "epochs": 3,

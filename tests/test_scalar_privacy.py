@@ -47,7 +47,10 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
 
-DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
+DPZV = {
+    **{"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8},
+    **{"bottom-model": "mlp", "top-model": "mlp"},
+}
 SECRET = {"sampling": "poisson", "calibration": "secret"}
 PAPER = {"sampling": "poisson", "calibration": "paper"}
 ROWS, STEPS = 455, 8  # of breast-cancer, in mini-batches of 64; the last has 7

@@ -1,14 +1,18 @@
-"""A run says before it starts when its rows cannot carry the noise on their labels."""
+"""A run says before it starts when noise is too much, and after it ends when it learned nothing."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import Start
+from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.labels import LEAST, epsilon_for, rows_left
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.protocol.systems import resolve, sized
 
 SHORT = {"dataset": "digits", "privacy": "labels", "noise-seed": 0, "epochs": 1, "window": 64}
 
@@ -69,3 +73,119 @@ def test_a_run_says_so_with_the_epsilon_that_would_do(run: Start, own_log: list[
 
 def test_so_few_rows_that_no_epsilon_would_do_are_not_warned_of() -> None:
     assert epsilon_for(30, 2) is None
+
+
+# --- noise on scalars, and models that learned nothing -------------------------------------------
+
+PRIVATE = {"strategy": "dpzv", "epochs": 4, "window": 8}
+LATE = "hardly better than one answer for all rows"
+
+
+def table(folder: Path, rows: int, columns: int, effect: float, kind: str = "classes") -> str:
+    """A table whose first column moves the label by its effect; numbers, two or three classes."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((rows, columns))
+    y = effect * x[:, 0] + generator.standard_normal(rows)
+    path = folder / f"{kind}-{rows}-{columns}-{effect:g}.npz"
+    of = {"classes": y > 0, "three": np.digitize(y, [-0.5, 0.5]), "numbers": y}
+    np.savez(path, X=x, y=of[kind].astype(float if kind == "numbers" else int))
+    return f"npz:{path}"
+
+
+def test_noise_on_scalars_is_too_much_for_few_rows_of_many_columns(
+    run: Start, own_log: list[str], tmp_path: Path
+) -> None:
+    def said(rows: int, columns: int, epsilon: float) -> list[str]:
+        own_log.clear()
+        dataset = table(tmp_path, rows, columns, 2.0)
+        run(3, {**PRIVATE, "dataset": dataset, "epsilon": epsilon})
+        return [line for line in own_log if "may be too small" in line]
+
+    (line,) = said(300, 45, 1.0)
+    assert line.startswith("epsilon = 1 may be too small for 240 training rows and 15 columns at a")
+    enough = re.search(r"Set epsilon to ([\d.]+) or more, or use (\d+) rows or more", line)
+    assert enough is not None
+    assert not said(300, 45, 1.05 * float(enough[1]))  # the controls: what it asks for does
+    assert said(300, 45, 0.9 * float(enough[1]))
+    assert not said(round(1.05 * float(enough[2]) / 0.8), 45, 1.0)
+    assert not said(300, 3, 1.0)  # so few columns need no more
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "columns", "parties", "epsilon", "supported"),
+    [  # by the share of logistic regression's AUC above 1/2 that runs keep: what-leaks.md
+        (559, 200, 3, 3, 1.0, True),  # biopsy: 1.00
+        (856, 200, 6, 3, 1.0, True),  # oj: 0.97
+        (1904, 400, 7, 3, 1.0, True),  # hmda: 0.81
+        (1176, 400, 24, 3, 1.0, False),  # attrition: 0.16
+        (800, 200, 40, 3, 1.0, False),  # 120 columns, 15 with signal: 0.52
+        (4657, 1000, 29, 3, 0.3, False),  # caravan: 0.19
+    ],
+)
+def test_the_rule_agrees_with_measured_runs(
+    rows: int,
+    steps: int,
+    columns: int,
+    parties: int,
+    epsilon: float,
+    supported: bool,
+    own_log: list[str],
+) -> None:
+    config = sized(resolve({"strategy": "dpzv", "epsilon": epsilon}), rows)
+    accountant = mechanism_of(config).accountant(rows, estimators.choose(config)(config))
+    accountant.steps_allowed(parties * steps, parties, 1, top_learns=False)
+    accountant.warn(steps, columns, 1)
+    assert any("may be too small" in line for line in own_log) is not supported
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "cascaded", "centralised", "local-only"])
+def test_a_model_at_chance_says_so_and_another_does_not(
+    strategy: str, run: Start, own_log: list[str], tmp_path: Path
+) -> None:
+    for effect in (0.0, 3.0):
+        own_log.clear()
+        run(2, {"strategy": strategy, "epochs": 6, "dataset": table(tmp_path, 900, 4, effect)})
+        assert any(LATE in line for line in own_log) is (effect == 0), effect
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("three", "validation rows, accuracy is 0."), ("numbers", "the mean alone has 0.")],
+)
+def test_other_labels_have_their_own_one_answer(
+    kind: str, said: str, run: Start, own_log: list[str], tmp_path: Path
+) -> None:
+    more = {"target": "regression"} if kind == "numbers" else {}
+    for effect in (0.0, 3.0):
+        own_log.clear()
+        run(2, {**more, "epochs": 6, "dataset": table(tmp_path, 900, 4, effect, kind)})
+        assert any(LATE in line and said in line for line in own_log) is (effect == 0), effect
+
+
+def test_a_rare_class_that_no_row_is_given_may_still_be_ranked_well(
+    run: Start, own_log: list[str], tmp_path: Path
+) -> None:
+    """Accuracy cannot tell it from one answer for all; AUC can."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((1500, 4))
+    y = generator.random(1500) < 0.2 / (1 + np.exp(-4 * x[:, 0]))
+    np.savez(tmp_path / "rare.npz", X=x, y=y.astype(int))
+    found = run(2, {"epochs": 6, "dataset": f"npz:{tmp_path / 'rare.npz'}"})
+    assert found.summary["validation_auc"] > 0.7
+    assert not [line for line in own_log if LATE in line]
+
+
+def test_a_private_model_at_chance_says_so_by_its_test_rows(
+    run: Start, own_log: list[str], tmp_path: Path
+) -> None:
+    for effect in (0.0, 3.0):
+        own_log.clear()
+        dataset = table(tmp_path, 900, 4, effect)
+        run(2, {**PRIVATE, "dataset": dataset, "epochs": 40, "noise-seed": 0})
+        late = [line for line in own_log if LATE in line]
+        assert bool(late) is (effect == 0)
+        assert all("on 180 test rows" in line for line in late)
+    own_log.clear()
+    # Without test rows, a figure would be of labels that noise hides.
+    run(2, {**PRIVATE, "dataset": table(tmp_path, 900, 4, 0.0), "test-fraction": 0.0})
+    assert not [line for line in own_log if LATE in line]

@@ -30,6 +30,8 @@ ASYREVEL = System(
         "delay": "straggler",
         "optimizer": "adam",
         "batch-size": 8,
+        "bottom-model": "linear",  # differences estimate fewer parameters better
+        "top-model": "linear",
     },
     rates={"sgd": (0.002, 0.002), "momentum": (0.0002, 0.0002)},
 )

@@ -18,7 +18,8 @@ CASCADED = System(
     name="cascaded",
     about="VFL-Cascaded, Algorithm 1: zeroth-order parties, first-order server.",
     quorum=ONE,
-    defaults={"estimator": "zeroth-order"},
+    # Differences estimate fewer parameters better, and parties may have many columns.
+    defaults={"estimator": "zeroth-order", "bottom-model": "linear"},
     rates={"sgd": (0.002, 0.1), "momentum": (0.0002, 0.01), "adam": (0.001, 0.002)},
 )
 SYN_ZOO = System(
@@ -29,6 +30,8 @@ SYN_ZOO = System(
         "server-update": "zeroth-order",
         "optimizer": "adam",
         "batch-size": 8,
+        "bottom-model": "linear",
+        "top-model": "linear",
     },
     rates={"sgd": (0.002, 0.002), "momentum": (0.0002, 0.0002)},
 )

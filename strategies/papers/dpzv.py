@@ -9,7 +9,8 @@ directions instead.
 Differences are divided by 2 mu, as in Eq. (3), and clipped on both sides, as the sensitivity needs.
 The noise is calibrated to ``epsilon`` over the scalars of all parties and the top model's steps. It
 counts how often each row is used. The paper instead treats mini-batches as secret Poisson samples,
-and lets the top model learn without noise: ``calibration = "paper"``.
+and lets the top model learn without noise: ``calibration = "paper"``. Its models are larger than
+the defaults here: ``bottom-model = "mlp"`` and ``top-model = "mlp"``.
 
 The algorithm on one page: ``strategies/reference/dpzv.py``.
 """
@@ -31,6 +32,9 @@ DPZV = System(
         "batch-size": 1024,  # noise on a mean is the smaller, the more rows it is of
         "epochs": 200,
         "clip": 0.2,
+        # Each parameter gets noise, and each step of a top model is a release.
+        "bottom-model": "linear",
+        "top-model": "sum",
     },
-    rates={"sgd": (0.005, 0.05), "momentum": (0.0005, 0.005)},
+    rates={"sgd": (0.3, 0.05), "momentum": (0.03, 0.005), "adam": (0.03, 0.03)},
 )

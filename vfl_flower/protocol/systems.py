@@ -57,6 +57,8 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     defaults = {**(AGGREGATIONS.load(named).defaults if named else {}), **defaults}
     defaults |= _by_what_it_learns_from({**defaults, **given})
     defaults |= _of_task(given)
+    if defaults.get("top-model") == "sum" and given.keys() & _OF_TOP:
+        del defaults["top-model"]
     unknown = dict.fromkeys(BY_ROWS)
     config = mechanism_of(RunConfig.of({**unknown, **defaults, **given})).validated()
     estimators.check(config)
@@ -86,6 +88,8 @@ _FEW_RATE = 0.1  # for sgd on few rows
 _SMOOTH, _SMOOTHEST = 0.001, 0.0005  # for adam by first order; on few rows or noisy labels
 _OF_LAYERS = ("linear", "mlp")
 _OF_STEPS = {"optimizer", *RATE_KEYS}
+_OF_TOP = {"combine", "embedding-size", "embedding-activation", "top-hidden", "top-args"}
+"""Options that a sum of embeddings does not have."""
 
 
 @lru_cache(maxsize=16)
@@ -134,7 +138,8 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     by_differences = values.get("server-update") == "zeroth-order"  # of own columns' model
     if by_differences or values.get("estimator", "first-order") != "first-order":
-        chosen["bottom-model"] = "mlp"  # differences estimate fewer parameters better
+        # Differences estimate fewer parameters better.
+        chosen["bottom-model"] = values.get("bottom-model", "mlp")
     free, exact = not values.keys() & _OF_STEPS, _has_exact_gradients(values)
     partial = values.get("presence", 1.0) < 1 or values.get("align") == "any"
     if partial and exact:

@@ -75,6 +75,16 @@ class Accountant:
         """Return how many of the planned steps, over all parties, the budget allows."""
         return planned
 
+    def warn(self, steps: int, columns: int, outputs: int) -> None:
+        """Warn, before training, if noise leaves too little to learn from.
+
+        Parameters
+        ----------
+        steps : steps of a party in the run.
+        columns : most feature columns of a party.
+        outputs : outputs of the top model.
+        """
+
     def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
         """Return the events of the answers to a quorum's windows.
 

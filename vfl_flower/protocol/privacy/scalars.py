@@ -41,6 +41,11 @@ from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
+
+LEAST = 6.0
+"""Least signal to noise of a party's averaged scalars, for each of its columns
+(`docs/explanation/what-leaks.md`)."""
 
 GUARANTEE = Guarantee(
     "labels of the training rows",
@@ -246,6 +251,36 @@ class ScalarAccountant(Accountant):
         multiplier = self.multiplier / together
         allowed = most_steps(*budget, multiplier, self._sample, rows, planned)
         return self._allowed(allowed, planned, "one step")
+
+    def warn(self, steps: int, columns: int, outputs: int) -> None:
+        """Warn, before training, if noise on scalars leaves too little to learn from.
+
+        A scalar is at most C, and its noise has deviation s C / U. So the mean of a party's scalars
+        has a signal to noise of at most the root of the sum of U^2, over s. The directions share it
+        among all columns, and the outputs share what is left.
+        """
+        epsilon, batch = self.config.privacy.epsilon, self.config.training.batch_size
+        if epsilon is None or not self.multiplier or not steps:
+            return
+
+        def squares(rows: int) -> int:  # of U, in an epoch
+            return rows // batch * batch**2 + (rows % batch) ** 2
+
+        epochs = steps / steps_per_epoch(self.config, self.rows)
+        due = LEAST * max(1, columns) * outputs**0.5
+        short = due / (epochs * squares(self.rows)) ** 0.5 * self.multiplier
+        if short <= 1:
+            return
+        enough, more, mu = epsilon, self.rows, short * mu_of(epsilon, self.delta)
+        while mu_of(enough, self.delta) < mu:
+            enough *= 1.05
+        while squares(more) < short**2 * squares(self.rows):
+            more += 1 + more // 20
+        notice.warning(
+            "epsilon = %g may be too small for %d training rows and %d columns at a party: noise "
+            "hides all but strong patterns. Set epsilon to %.2g or more, or use %d rows or more.",
+            *(epsilon, self.rows, columns, enough, float(f"{more:.2g}")),
+        )
 
     def _allowed(self, allowed: int, planned: int, least: str) -> int:
         """Return how many planned steps the budget allows; log it if it cuts them."""
