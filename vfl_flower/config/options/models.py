@@ -22,7 +22,7 @@ class ModelConfig:
         "module.",
         example="bottom-model='linear'",
         basic=True,
-        auto="tabular-or-mlp for parties that learn from gradients. Else mlp.",
+        auto="the system's, or tabular-or-mlp for parties that learn from gradients. Else mlp.",
         name="bottom-model",
         registry=plugins.BOTTOMS,
         related=("model-args", "bottom-hidden", "embedding-size"),
