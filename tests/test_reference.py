@@ -39,6 +39,8 @@ KEYS = {
     "dataset": "digits",
     "bottom-hidden": 8,
     "embedding-size": SIZE,
+    "bottom-model": "mlp",
+    "top-model": "mlp",
     "top-hidden": 8,
     "epochs": 2,
     "batch-size": 256,

@@ -36,5 +36,5 @@ DPZV = System(
         "bottom-model": "linear",
         "top-model": "sum",
     },
-    rates={"sgd": (0.3, 0.05), "momentum": (0.03, 0.005), "adam": (0.03, 0.03)},
+    rates={"sgd": (0.3, 0.05), "momentum": (0.03, 0.005)},
 )
