@@ -41,8 +41,7 @@ def no_better(held_out: HeldOut, top: TopModel) -> str:
     which = "validation" if first else "test"
     return (
         f"The model is hardly better than one answer for all rows: on {len(labels)} {which} rows, "
-        f"{said}. Do not use it. Use more rows, a larger epsilon if there is noise, or another "
-        "strategy."
+        f"{said}. Use more rows, a larger epsilon if there is noise, or another strategy."
     )
 
 
