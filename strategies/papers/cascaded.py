@@ -18,8 +18,7 @@ CASCADED = System(
     name="cascaded",
     about="VFL-Cascaded, Algorithm 1: zeroth-order parties, first-order server.",
     quorum=ONE,
-    # Differences estimate fewer parameters better, and parties may have many columns.
-    defaults={"estimator": "zeroth-order", "bottom-model": "linear"},
+    defaults={"estimator": "zeroth-order"},
     rates={"sgd": (0.002, 0.1), "momentum": (0.0002, 0.01), "adam": (0.001, 0.002)},
 )
 SYN_ZOO = System(
