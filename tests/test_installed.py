@@ -74,7 +74,7 @@ def test_a_strategies_file_of_the_user_is_not_in_the_way_of_the_command(
     environment: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "strategies.py").write_text(
-        "from vfl_flower.protocol.systems import System\n"
+        "from vfl_flower.protocol.system import System\n"
         'MINE = System(name="mine", about="split-nn under another name.")\n'
     )
     keys = "strategy='strategies.py:MINE' dataset='breast-cancer' epochs=1"

@@ -15,7 +15,8 @@ from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.schedule import ALL, FEW_STEPS, ONE, Schedule
+from vfl_flower.protocol.schedule import FEW_STEPS, Schedule
+from vfl_flower.protocol.system import ALL, ONE
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 

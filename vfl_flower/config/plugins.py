@@ -211,7 +211,7 @@ SYSTEMS = Registry(
     },
     parts=("name", "about", "quorum", "defaults", "flower_strategy"),
 )
-"""Published systems and baselines, `protocol.systems.System`, in the order of `vfl list`."""
+"""Published systems and baselines, `protocol.system.System`, in the order of `vfl list`."""
 
 ESTIMATORS = Registry(
     "estimator",

@@ -12,9 +12,6 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.system import ALL as ALL
-from vfl_flower.protocol.system import HALF as HALF
-from vfl_flower.protocol.system import ONE as ONE
 from vfl_flower.protocol.system import Quorum
 
 FEW_STEPS = 64

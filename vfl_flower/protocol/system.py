@@ -72,7 +72,7 @@ class System:
         elif not isinstance(said, Quorum):
             raise ConfigError(
                 f"System {self.name!r} has quorum = {said!r}. Write a number of uploads, or ALL, "
-                "HALF or ONE of vfl_flower.protocol.schedule."
+                "HALF or ONE of vfl_flower.protocol.system."
             )
         if "quorum" in self.defaults:
             raise ConfigError(

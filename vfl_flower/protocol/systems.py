@@ -25,8 +25,7 @@ from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.option_checks import check_calibration, check_task
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
-from vfl_flower.protocol.system import BY_ROWS, RATE_KEYS, load_system
-from vfl_flower.protocol.system import System as System
+from vfl_flower.protocol.system import BY_ROWS, RATE_KEYS, System, load_system
 from vfl_flower.transport.stream import listen as streams
 
 
