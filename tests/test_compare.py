@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, figures_of, table
@@ -94,6 +96,8 @@ def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None
         (["..: vafl"], "choose titles that differ in those"),
         (["frozen: vafl"], "'frozen' is the name of a baseline"),
         (["a: nonsense"], "strategy = 'nonsense' is not known"),
+        (["vafl", "-c", "embedding-noise=1.0"], "adds no noise with privacy = 'none'"),
+        (["vafl privacy='none' inner-noise=0.1"], "adds no noise with privacy = 'none'"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_anything_runs(
@@ -104,6 +108,28 @@ def test_wrong_input_is_one_sentence_before_anything_runs(
     sentence = capsys.readouterr().err
     assert cause in sentence and sentence.count("\n") == 1
     assert not out.exists()
+
+
+def test_noise_that_runs_share_is_not_for_runs_without_privacy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run is allowed before any begins: the second would be refused after the first."""
+    given: dict[str, Mapping[str, Any]] = {}
+
+    def noted(start: Any, parties: int, keys: Mapping[str, Any], *_: Any) -> Run:
+        given[keys["strategy"] + keys.get("privacy", "")] = keys
+        configured(keys)
+        return Run(tmp_path)
+
+    monkeypatch.setattr("vfl_flower.tools.compare.repeated", noted)
+    monkeypatch.setattr("vfl_flower.tools.compare._write", lambda *_: None)
+    common = {**COMMON, "embedding-noise": 1.0}
+    runs = [{"strategy": "vafl", "privacy": each} for each in ("perturbed-embedding", "none")]
+    compare(2, {**common, "out": str(tmp_path / "out")}, runs, 0.9)
+    assert given["vaflperturbed-embedding"]["embedding-noise"] == 1.0
+    assert len(given) == 5 and sum("embedding-noise" in keys for keys in given.values()) == 1
+    with pytest.raises(ConfigError, match="adds no noise"):  # the control
+        configured({**common, **runs[1]})
 
 
 @pytest.mark.nightly

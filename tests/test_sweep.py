@@ -24,11 +24,12 @@ from tests.test_report import HOSTILE, Page
 from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS, pairs
+from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.label_holder.figures import chosen_by
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.report import report
 from vfl_flower.tools.sweep import results, sweep
-from vfl_flower.tools.sweep.search import Choice, Range, search_of
+from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
 from vfl_flower.tools.sweep.study import Study
 from vfl_flower.tools.sweep.trial import Event, Stepper, run_trial
 from vfl_flower.tools.sweep.workers import Actors, Processes, Workers
@@ -97,6 +98,7 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         (["vafl", "--second", "time"], "--second = 'time' is not known"),
         (["vafl", "--second", "virtual-seconds"], "set delay"),
         (["cascaded", "-c", "bits=4 codec='nonsense'"], "codec = 'nonsense' is not known"),
+        (["vafl", "-c", "embedding-noise=1.0"], "adds no noise with privacy = 'none'"),
         (["dpzv"], "privacy = 'scalar' has no validation rows"),
         (["vafl", "-c", "validation-fraction=0.0"], "Set validation-fraction"),
     ],
@@ -109,6 +111,15 @@ def test_what_no_trial_could_do_is_one_sentence_too(
     sentence = capsys.readouterr().err
     assert cause in sentence and sentence.count("\n") == 1
     assert not out.exists()
+
+
+def test_noise_that_trials_share_is_not_for_trials_without_privacy() -> None:
+    shared = {**BASE, "strategy": "vafl", "embedding-noise": 1.0}
+    for privacy, noise in (("none", None), ("perturbed-embedding", 1.0)):
+        keys = of_trial(shared, {"privacy": privacy})
+        assert keys.get("embedding-noise") == noise and configured(keys)
+    with pytest.raises(ConfigError, match="adds no noise"):  # the control
+        configured({**shared, "privacy": "none"})
 
 
 # --- the study, by trials that are made up ------------------------------------------------------

@@ -51,7 +51,9 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
     given = parse(raw)
     folder = given.get("resume")
     if not folder:
-        return _grown(given) if given.get("grow") else _with_its_noise(resolve(raw), given)
+        config = _grown(given) if given.get("grow") else resolve(raw)
+        check_noise(config, given)
+        return config
     found = to_go_on_from(folder)
     anew = {}
     for name, now in given.items():
@@ -72,15 +74,19 @@ NOISE_ON_EMBEDDINGS = ("embedding-noise", "inner-noise", "embedding-bound")
 """Options that do nothing without a mechanism."""
 
 
-def _with_its_noise(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration, unless a user would take it for one with noise."""
+def check_noise(config: RunConfig, given: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a user would take the run for one with noise."""
     idle = [name for name in NOISE_ON_EMBEDDINGS if name in given]
     if idle and config.privacy.mechanism == "none":
         raise ConfigError(
             f"{idle[0]} = {given[idle[0]]} adds no noise with privacy = 'none'. Set privacy = "
             f"'perturbed-embedding', or leave {idle[0]} out."
         )
-    return config
+
+
+def without_noise(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that several runs share, for a run whose embeddings get no noise."""
+    return {name: value for name, value in keys.items() if name not in NOISE_ON_EMBEDDINGS}
 
 
 _OF_ONE_RUN = (  # options that a warm start never inherits

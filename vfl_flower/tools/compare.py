@@ -19,7 +19,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.charts import draw_curves, draw_frontier
-from vfl_flower.label_holder.earlier_run import NOISE_ON_EMBEDDINGS
+from vfl_flower.label_holder.earlier_run import check_noise, without_noise
 from vfl_flower.label_holder.figures import main_metric, wrapped
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free, results_folder
@@ -70,6 +70,7 @@ def compare(
     """
     runs = [{**run, "strategy": renamed.accepted("strategy", run["strategy"])} for run in runs]
     named = {run["strategy"] for run in runs}
+    differ = any("privacy" in run for run in runs)  # else noise without privacy is a mistake
     configurations: dict[str, dict[str, Any]] = {}
     for run in runs:
         name, own = label(run, runs), {key: run[key] for key in run if key != "title"}
@@ -78,8 +79,11 @@ def compare(
                 f"The run {name!r} is given twice: leave one out, or give each a title."
             )
         shared = _of_baselines(common) if run["strategy"] in baselines() else common
+        config = resolve({**shared, **own})
+        if config.privacy.mechanism == "none" and differ:
+            shared = without_noise(shared)
         configurations[name] = {**shared, **own}
-        resolve(configurations[name])
+        check_noise(config, configurations[name])
     for baseline in baselines():
         beside = None if baseline in named else _baseline(baseline, common)
         if beside is not None:
@@ -148,8 +152,8 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
-        for option in NOISE_ON_EMBEDDINGS:
-            keys.pop(option, None)
+    if keys.get("privacy", "none") == "none":
+        keys = without_noise(keys)
     of_common = resolve({**keys, "strategy": "frozen"})
     if name == "intersection-only" and not of_common.data.partial:
         return None

@@ -26,7 +26,7 @@ from vfl_flower.launch.engines import prepare, run_local
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import FEW, sized
 from vfl_flower.tools.sweep import results
-from vfl_flower.tools.sweep.search import Choice, Range, search_of
+from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
 from vfl_flower.tools.sweep.study import Study
 from vfl_flower.tools.sweep.workers import Workers
 
@@ -114,7 +114,7 @@ def _check(
     for end in (0, 1):
         own = {each.key: each.ends[end] for each in searched}
         try:
-            found.append(prepare(parties, {**keys, **own}, node_configs)[0])
+            found.append(prepare(parties, of_trial(keys, own), node_configs)[0])
         except ConfigError:  # perhaps only the values at this end do not go together
             if end and not found:
                 raise
@@ -160,7 +160,7 @@ def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], mo
             number, own = following
             running[worker := idle.pop()] = number
             to = str(folder / "trials" / str(number))
-            crew.send(worker, {**about, "keys": {**about["keys"], **own}, "folder": to})
+            crew.send(worker, {**about, "keys": of_trial(about["keys"], own), "folder": to})
         if not running:
             return
         for worker, event in crew.wait():

@@ -14,6 +14,7 @@ from vfl_flower.label_holder.charts import draw_lines, draw_shares
 from vfl_flower.label_holder.figures import SECOND, VALIDATED, wrapped
 from vfl_flower.tools.report import write_report
 from vfl_flower.tools.report.sweep import FILE, Swept
+from vfl_flower.tools.sweep.search import of_trial
 from vfl_flower.tools.sweep.study import Study
 
 
@@ -57,7 +58,7 @@ def table(folder: Path) -> str:
 
 def line(found: Mapping[str, Any]) -> str:
     """Return the command that runs the best configuration."""
-    keys = {**found["keys"], **best(found)["keys"]}
+    keys = of_trial(found["keys"], best(found)["keys"])
     words = ["vfl", "run", "-c", pasted(keys)]
     if found["node_configs"]:
         words += [

@@ -10,6 +10,7 @@ from typing import Any
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
+from vfl_flower.label_holder.earlier_run import without_noise
 
 _RANGE = re.compile(r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?")
 _HOW = "write OPTION=a..b, OPTION=a..b:log or OPTION=x|y|z, with spaces between options"
@@ -84,6 +85,12 @@ def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Ch
             raise ConfigError(f"{each.key} is in -c and in --search: leave it out of one.")
         found[each.key] = each
     return list(found.values())
+
+
+def of_trial(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a trial, without noise on embeddings if it chose no privacy."""
+    keys = {**shared, **own}
+    return without_noise(keys) if own.get("privacy") == "none" else keys
 
 
 def _of(word: str) -> Range | Choice:
