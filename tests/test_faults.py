@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,20 @@ from strategies import history, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app, server_app
 from vfl_flower.client_app import PartyApp
-from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError, place
+from vfl_flower.config.errors import (
+    CodeError,
+    ConfigError,
+    DivergedError,
+    Interrupted,
+    PartyError,
+    PoisonError,
+    SharedError,
+    SumError,
+    Terminated,
+    VflError,
+    in_own_code,
+    place,
+)
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.party import about
 from vfl_flower.party import context as context_of_parties
@@ -598,6 +612,49 @@ def test_an_error_in_a_library_is_placed_where_it_was_called() -> None:
         layer(torch.zeros(1, 5))
     assert "/torch/" in str(told.traceback[-1].path)  # the control
     assert re.fullmatch(r"RuntimeError in test_an_error_\w+, test_faults.py:\d+", place(told.value))
+
+
+@pytest.mark.parametrize(
+    ("file", "own"),
+    [
+        ("/usr/lib/python3/dist-packages/lib/a.py", False),
+        ("/home/a/.local/lib/python3.11/site-packages/lib/a.py", False),
+        ("/home/a/model.py", True),  # the control
+    ],
+)
+def test_a_folder_of_libraries_anywhere_is_no_own_code(file: str, own: bool) -> None:
+    found: dict[str, Any] = {}
+    exec(compile("def broken():\n    raise ValueError", file, "exec"), found)
+    with pytest.raises(ValueError) as told:
+        found["broken"]()
+    error = told.value.with_traceback(told.value.__traceback__.tb_next)  # type: ignore[union-attr]
+    assert in_own_code(error) == own
+    with pytest.raises(ValueError) as told:
+        found["broken"]()
+    assert ("broken, model.py:2" in place(told.value)) == own
+
+
+try:
+    raise KeyError("x")
+except KeyError as told:
+    FAILED = told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(Terminated(15, "It ended.", "run"), Interrupted("It ended.", "run"), SumError()),
+        *(PartyError("Party 1", "failed."), PoisonError(1, "failed."), DivergedError()),
+        *(SharedError("a", "b", "is open", "700"), CodeError("It fails", FAILED)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_in_another_process(error: BaseException) -> None:
+    error.add_note("a note")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+    assert again.__dict__ == error.__dict__ and again.args == error.args
+    assert getattr(again, "code", None) == getattr(error, "code", None)
 
 
 @pytest.mark.parametrize("engine", ["supernodes", "local"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import re
 import signal
 import sysconfig
@@ -82,6 +83,10 @@ class VflError(Exception):
     def __init__(self, *said: object) -> None:
         super().__init__(*map(_in_words, said))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the text: subclasses are made of other arguments."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
 
 class ConfigError(VflError):
     """A run configuration, data set or model is invalid; raised before any training."""
@@ -119,8 +124,13 @@ class CodeError(ConfigError):
 
 
 _SHOWN = "Its text may quote data: a party's own log and a run in one process show it."
-_INSTALLED = tuple(sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib"))
+_STDLIB = sysconfig.get_path("stdlib")
 _PACKAGE = str(Path(__file__).parents[1])
+
+
+def _installed(file: str) -> bool:
+    """Return whether a file is in a folder of libraries: the user's, the system's or Python's."""
+    return "-packages/" in file
 
 
 def in_own_code(error: BaseException) -> bool:
@@ -129,13 +139,14 @@ def in_own_code(error: BaseException) -> bool:
         return True
     files = {each.filename for each in traceback.extract_tb(error.__traceback__)}
     # An editable installation has this package outside of the libraries.
-    return any(not each.startswith((*_INSTALLED, _PACKAGE, "<")) for each in files)
+    here = (_STDLIB, _PACKAGE, "<")
+    return any(not (_installed(each) or each.startswith(here)) for each in files)
 
 
 def place(error: BaseException) -> str:
     """Return the type of an error and its last place outside of libraries, without its text."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if "site-packages" not in each.filename]
+    own = [each for each in frames if not _installed(each.filename)]
     last = (own or frames)[-1]
     where = f"{last.name}, {last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
     return f"{type(error).__name__} in {where}"
@@ -171,6 +182,10 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(sentence)
         self.sentence, self.folder = sentence, folder
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle both arguments."""
+        return Interrupted, (self.sentence, self.folder), self.__dict__
+
     def __str__(self) -> str:
         return _resumable(self.sentence, self.folder)
 
@@ -185,6 +200,10 @@ class Terminated(SystemExit):
         super().__init__(128 + number)
         self.number, self.folder = number, folder
         self.sentence = sentence or f"{signal.Signals(number).name} ended the run."
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments, and not only the exit status."""
+        return Terminated, (self.number, self.sentence, self.folder), self.__dict__
 
     def __str__(self) -> str:
         return _resumable(self.sentence, self.folder)
