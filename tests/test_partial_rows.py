@@ -22,6 +22,7 @@ from tests.organisations import ID, Organisations, cancer, cut, read
 from tests.stepping import by_gradient
 from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, reuse
+from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.data.at_party import load_partition
@@ -641,6 +642,18 @@ def test_a_wait_for_parties_names_them(
         gather_all(Slow({1: None, 2: zero, 3: one, 4: two}), order, Introduction, running)
     assert caplog.messages[2] == "Waiting for parties: none has answered yet."
     assert caplog.messages[3] == "Waiting for parties 1, 2: 1 of 3 have answered."
+
+
+def test_a_renamed_party_loses_its_name_and_predicts(caplog: pytest.LogCaptureFixture) -> None:
+    parties = [Introduction(party=m, parties=3, name=n) for m, n in enumerate("aba")]
+    answers: dict[int, Payload | str | None] = dict(enumerate(parties, 1))
+    with names.named({0: "a", 1: "b", 2: "c"}):
+        assert asked_of(answers, set(), 60) == [0, 1, 2]
+        assert names.with_names() == {"names": {"0": "a", "1": "b"}}
+    assert "Party 2 has a name too like another's, 'a'" in caplog.text
+    running, order = resolve({"party-timeout": 60.0}).running, AlignOrder(method="psi")
+    with pytest.raises(ConfigError, match="too alike"):  # the control: training refuses
+        gather_all(Slow(answers), order, Introduction, running)
 
 
 def test_who_fails_or_is_away_is_done_without() -> None:

@@ -17,9 +17,9 @@ from pydantic import AfterValidator
 
 MUST = "must have 1 to 30 English letters, digits, - or _, a letter first"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,29}")
-# Quoted texts and paths stay as they are. A list of numbers follows "parties", and never "party".
+# Quoted texts, paths and classes stay as they are. "Parties" has a list of numbers, "party" one.
 _NUMBERED = re.compile(
-    r"(?<![\w'\"/-])([Pp]arty )(\d{1,6})\b"
+    r"(?<!class )(?<![\w'\"/-])([Pp]arty )(\d{1,6})\b"
     r"|(?<![\w'\"/-])([Pp]arties )(\d{1,6}(?:(?:, | and )\d{1,6})*)\b"
 )
 _here: ContextVar[dict[int, str] | None] = ContextVar("names of parties", default=None)
@@ -81,6 +81,19 @@ def note(names: Mapping[int, str]) -> None:
     """Use these names too, in the block of `named`; empty ones are none."""
     if (known := _here.get()) is not None:
         known.update({party: name for party, name in names.items() if name})
+
+
+def note_others(names: Mapping[int, str]) -> list[int]:
+    """Use these names too, except names of other parties; return the parties without a name now."""
+    known = _here.get()
+    known, dropped = {} if known is None else known, []
+    for party, name in names.items():
+        if alike({**known, party: name}):
+            known.pop(party, None)
+            dropped.append(party)
+        else:
+            known[party] = name
+    return dropped
 
 
 @contextmanager

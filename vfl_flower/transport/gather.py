@@ -176,7 +176,8 @@ def gather_all(
     Parameters
     ----------
     there : parties that may come. A party that fails or is late is left out, with a notice.
-        Without it, as many parties must come as the first answers say.
+        Names do not matter then. Without it, as many parties must come as the first answers say,
+        and no two names may be alike.
 
     Raises
     ------
@@ -192,15 +193,25 @@ def gather_all(
         new = [node for node in transport.get_node_ids() if node not in questions.asked]
         questions.ask(dict.fromkeys(new, order))
         soon = time.monotonic() + (POLL if there else _TELL)
-        found |= questions.answers(kind, min(questions.deadline, soon))
-        called = {each.party: each.name for each in found.values() if each.name}
-        if two := names.alike(called):
+        answers = questions.answers(kind, min(questions.deadline, soon))
+        found |= answers
+        said = answers if there else found
+        called = {each.party: each.name for each in said.values() if each.name}
+        if there:
+            for party in names.note_others(called):
+                notice.warning(
+                    "Party %d has a name too like another's, %r, so it is called by its number. "
+                    "Rename it in its node configuration.",
+                    *(party, called[party]),
+                )
+        elif two := names.alike(called):
             raise ConfigError(
                 f"Two parties have names that are too alike: {called[two[0]]!r} at partition-id "
                 f"{two[0]}, and {called[two[1]]!r} at {two[1]}. Rename one in its node "
                 "configuration."
             )
-        names.note(called)
+        else:
+            names.note(called)
         if there:
             away, total = _away(found, there) - questions.failures, there.parties
         else:
