@@ -251,6 +251,11 @@ PYTHON: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+def test_no_id_and_no_folder_may_be_none() -> None:
+    model = train(TWO, Y, id=None, out=None, epochs=1)
+    assert len(model.predict(TWO, id=None)) == len(Y)
+
+
 @pytest.mark.parametrize("mistake", PYTHON)
 def test_a_mistake_in_python_is_answered_by_a_sentence_that_helps(mistake: str) -> None:
     call, kind, sentence = PYTHON[mistake]

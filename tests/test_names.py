@@ -7,6 +7,7 @@ import logging
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ import vfl_flower
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.memory import listed
 from vfl_flower.label_holder import checkpoint, explanation
 from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.tools import information
@@ -124,12 +126,27 @@ def test_a_model_without_names_takes_no_mapping(nameless: vfl_flower.Model) -> N
         nameless.predict(PARTS)
 
 
+@pytest.mark.parametrize("kept", [{1: "shop"}, {0: "bank"}], ids=str)
+def test_a_mapping_needs_the_names_of_all_parties_and_swaps_none(kept: dict[int, str]) -> None:
+    for given in (PARTS, dict(reversed(PARTS.items()))):
+        with pytest.raises(ConfigError, match="do not all have names, so give a list"):
+            listed(given, kept, 2)
+        found, called = listed(given, {0: "shop", 1: "bank"}, 2)  # the control
+        assert found[0] is PARTS["shop"] and called == {0: "shop", 1: "bank"}
+    assert listed(list(PARTS.values()), kept, 2)[1] == kept
+
+
 def test_a_run_that_grows_keeps_the_names_and_order_of_the_earlier_one(
     named: vfl_flower.Model,
 ) -> None:
     parts = {"late": X.iloc[:, 8:10], "shop": PARTS["shop"], "bank": PARTS["bank"]}
     grown = vfl_flower.train(parts, Y, grow=str(named.folder), subsets="sampled", **OPTIONS)
     assert [each["name"] for each in grown.summary["by_party"]] == ["bank", "shop", "late"]
+
+
+def test_a_run_that_grows_refuses_noise_that_it_would_not_add(named: vfl_flower.Model) -> None:
+    with pytest.raises(ConfigError, match="embedding-noise = 1.0 adds no noise"):
+        vfl_flower.train(PARTS, Y, grow=str(named.folder), embedding_noise=1.0, **OPTIONS)
 
 
 # --- what people read ---------------------------------------------------------------------------
@@ -239,6 +256,7 @@ def test_errors_of_a_party_name_it_once(named: vfl_flower.Model, tmp_path: Path)
         ("Party 1, 0 rows", "Party shop, 0 rows"),
         ("In party 0's node configuration", "In party bank's node configuration"),
         ("party 10 and 2 parties 7", "party 10 and 2 parties 7"),
+        ("class party 1 of party 1", "class party 1 of party shop"),
         ("column 'party 0', /tmp/party 0, party-0.state", None),
         ("party " + "9" * 5000, None),
     ],
@@ -254,6 +272,26 @@ def test_a_notice_names_the_party(caplog: pytest.LogCaptureFixture) -> None:
         logging.getLogger("flwr.notice").warning("Party %d is back.", 1)
     logging.getLogger("flwr.notice").warning("Party %d is back.", 1)
     assert caplog.messages == ["Party shop is back.", "Party 1 is back."]
+
+
+def test_options_are_never_taken_for_features() -> None:
+    rate = {"dataset": "breast-cancer", "party-lr": np.float32(0.1), "epochs": 1}
+    assert vfl_flower.train(rate).summary["epochs"] == 1
+    with pytest.raises(ConfigError, match=r"columns = .* must be a text"):
+        vfl_flower.train({"columns": ["a"]})
+    with pytest.raises(ConfigError, match="There is no option 'party_lr'"):
+        vfl_flower.train({"party_lr": np.float32(0.1)})
+    for value in (X, X.to_numpy()):  # the control: a party may be called as an option
+        with pytest.raises(ConfigError, match="Labels are missing"):
+            vfl_flower.train({"label": value})
+
+
+def test_one_column_is_no_columns(nameless: vfl_flower.Model) -> None:
+    assert "party 0: 4 columns, party 1: 4 columns" in str(nameless)
+    parties = [{**each, "columns": 1} for each in nameless.summary["by_party"]]
+    about = {**nameless.summary, "by_party": parties}
+    with patch.object(vfl_flower.Model, "summary", about):
+        assert "party 0: 1 column, party 1: 1 column\n" in str(nameless)
 
 
 def test_frames_are_never_taken_for_options(named: vfl_flower.Model) -> None:

@@ -110,7 +110,7 @@ class Model:
         if found["failure"] is not None or "by_party" not in found:
             return {"strategy": found["strategy"], "result": "unfinished", **about}
         of_parties, rows = found["by_party"], found.get("data", {}).get("rows", {})
-        columns = [f"{called_of(each)}: {each.get('columns', '?')} columns" for each in of_parties]
+        columns = [f"{called_of(each)}: {_columns(each)}" for each in of_parties]
         auc = found.get("test_auc")
         best, epochs = found.get("best_epoch"), f"{found['epochs']:.5g}"
         told = {
@@ -248,7 +248,7 @@ class Model:
         import pandas as pd
 
         found = _checkpoint(self.folder)
-        features, called = listed(features, found.names)
+        features, called = listed(features, found.names, found.parties)
         own_code.check_there(found.config.values())
         data, parties = found.config.data, found.parties
         if features and not data.own_data:
@@ -278,7 +278,9 @@ class Model:
             stack.enter_context(named(called))
             out = Path(stack.enter_context(tempfile.TemporaryDirectory()), "said.parquet")
             if features:
-                name = stack.enter_context(held(*handed_over(features, own, data, id)))
+                name = stack.enter_context(
+                    held(*handed_over(features, own, data, "" if id is None else id))
+                )
                 keys |= {"dataset": f"memory:{name}", "align": data.align}
                 node_configs = node_configs_of(name, parties, called)
             predict_local({**keys, "out": str(out)}, node_configs)
@@ -286,6 +288,12 @@ class Model:
             if labelled and "loss" not in figures:
                 raise missing
             return pd.read_parquet(out), figures
+
+
+def _columns(of: Mapping[str, Any]) -> str:
+    """Say how many columns a party has."""
+    number = of.get("columns", "?")
+    return f"{number} column{'s' * (number != 1)}"
 
 
 class _Summary(dict[str, Any]):

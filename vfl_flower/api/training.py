@@ -19,7 +19,7 @@ from vfl_flower.config.errors import ConfigError, Interrupted, Terminated
 from vfl_flower.config.names import named
 from vfl_flower.config.plugins import ENGINES
 from vfl_flower.config.renamed import notify
-from vfl_flower.config.run_config import RunConfig
+from vfl_flower.config.run_config import KEYS, RunConfig
 from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
 from vfl_flower.data.survey import surveyed
 from vfl_flower.label_holder import checkpoint, earlier_run
@@ -112,10 +112,12 @@ def train(*given: Any, **options: Any) -> Model:
 
 def _is_data(given: Sequence[Any]) -> bool:
     """Return whether a mapping has features by the names of parties, and no options."""
-    values = (given[0] or {}).values()
-    return any(
+    mapping = given[0] or {}
+    if any(getattr(v, "ndim", 0) > 1 or hasattr(v, "columns") for v in mapping.values()):
+        return True
+    return KEYS.keys().isdisjoint(str(name).replace("_", "-") for name in mapping) and any(
         hasattr(each, "__getitem__") and not isinstance(each, str | type | Mapping)
-        for each in values
+        for each in mapping.values()
     )
 
 
@@ -133,7 +135,7 @@ def _train(
 ) -> Model:
     """Train as `train` describes."""
     for name, value in {"engine": engine, "out": out, "id": id}.items():
-        if not isinstance(value, str | Path):
+        if not isinstance(value, str | Path | None):
             columns = " Join several columns of ids to one." * (name == "id")
             raise ConfigError(f"{name} = {errors.shown(value)} must be one text.{columns}")
     if not isinstance(parties, Integral):
@@ -158,7 +160,9 @@ def _train(
             before = keys.get("resume") or keys.get("grow")  # a run whose options hold
             data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
             then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
-            listing, called = listed(features, checkpoint.load(before).names if before else None)
+            found = checkpoint.load(before) if before else None
+            then_named = (found.names, found.parties) if found else ()
+            listing, called = listed(features, *then_named)
             parties = len(listing)
             stack.enter_context(named(called))
             name = stack.enter_context(held(*handed_over(listing, labels, data, id), name=then))

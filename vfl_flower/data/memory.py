@@ -148,14 +148,15 @@ class DataSetSource(Source):
 
 
 def listed(
-    features: Any, then: Mapping[int, str] | None = None
+    features: Any, then: Mapping[int, str] | None = None, parties: int = 0
 ) -> tuple[list[Any], dict[int, str]]:
     """Return the features of each party as a list, and the names of the parties.
 
     Parameters
     ----------
     features : a list, or a mapping from the names of the parties.
-    then : names of the parties of an earlier run, which decide the order of a mapping.
+    then : names of the parties of an earlier run. They decide the order of a mapping, so each of
+        its ``parties`` must have one.
 
     Raises
     ------
@@ -167,8 +168,10 @@ def listed(
             if not is_name(name):
                 raise ConfigError(f"features names a party {name!r}, which {MUST}. Rename it.")
         before = [] if then is None else [name for _, name in sorted(then.items())]
-        if then is not None and not (before and set(before) <= set(features)):
-            known = f"are {', '.join(before)}" if before else "have no names, so give a list"
+        whole = len(before) == parties
+        if then is not None and not (whole and set(before) <= set(features)):
+            lacking = f"{'do not all have' if before else 'have no'} names, so give a list"
+            known = f"are {', '.join(before)}" if whole else lacking
             raise ConfigError(
                 f"features names the parties {', '.join(features)}, and the parties of that run "
                 f"{known}. Give features of each."
