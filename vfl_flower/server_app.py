@@ -18,7 +18,7 @@ from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config import logs, names
-from vfl_flower.config.errors import ConfigError, VflError, outside, places, raised, why
+from vfl_flower.config.errors import ConfigError, VflError, places, raised, why
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
@@ -72,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
 def _outside(error: BaseException) -> str:
     """Say what ended a run, without a text that may quote data."""
     if isinstance(error, VflError):
-        return outside(error)
+        return error.outside
     if isinstance(error, Exception):
         return f"The label holder's process {raised(error)}"
     return why(error)

@@ -78,10 +78,19 @@ def _in_words(said: object) -> object:
 
 
 class VflError(Exception):
-    """Say what is wrong, where, and what to do."""
+    """Say what is wrong, where, and what to do.
 
-    def __init__(self, *said: object) -> None:
+    outside : the message for others than the owner of the data and the code, if it differs.
+    """
+
+    def __init__(self, *said: object, outside: str = "") -> None:
         super().__init__(*map(_in_words, said))
+        self._outside = outside
+
+    @property
+    def outside(self) -> str:
+        """Return the message for others than the owner of the data and the code."""
+        return self._outside or str(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the text: subclasses are made of other arguments."""
@@ -114,13 +123,11 @@ class CodeError(ConfigError):
     """User code raises an error.
 
     Its message may quote data, so only the owner of the code may see it.
-
-    outside : the message for others, without the quoted error.
     """
 
     def __init__(self, sentence: str, error: Exception) -> None:
-        super().__init__(f"{sentence}: {type(error).__name__}: {error}")
-        self.outside = f"{sentence} ({place(error)}). {_SHOWN}"
+        outside = f"{sentence} ({place(error)}). {_SHOWN}"
+        super().__init__(f"{sentence}: {type(error).__name__}: {error}", outside=outside)
 
 
 _SHOWN = "Its text may quote data: a party's own log and a run in one process show it."
@@ -164,11 +171,6 @@ def places(error: BaseException) -> str:
 def raised(error: Exception) -> str:
     """Return what others may know of an unexpected error: its type and place."""
     return f"raised {place(error)}. {_SHOWN}"
-
-
-def outside(error: VflError) -> str:
-    """Return the message of an error for others than the owner of the code."""
-    return error.outside if isinstance(error, CodeError) else str(error)
 
 
 class Interrupted(KeyboardInterrupt):

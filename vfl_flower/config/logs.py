@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from vfl_flower.config.errors import VflError, outside, place, places
+from vfl_flower.config.errors import VflError, place, places
 
 FORMATS = ("text", "json")
 
@@ -113,7 +113,7 @@ class _WithoutText(logging.Filter):
         """Change the record; let it pass."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, VflError):
-            record.msg, record.args = outside(error), ()
+            record.msg, record.args = error.outside, ()
         elif error and _about().as_json:
             record.exception = places(error)
         elif error:

@@ -119,7 +119,7 @@ def load_own_features(
     shares = None
     if watched:
         few = train[sampled(len(train), len(preparation.mean))]
-        shares = Watch.learn(own.raw_columns(few))
+        shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
     block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
     return replace(block, row_masks=known, validation=validation, shares=shares)
 

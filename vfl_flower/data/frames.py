@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -114,15 +114,15 @@ def days_of(column: Any) -> Array | None:
     return days
 
 
-def raw_columns(frame: Any, places: Array, dates: bool = False) -> Iterator[tuple[str, Array]]:
-    """Yield the columns of a frame at these rows, as `Source.raw_columns`; dates as days."""
+def raw_columns(frame: Any, places: Array, dates: Collection[str]) -> Iterator[tuple[str, Array]]:
+    """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
     rows = frame.iloc[places]
     numbers = numeric(rows)
     found = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
     for name in rows:
         column = rows[name]
         if name not in found:
-            days = days_of(column) if dates and column.notna().any() else None
+            days = days_of(column) if name in dates else None
             texts = column.astype(object).where(column.notna(), None).to_numpy()
             found[name] = texts if days is None else days
         yield name, found[name]

@@ -51,9 +51,12 @@ class Frame(Table):
         return with_names(map(str, self.frame.columns))
 
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
-        """Return an error with the detail, since whoever reads it has the frame."""
+        """Return an error with the detail, since whoever reads it has the frame.
+
+        A party's error is part of the run's results. So it has no cells: `survey` adds them.
+        """
         named = replace(self, path=self.whose, party=None)
-        return super(Frame, named).wrong(what, detail, whole)
+        return super(Frame, named).wrong(what, detail, whole * (self.party is None))
 
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
         frame = self.frame.set_axis(map(str, self.frame.columns), axis=1)[names]
@@ -92,7 +95,10 @@ class ArraySource(Source):
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
 
     def raw_columns(
-        self, places: Array, names: Sequence[str] | None = None
+        self,
+        places: Array,
+        names: Sequence[str] | None = None,
+        dates: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Array]]:
         """Yield the columns of a table by their numbers, as `Source.raw_columns`."""
         if self._array.ndim == 2:

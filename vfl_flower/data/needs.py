@@ -12,6 +12,7 @@ from vfl_flower.data.frames import content_of, days_of, floats, of_texts, texts_
 
 MOST_VALUES = 100  # values of a text column; each becomes a column
 EMPTY = "columns without any value"
+OTHER_WORDS = "other words among numbers"
 _SHOWN = 12  # columns of one kind in a message
 _KINDS = {  # kind -> words for one column, and what to do
     "missing values": (
@@ -37,6 +38,8 @@ _HINTS = {
     "infinite values": "Replace infinite values, to use the columns.",
     "words among numbers": "missing-words counts these words as missing values: correct them if "
     "they are none.",
+    OTHER_WORDS: "Correct them, to use the numbers: missing-words cannot name them, or would "
+    "change a text column too.",
 }
 
 
@@ -51,13 +54,21 @@ class Need(NamedTuple):
     note: str = ""
     options: Mapping[str, str] = {}
 
+    @property
+    def words(self) -> set[str]:
+        """Return the texts that the options make missing values."""
+        return set(filter(None, self.options.get("missing-words", "").split(",")))
+
     def said(self, column: Any) -> tuple[str, str]:
         """Return what is wrong and what to do, and the detail, for a table's only need."""
         if self.kind in _KINDS:
             wrong, advice = _KINDS[self.kind]
             return f"has {wrong}. {advice}", f"column {self.column!r} has {self.note or 'none'}."
+        why = of_texts(column)
+        if self.kind == OTHER_WORDS:
+            why = f", since it has texts among its numbers. {_HINTS[self.kind]}"
         return (
-            f"has a column that is not numeric{of_texts(column)}",
+            f"has a column that is not numeric{why}",
             f"column {self.column!r} is not numeric.",
         )
 
@@ -126,7 +137,7 @@ def _of_texts(own: Asked, name: str, column: Any) -> Iterator[Need]:
     options: dict[str, str] = {}
     if content == "dates":
         options = {"dates": "days"}
-    elif content == "words among numbers" and not any(set(each) & set(",'\"\n") for each in words):
+    elif content == "words among numbers":
         options = {"missing-words": ",".join(dict.fromkeys([*own.words, *words]))}
         options["missing"] = "median"
         known = column[~column.astype(str).isin(words)]
@@ -134,12 +145,22 @@ def _of_texts(own: Asked, name: str, column: Any) -> Iterator[Need]:
             options["dates"] = "days"
         elif content_of(known)[0] == "other dates":
             content, options = "other dates", {}
+        elif not all(map(nameable, words)):
+            content, options = OTHER_WORDS, {}
     elif content in ("codes", "texts") and few:
         options = {"text": "one-hot"}
     elif content in ("codes", "texts"):
         content = "text columns of too many values"
     note = f"{column.nunique()} values" if "text" in content or content == "codes" else ""
-    yield Need(content, name, ",".join(words) or note, options)
+    yield Need(content, name, ", ".join(map(repr, words)) or note, options)
+
+
+def spared(needs: Sequence[Need], categories: set[str]) -> list[Need]:
+    """Return the needs, without options that make a category of a text column missing."""
+    return [
+        Need(OTHER_WORDS, each.column, each.note) if each.words & categories else each
+        for each in needs
+    ]
 
 
 def frequent(column: Any) -> list[str]:
@@ -179,14 +200,28 @@ def lacking(
         return *needs[0].said(column_of(needs[0].column)), ""
     *kinds, last = dict.fromkeys(each.kind for each in needs)
     what = "has " + ", ".join(kinds) + " and " * bool(kinds) + last
-    return f"{what}.", "", f"{what}.{listed(needs)}\nSet {pasted(remedy(own, needs))}."
+    columns = list(dict.fromkeys(each.column for each in needs))
+    detail = f"columns {', '.join(map(repr, columns[:_SHOWN]))}{', ...' * (len(columns) > _SHOWN)}."
+    advice = pasted(remedy(own, needs))
+    return f"{what}.", detail, f"{what}.{listed(needs)}" + f"\nSet {advice}." * bool(advice)
+
+
+def safe(text: str) -> bool:
+    """Return whether a shell takes a text as it is, in double and in single quotes."""
+    return text.isprintable() and not set(text) & set("'\"`$!\\")
+
+
+def nameable(text: str) -> bool:
+    """Return whether an option can name a text among others."""
+    return safe(text) and "," not in text and text == text.strip()
 
 
 def pasted(options: Mapping[str, Any]) -> str:
-    """Return options as `-c` and `--node-config` take them."""
+    """Return options as `-c` and `--node-config` take them, except those that are not `safe`."""
     return " ".join(
         f"{name}='{value}'" if isinstance(value, str) else f"{name}={value}"
         for name, value in options.items()
+        if safe(f"{name}{value}")
     )
 
 
@@ -216,7 +251,7 @@ def remedy(own: Asked, needs: Sequence[Need]) -> dict[str, str]:
         found["missing-words"] = ",".join(filter(None, dict.fromkeys(words)))
     helpless = {each.column for each in needs if each.column and not each.options}
     names = own.feature_names
-    if out := [name for name in names if name in helpless]:
+    if out := [name for name in names if name in helpless and nameable(name)]:
         if own.columns and not own.leaves_out:
             found["columns"] = ",".join(name for name in names if name not in helpless) or "none"
         else:

@@ -92,7 +92,10 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
     piece: ClassVar[int] = 4096  # rows to read at once
 
     def raw_columns(
-        self, places: Array, names: Sequence[str] | None = None
+        self,
+        places: Array,
+        names: Sequence[str] | None = None,
+        dates: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Array]]:
         """Yield nothing: an image, a text or a sequence is no column of values."""
         return iter(())

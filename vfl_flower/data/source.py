@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -109,7 +109,10 @@ class Source(ABC):
         return
 
     def raw_columns(
-        self, places: Array, names: Sequence[str] | None = None
+        self,
+        places: Array,
+        names: Sequence[str] | None = None,
+        dates: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Array]]:
         """Yield columns by name as they were before any preparation, each [rows].
 
@@ -119,6 +122,8 @@ class Source(ABC):
         Parameters
         ----------
         names : columns to yield. The default is all feature columns.
+        dates : columns that a model knows as dates, to be yielded as days since 1970. The default
+            are those that the owner's options make dates.
         """
         return iter(())
 

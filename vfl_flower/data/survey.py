@@ -15,13 +15,12 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.frames import is_missing
 from vfl_flower.data.memory import Frame
-from vfl_flower.data.needs import Need, listed, pasted, remedy
+from vfl_flower.data.needs import Need, listed, nameable, pasted, remedy, safe, spared
 from vfl_flower.data.on_disk import KeptFile, LargeTable
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import LOGGED, Table
 
 _OF_TABLES = re.compile(f"{LOGGED}| missing ids in | the id of an earlier row")
-_UNNAMED = set("'\"\n\\")  # characters that no option of columns can have
 
 
 @contextmanager
@@ -42,7 +41,7 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         found = _needs(config, node_configs)
         if [need.kind for *_, needs in found for need in needs] in ([], ["ids"]):
             raise  # the error says it all
-        raise UnfitError(_said(found, node_configs)) from error
+        raise UnfitError(_said(found, node_configs), outside=error.outside) from error
 
 
 def _needs(
@@ -57,9 +56,13 @@ def _needs(
             continue  # the error that ended the run says it
         if isinstance(opened, Table):
             own = replace(opened, party=None)  # its errors name the columns
-            if needs := _of_table(own):
-                found.append((own, party, needs))
-    return found
+            found.append((own, party, _of_table(own)))
+    # Frames share their options: a word of one may be a category of another.
+    frames = [(own, needs) for own, _, needs in found if isinstance(own, Frame)]
+    words = {word for _, needs in frames for each in needs for word in each.words}
+    taken = {word for own, needs in frames for word in own.categories_among(words, needs)}
+    spare = [(own, party, spared(needs, taken)) for own, party, needs in found]
+    return [each for each in spare if each[-1]]
 
 
 def _of_table(own: Table) -> list[Need]:
@@ -93,15 +96,20 @@ def _said(
         whose = "The label holder" if party is None else f"Party {party}"
         lines.append(f"{whose}'s {own.kind}{f' {own.path}' * (own.kind == 'file')}:{listed(needs)}")
         options = remedy(own, needs)
-        if any(set(f"{name}{value}") & _UNNAMED for name, value in options.items()):
-            lines.append("  Rename columns whose names have commas or quotes first.")
+        given = {} if party is None else node_configs[party]
+        unnamed = [each.column for each in needs if not each.options and not nameable(each.column)]
+        if isinstance(own, Frame) and party is not None:
+            options.pop("columns", None)
+            to_paste += _code(f"features[{given.get('name', party)!r}]", own, needs)
+        elif unnamed or not all(safe(str(each)) for each in given.values()):
+            lines.append("  Rename columns and files with commas, quotes, $, `, ! or \\ first.")
         if isinstance(own, Frame):
-            if party is not None:
-                options.pop("columns", None)
-                to_paste += _code(f"features[{party}]", own, needs)
+            if "missing-words" in options and "missing-words" in shared:
+                both = f"{shared['missing-words']},{options['missing-words']}".split(",")
+                options["missing-words"] = ",".join(dict.fromkeys(both))
             shared |= options
         elif party is not None:
-            to_paste.append(f'--node-config "{pasted({**node_configs[party], **options})}"')
+            to_paste.append(f'--node-config "{pasted({**given, **options})}"')
         elif options:
             to_paste.append(f"in -c: {pasted(options)}")
     if shared:

@@ -160,8 +160,7 @@ class TableFile:
         import pyarrow.parquet as pq
 
         if self.is_csv:
-            assert isinstance(self.place, Path)
-            yield from _csv_pieces(self.place, names, self.words)
+            yield from _csv_pieces(self, names)
         elif rows is None:
             self._check_memory(names)
             yield without_words(pq.read_table(self.place, columns=list(names)), self.words)
@@ -169,6 +168,13 @@ class TableFile:
             with pq.ParquetFile(self.place, buffer_size=2**16, pre_buffer=False) as file:
                 for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
                     yield without_words(batch, self.words)
+
+    @cached_property
+    def has_whole_quotes(self) -> bool:
+        """Return true, or raise `TableError` if a quote of a csv file does not end."""
+        assert isinstance(self.place, Path)
+        _check_quotes(self.place)
+        return True
 
     def _typed(
         self, names: Collection[str], texts: Collection[str], rows: int | None
@@ -228,12 +234,8 @@ class TableFile:
         return {}
 
 
-def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ()) -> Iterator[Any]:
+def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
     """Yield Arrow batches of these columns of a csv file, all as texts.
-
-    Parameters
-    ----------
-    words : texts that are missing values, beside the empty one.
 
     Raises
     ------
@@ -243,13 +245,15 @@ def _csv_pieces(path: Path, names: Collection[str], words: Collection[str] = ())
     import pyarrow as pa
     from pyarrow import csv as arrow
 
+    path = file.place
+    assert isinstance(path, Path)
     lines = _lines(path)
     next(lines, None)
     if next(lines, None) is None:
         return  # no rows
-    _check_quotes(path)
+    _ = file.has_whole_quotes
     convert = arrow.ConvertOptions(
-        null_values=["", *words],
+        null_values=["", *file.words],
         strings_can_be_null=True,
         include_columns=list(names),
         column_types=dict.fromkeys(names, pa.string()),

@@ -27,8 +27,9 @@ from vfl_flower.data.frames import (
     numeric,
     others,
     raw_columns,
+    texts_of,
 )
-from vfl_flower.data.needs import EMPTY, Need, frequent, lacking, needs_of, told_of
+from vfl_flower.data.needs import EMPTY, Need, frequent, lacking, needs_of, spared, told_of
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 
 log = logging.getLogger("flwr")
@@ -36,6 +37,8 @@ log = logging.getLogger("flwr")
 Array = NDArray[Any]
 LOGGED = "Its own log says more."
 """End of an error about a party's table that others read."""
+_SHOWN = "A run in one process says more."
+"""End of an error about the label holder's table that others read."""
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
 _FEW = 4096  # rows: a service asks for no more at a time
@@ -118,12 +121,9 @@ class Table(Source):
             return [name for name in self._names if name not in kept]
         known = set(self._names) - kept
         absent = [name for name in named if name not in known]
-        if absent or len(set(named)) < len(named):
-            raise self.wrong(
-                "does not have the columns that `columns` names, or has one twice. Correct it.",
-                f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
-            )
-        if leaves_out:
+        if (absent and not leaves_out) or len(set(named)) < len(named):
+            raise self._misnamed()
+        if leaves_out:  # a later file may lack the columns
             kept.update(named, self.segment_names)
             return [name for name in self._names if name not in kept]
         return named
@@ -171,9 +171,7 @@ class Table(Source):
                     if others
                     else " it has no column besides ids and labels."
                 )
-                raise ConfigError(
-                    f"{self.path} has no column {name!r}, which `segments` names:{ask}"
-                )
+                raise self._without("no column", name, "segments", ask)
 
     def with_known_segments(self) -> Self:
         """Return this table with those segments that it has columns for."""
@@ -191,11 +189,17 @@ class Table(Source):
     def check_labels(self) -> None:
         """Raise `ConfigError` if there is no label column."""
         if not self.has_labels:
-            raise ConfigError(
-                f"{self.path} has no label column {self.label!r}:"
+            ask = (
                 f"{asked(self.label, self._names, 'set')} `label` to one of "
                 f"{', '.join(self._names[:8])}{', ...' * (len(self._names) > 8)}."
             )
+            raise self._without("no label column", self.label, "label", ask)
+
+    def _without(self, what: str, name: str, option: str, ask: str) -> ConfigError:
+        """Return an error about an absent column. The first line of a file may hold cells."""
+        which = ", which `segments` names" * (option == "segments")
+        said = f"{self.path} has {what} {name!r}{which}:"
+        return ConfigError(f"{said}{ask}", outside=f"{said} correct `{option}`. {_SHOWN}")
 
     @property
     def has_labels(self) -> bool:
@@ -206,7 +210,7 @@ class Table(Source):
         """Return medians, text values, means and deviations of the training rows."""
         self.check_features()
         groups = self._groups(self.feature_names, self.count)
-        parts = [self._learn(self._some(group).iloc[train]) for group in groups]
+        parts = [self._learn(self._some(group), train) for group in groups]
 
         def in_order(values: str) -> list[float]:  # numbers first
             firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
@@ -238,17 +242,28 @@ class Table(Source):
         anew = [name for name in numeric(frame) if name in texts]
         return frame.assign(**self._read(anew, texts)) if anew else frame
 
+    def _misnamed(self) -> ConfigError:
+        return self.wrong(
+            "does not have the columns that `columns` names, or has one twice. Correct it.",
+            f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
+        )
+
     def check_features(self) -> None:
-        """Raise `ConfigError` if there is no feature column."""
+        """Raise `ConfigError` if there is no feature column, or none to leave out."""
+        if self.columns and self.leaves_out:
+            named = {name.strip().removeprefix("-") for name in self.columns.split(",")}
+            if named - (set(self._names) - {self.id, self.label}):
+                raise self._misnamed()
         if not self.feature_names:
             raise self.wrong("has no feature columns. Add one.", "it has only ids and labels.")
 
-    def _learn(self, learnt: Any) -> Preparation:
-        """Learn the preparation of some or all columns from these training rows."""
-        if found := list(needs_of(self, learnt)):
+    def _learn(self, frame: Any, train: Array) -> Preparation:
+        """Learn the preparation of some or all columns from the training rows of a frame."""
+        learnt, days = frame.iloc[train], self._dates(frame)
+        mixed = self._dates(learnt).keys() - days.keys()  # another row has no date
+        if found := [*needs_of(self, learnt), *needs_of(self, frame[sorted(mixed)])]:
             raise self._needing(found)
-        days = {name: days_of(learnt[name]) for name in others(learnt) if self.dates == "days"}
-        newest = {name: float(np.nanmax(each)) for name, each in days.items() if each is not None}
+        newest = {name: float(np.nanmax(each[train])) for name, each in days.items()}
         learnt = self._with_days(learnt, newest)
         numbers, texts = numeric(learnt), others(learnt)
         values = {name: frequent(learnt[name]) for name in texts}
@@ -259,6 +274,12 @@ class Table(Source):
         rows = matrix(Preparation(medians, values, [], []), learnt)
         mean, deviation = scaling(rows, per_column=True)
         return Preparation(medians, values, mean.tolist(), deviation.tolist(), dates=newest)
+
+    def _dates(self, frame: Any) -> dict[str, Array]:
+        """Return the columns that are dates in all rows of a frame, as days since 1970."""
+        names = [name for name in others(frame) if self.dates == "days"]
+        found = {name: days_of(frame[name]) for name in names if frame[name].notna().any()}
+        return {name: days for name, days in found.items() if days is not None}
 
     def _with_days(self, frame: Any, newest: Mapping[str, float]) -> Any:
         """Return a frame whose dates are days since the newest training date."""
@@ -272,7 +293,17 @@ class Table(Source):
     def needs(self) -> list[Need]:
         """Return what the features need before a model can learn from them, in all rows."""
         groups = self._groups(self.feature_names, self.count)
-        return [need for group in groups for need in needs_of(self, self._some(group))]
+        found = [need for group in groups for need in needs_of(self, self._some(group))]
+        words = {word for each in found for word in each.words}
+        return spared(found, self.categories_among(words, found))
+
+    def categories_among(self, words: set[str], needs: Sequence[Need]) -> set[str]:
+        """Return those words that a text column has, which is no column of numbers with words."""
+        left_out = {each.column for each in needs if each.words or not each.options}
+        names = [name for name in self.feature_names if words and name not in left_out]
+        frames = map(self._some, self._groups(names, self.count))
+        columns = (frame[name] for frame in frames for name in others(frame))
+        return {word for each in columns for word in words.intersection(texts_of(each))}
 
     def _needing(self, found: Sequence[Need]) -> ConfigError:
         """Return an error about these needs, and all others of the table."""
@@ -310,12 +341,16 @@ class Table(Source):
             yield Preparation({}, preparation.texts, mean[part], deviation[part]), part
 
     def raw_columns(
-        self, places: Array, names: Sequence[str] | None = None
+        self,
+        places: Array,
+        names: Sequence[str] | None = None,
+        dates: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Array]]:
         """Yield columns by name, as `Source.raw_columns`."""
         wanted = self.feature_names if names is None else list(names)
         for group in self._groups(wanted, len(places)):
-            yield from raw_columns(self._some(group), places, self.dates == "days")
+            frame = self._some(group)
+            yield from raw_columns(frame, places, self._dates(frame) if dates is None else dates)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
@@ -392,11 +427,14 @@ class Table(Source):
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
         """Return an error, with the detail after its first sentence, or with the whole text.
 
-        If this is a party, log the detail and leave it out of the error.
+        The detail may quote cells. If this is a party, log the detail and leave it out of the
+        error. What others learn of the label holder's error has no detail either.
         """
         wrong, _, advice = what.removesuffix(".").partition(". ")
         what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")
         if self.party is None:
-            return UnfitError(f"{self.path} {what_and_where}")
+            return UnfitError(
+                f"{self.path} {what_and_where}", outside=f"{self.path} {what} {_SHOWN}"
+            )
         log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
         return UnfitError(f"{self.whose} {what} {LOGGED}")

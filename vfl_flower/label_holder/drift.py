@@ -112,6 +112,7 @@ class DriftWatch:
         self.is_known = bool(kept)
         self._watches = {name: Watch.from_json(each) for name, each in kept.items()}
         self._own = self._watches.pop(OWN, None)
+        self._dates = (found.about_labels.get("preparation") or {}).get("dates", {})
         self._groups = _groups(columns)
         self._parties = list(columns)
         self._rows = 0
@@ -160,7 +161,7 @@ class DriftWatch:
         """
         if self._own and table and places is not None and len(places) >= LEAST:
             few = places[sampled(len(places), len(self._own.names))]
-            self._own.add(table.raw_columns(few, self._own.names))
+            self._own.add(table.raw_columns(few, self._own.names, self._dates))
 
     def write_own(self, path: Path) -> None:
         """Write a table of the label holder's own columns, if it has counted rows.

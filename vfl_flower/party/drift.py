@@ -18,6 +18,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict
@@ -143,7 +144,10 @@ class DriftReports:
             others = singles[singles >= 0]
             people = np.concatenate([people, own.names(others)])
             mine = np.concatenate([mine, others])
-        return self._of_service(people, mine, own.raw_columns)
+        assert block.preparation is not None
+        return self._of_service(
+            people, mine, partial(own.raw_columns, dates=block.preparation.dates)
+        )
 
     def _of_service(self, names: Names, places: Places, read: Read) -> Arrays:
         assert self._watch is not None

@@ -72,7 +72,7 @@ def new_rows(
     common = common_rows(context, own)
     mine = common.rows[common.rows >= 0]  # the party may lack some rows
     if read is not None:
-        read.append(lambda places, names: own.raw_columns(mine[places], names))
+        read.append(lambda places, names: own.raw_columns(mine[places], names, preparation.dates))
     digest = own.digest(mine)
     rows, names = prepared(own, mine, preparation), own.names(mine)
     none = Compact(np.zeros(0, np.int64), lambda at: rows[:0])

@@ -81,7 +81,7 @@ def run_trial(job: Mapping[str, Any], tell: Callable[[Event], bool]) -> Event:
         except _ImpossibleError as error:
             return {"ended": "impossible", "failure": str(error)}
         except VflError as error:
-            found = {"ended": "failed", "failure": str(error)}
+            found = {"ended": "failed", "failure": error.outside}
         # A run that was stopped has spent its epsilon too.
         summaries = [json.loads(path.read_text()) for path in folder.rglob("summary.json")]
         claims = [Claim.of(each) for each in summaries if "seeds" not in each]
