@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ import pytest
 
 import vfl_flower
 from vfl_flower.config import errors
-from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.errors import ConfigError, UnfitError, VflError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import table_file
 from vfl_flower.data.memory import Frame
 from vfl_flower.data.needs import frequent
 from vfl_flower.data.on_disk import LargeTable, as_kind, of_size
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation
+from vfl_flower.data.survey import surveyed
 from vfl_flower.tools.cli import main
 
 train: Any = vfl_flower.train  # with arguments that its types forbid
@@ -230,6 +233,83 @@ def test_later_values_that_are_no_dates_are_refused(tmp_path: Path) -> None:
             later.rows(np.arange(2), learnt)
 
 
+def test_dates_are_decided_over_all_rows(tmp_path: Path) -> None:
+    for own in of_dates(tmp_path / "old", [*DATES["days"], "unknown"]):
+        with pytest.raises(ConfigError, match="texts among its numbers"):
+            own.learn(np.arange(3))
+    for own in of_dates(tmp_path / "old", DATES["days"]):  # the control
+        own.learn(np.arange(2))
+
+
+@pytest.mark.parametrize("option", ["days", "refuse"])
+def test_raw_columns_have_the_dates_of_the_model(tmp_path: Path, option: str) -> None:
+    for own in of_dates(tmp_path / "old", DATES["days"]):
+        learnt = own.learn(np.arange(3))
+        later = replace(own, dates=option)
+        [(_, days)] = later.raw_columns(np.arange(3), ["d"], learnt.dates)
+        assert days.dtype == np.float64
+        [(_, values)] = later.raw_columns(np.arange(3))  # without a model: its own option
+        assert (values.dtype == np.float64) == (option == "days")
+
+
+def test_a_prediction_needs_no_option_for_dates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    shop = PRIVATE.assign(since=pd.date_range("2020-01-01", periods=60).astype(str))
+    tables = {"bank": Y, "shop": shop}
+    tables = {name: pd.concat([each] * 5).assign(id=range(300)) for name, each in tables.items()}
+    bank, path = written(tmp_path, tables, ".csv").values()
+    node = f"file='{path}' id='id'"
+    keys = f"dataset='files:{bank}' id='id' label='label' epochs=1"
+    out = str(tmp_path / "run")
+    dated = f"{node} dates='days'"
+    assert main(["run", "-c", keys, "--node-config", dated, "--out", out, "--quiet"]) == 0
+    new = ["predict", out, "-c", f"dataset='files:{bank}'", "--node-config", node]
+    assert main(new) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one frame", "two frames"])
+@pytest.mark.parametrize("category", ["none", "no pet"])
+def test_no_word_becomes_missing_that_is_a_category(apart: bool, category: str) -> None:
+    pets = pd.DataFrame({"id": range(60), "pet": ["dog", category] * 30})
+    words = PRIVATE.assign(income=["none", *map(str, range(59))])
+    features = [words, pets] if apart else [words.merge(pets), PRIVATE]
+    with pytest.raises(UnfitError) as refused:
+        train(features, Y, id="id", label="label")
+    said, _, code = str(refused.value).partition("Use:\n")
+    assert ("other words among numbers: 'income'" in said) == (category == "none")
+    assert ("missing_words='none'" in code) == (category != "none")
+    assert ("drop(columns=['income'])" in code) == (category == "none")
+
+
+def test_a_mapping_and_an_estimator_get_code_in_their_words() -> None:
+    name = [f"{n},5" for n in range(60)]
+    dates = pd.date_range("2020-01-01", periods=60).astype(str)
+    frame = PRIVATE.assign(name=name, since=dates)
+    with pytest.raises(UnfitError, match=r"features\['shop'\] = features\['shop'\].drop"):
+        train({"bank": PRIVATE, "shop": frame}, Y, id="id", label="label")
+    x = frame.drop(columns="id")
+    found = vfl_flower.VerticalClassifier(parties=2, config={"text": "refuse"})
+    with pytest.raises(UnfitError) as refused:
+        found.fit(x, Y["label"])
+    code = str(refused.value).partition("Use:\n")[2]
+    assert "X = X.drop(columns=['name'])" in code and "config=dict(" in code
+    assert "features[" not in code and "train(" not in code
+
+
+def test_quotes_of_a_file_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, {"a": pd.DataFrame({"id": range(9), "x": 1, "y": 2})}, ".csv")["a"]
+    counted: list[Path] = []
+    monkeypatch.setattr(table_file, "_check_quotes", counted.append)
+    file = table_file.TableFile(path, True)
+    for name in ("x", "y"):
+        file.read([name])
+    assert counted == [path]
+    table_file.TableFile(path, True).read(["x"])  # the control: another file object counts
+    assert len(counted) == 2
+
+
 def test_a_preparation_without_dates_is_written_as_before() -> None:
     assert "dates" not in Preparation({"a": 1.0}, {}, [0.0], [1.0]).as_json()
 
@@ -273,6 +353,8 @@ def test_a_minus_before_names_leaves_columns_out(tmp_path: Path) -> None:
     assert named.feature_names == ["-a"]
     with pytest.raises(ConfigError, match="does not have the columns"):
         Frame("f", frame=frame, id="who", columns="-z", party=0).learn(np.arange(9))
+    later = Frame("f", frame=frame.drop(columns="a"), id="who", columns="-a,-c", party=0)
+    np.testing.assert_array_equal(later.rows(np.arange(9), learnt), own.rows(np.arange(9), learnt))
 
 
 # --- files that are no tables ---------------------------------------------------------------------
@@ -455,3 +537,68 @@ def test_ids_of_two_columns_are_to_be_joined(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Join"):
         _ = OwnFile(str(tmp_path / "a.csv"), id="id,x").ids
     assert not re.search("Join", str(ConfigError("id")))
+
+
+# --- cells stay with their owner, and shells run none ---------------------------------------------
+
+CELL = "Alice Smith HIV+"
+GAPS = {"income": [CELL, *map(str, range(59))], "z": [None, *range(59)]}
+
+
+@pytest.mark.parametrize("whose", ["label holder", "party"])
+@pytest.mark.parametrize("files", [False, True], ids=["frames", "files"])
+def test_results_have_no_cell_of_a_table_that_is_refused(
+    tmp_path: Path, whose: str, files: bool
+) -> None:
+    of_party = whose == "party"
+    tables = {
+        "bank": Y.assign(**({} if of_party else GAPS)),
+        "shop": PRIVATE.assign(**(GAPS if of_party else {})),
+    }
+    out = tmp_path / "run"
+    with pytest.raises(VflError) as refused:
+        if files:
+            paths = written(tmp_path, tables, ".csv")
+            keys = {"dataset": f"files:{paths['bank']}", "id": "id", "label": "label", "out": out}
+            node = {"file": str(paths["shop"]), "id": "id"}
+            vfl_flower.run_local(1, {**keys, "out": str(out)}, node_configs=[node])
+        else:
+            train([tables["shop"]], tables["bank"], id="id", label="label", out=out)
+    failure = json.loads((out / "summary.json").read_text())["failure"]
+    assert CELL not in failure and "words among numbers" in failure
+    if not (of_party and files):  # the owner of all tables reads the cell: it could have leaked
+        assert CELL in str(refused.value)
+    if isinstance(refused.value, errors.UnfitError):
+        assert CELL not in refused.value.outside  # which the SuperLink gets
+
+
+def test_others_learn_no_first_line_of_a_file_without_names(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{CELL},1\nBob,2\n")
+    own = OwnFile(str(tmp_path / "a.csv"), label="y")
+    for read in (lambda: own.ids, own.check_labels):
+        with pytest.raises(ConfigError, match="Alice") as refused:
+            read()
+        assert "Alice" not in refused.value.outside and "Correct" in refused.value.outside.title()
+
+
+RUN = ["`id`", "$(touch ran)", "$HOME", "a!b", 'a"b', "a\\b", "\x1b[31m", "a'b", "x,y"]
+
+
+@pytest.mark.parametrize("place", ["word", "column", "file"])
+@pytest.mark.parametrize("text", RUN, ids=ascii)  # "/x,y" is a path that an option can name
+def test_what_is_to_be_pasted_runs_nothing(tmp_path: Path, text: str, place: str) -> None:
+    column = f"name{text}" if place == "column" else "name"
+    shop = PRIVATE.assign(**{column: [f"{n},5" for n in range(60)], "z": GAPS["z"]})
+    shop["age"] = [text if place == "word" else "NA", *map(str, range(59))]
+    paths = written(tmp_path, {"bank": Y, f"s{text * (place == 'file')}": shop}, ".csv")
+    bank, path = paths.values()
+    config = RunConfig.of({"dataset": f"files:{bank}", "id": "id", "label": "label"})
+    node = {"file": str(path), "id": "id"}
+    with pytest.raises(UnfitError) as refused, surveyed(config, [node]):
+        raise UnfitError("no table")
+    said, _, to_paste = str(refused.value).partition("Use:\n")
+    to_paste = to_paste.replace("sx,y", "s")
+    assert text not in to_paste and "missing='median'" in to_paste
+    assert "\x1b" not in said or place == "file"
+    assert (repr(text) in said) == (place == "word")
+    assert ("Rename columns" in said) == (place == "column" or (place == "file" and text != "x,y"))

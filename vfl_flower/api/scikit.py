@@ -7,6 +7,7 @@ score on data you already have estimates what a federation would reach.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
@@ -22,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from vfl_flower.api.keywords import Code
 from vfl_flower.api.model import Model
 from vfl_flower.api.training import train
-from vfl_flower.config.errors import asked, shown
+from vfl_flower.config.errors import UnfitError, asked, shown
 from vfl_flower.protocol.system import System
 
 Array = NDArray[Any]
@@ -85,7 +86,11 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         options["class_weights"] = self._weights()
         self.columns_ = self._columns()
         # A search trains many models, so none shows progress.
-        self.model_: Model = train(self._parts(x), y, config=keys, progress=False, **options)
+        try:
+            self.model_: Model = train(self._parts(x), y, config=keys, progress=False, **options)
+        except UnfitError as error:  # its code is for callers of `train`
+            said = re.sub(r"features\[[^]]*\]", "X", str(error))
+            raise UnfitError(re.sub(r"train\(\.\.\., (.*)\)", r"config=dict(\1)", said)) from error
         return self
 
     def _columns(self) -> list[list[int]]:
