@@ -428,7 +428,7 @@ class Table(Source):
         """Return an error, with the detail after its first sentence, or with the whole text.
 
         The detail may quote cells. If this is a party, log the detail and leave it out of the
-        error. What others learn of the label holder's error has no detail either.
+        error. The label holder's error has no detail for others either.
         """
         wrong, _, advice = what.removesuffix(".").partition(". ")
         what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")
