@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config import run_config as configuration
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.label_holder import results
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.results import Results, check_free
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import of_server, run_local
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.privacy.journal import EMBED, Event, Journal
 from vfl_flower.protocol.system import BY_ROWS
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
@@ -215,6 +218,55 @@ def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(
         assert main(arguments) == 1
         assert "Name another folder" in capsys.readouterr().err or seeds > 1
         assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", [checkpoint.JOURNAL, "predictions.journal"])
+def test_a_run_that_released_something_before_its_first_step_keeps_its_folder(
+    tmp_path: Path, name: str
+) -> None:
+    failed = {"failure": "The party is not ready.", "steps": 0}
+    for released in (False, True):  # the control first: a count of nothing holds no folder
+        (tmp_path / "summary.json").write_text(json.dumps(failed))
+        journal = Journal(tmp_path / name, "1")
+        assert not [*journal.read()]
+        if not released:
+            Results(tmp_path)
+            continue
+        journal.write(Event(EMBED, 0, rows=np.arange(3, dtype=np.int32)))
+        before = contents(tmp_path)
+        with pytest.raises(ConfigError, match="already holds a run"):
+            Results(tmp_path)
+        assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["top.npz", "checkpoint.npz", "releases.journal"])
+def test_a_file_in_a_folder_without_a_run_is_neither_deleted_nor_written_over(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    Results(tmp_path / "other")  # the control: a name that no run uses
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(ConfigError, match="already holds"):
+        Results(tmp_path)
+    assert (tmp_path / name).read_bytes() == b"mine"
+    failed = {"failure": "The party is not ready.", "steps": 0}
+    (tmp_path / "summary.json").write_text(json.dumps(failed))
+    if name != "releases.journal":  # the control: a failed run's own file
+        Results(tmp_path)
+        assert not (tmp_path / name).exists()
+
+
+def test_several_runs_get_a_folder_that_has_only_runs_without_a_step(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name in ("seed-0", "vafl/seed-1"):
+        (out / name).mkdir(parents=True)
+        (out / name / "run.lock").touch()
+        (out / name / "summary.json").write_text('{"failure": "It is not ready.", "steps": 0}')
+    check_free(out)  # the control
+    (out / "photos" / "2026").mkdir(parents=True)
+    (out / "photos" / "2026" / "a.png").touch()
+    with pytest.raises(ConfigError, match="already exists"):
+        check_free(out)
 
 
 def test_nothing_listens_before_the_results_folder_is_known_to_be_free(

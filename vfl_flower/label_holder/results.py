@@ -21,6 +21,7 @@ from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.charts import draw_curves
 from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.model_card import write_card
+from vfl_flower.protocol.privacy.journal import has_events
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
@@ -30,7 +31,7 @@ class Results(Callback):
     """Write the results of one run into a folder that `in_use` has locked.
 
     Never overwrite another run's results. Only a resumed run may write into its own folder. A run
-    that failed before its first step leaves its folder to the next.
+    that failed before its first step leaves its folder to the next, unless it released something.
 
     Parameters
     ----------
@@ -47,8 +48,8 @@ class Results(Callback):
                 f"{folder} already holds a run. Name another folder, or move this one away.{resume}"
             )
         with told(self._file):
-            if history is None:
-                for name in (*_OF_A_RUN, "top.npz"):
+            if history is None and (folder / "summary.json").exists():  # of a run without a step
+                for name in _OF_A_RUN:
                     (folder / name).unlink(missing_ok=True)
             self._file.touch(0o600)
 
@@ -89,25 +90,34 @@ class Results(Callback):
         self._outdated = False
 
 
-_OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL)
+_OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL, "top.npz")
 
 
 def check_free(folder: Path) -> None:
     """Raise `ConfigError` if a folder has more than runs that failed before their first step."""
-    if folder.exists() and any(not each.is_dir() or _has_begun(each) for each in folder.iterdir()):
+    if folder.exists() and not all(map(_is_free, folder.iterdir())):
         raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
 
 
+def _is_free(place: Path) -> bool:
+    """Return whether this is a run that failed before its first step, or a folder of such runs."""
+    if (place / "summary.json").exists():
+        return not _has_begun(place)
+    return place.suffix == ".lock" or (place.is_dir() and all(map(_is_free, place.iterdir())))
+
+
 def _has_begun(folder: Path) -> bool:
-    """Return whether a folder has a run that began to train, or was evaluated."""
+    """Return whether a folder has a run that trained, was evaluated, or released something."""
     summary, history = folder / "summary.json", folder / "history.jsonl"
     if history.exists() and history.stat().st_size:
+        return True
+    if any(map(has_events, folder.glob("*.journal"))):
         return True
     try:
         found = json.loads(summary.read_text())
         return found["failure"] is None or bool(found.get("steps"))
     except FileNotFoundError:  # no run, or one that was killed
-        return any((folder / name).exists() for name in (checkpoint.FILE, checkpoint.JOURNAL))
+        return any((folder / name).exists() for name in _OF_A_RUN[2:])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # half of a summary
         return True
 

@@ -239,6 +239,11 @@ def second_count(run: str, name: str) -> Path:
     return second_counts() / f"{Path(name).stem}-{which}.count"
 
 
+def has_events(path: Path) -> bool:
+    """Return whether a journal has events, or is damaged."""
+    return path.stat().st_size != _HEADER + _CHECKSUM
+
+
 def refused(path: Path, what: str) -> ConfigError:
     """Return the error about a file without which releases cannot be counted."""
     return ConfigError(
