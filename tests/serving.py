@@ -129,5 +129,6 @@ def served(
                 service.queue.close()
                 worker.join()
     finally:
+        service.close()
         audit.close()
         scoring.forget(grid.run_id)

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +33,7 @@ from vfl_flower.label_holder.serving import new_ids, requests, web
 from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.new_ids import NewIds
 from vfl_flower.label_holder.serving.requests import BATCH, Piece, Queue, Request, UnavailableError
-from vfl_flower.label_holder.serving.service import Loaded
+from vfl_flower.label_holder.serving.service import Loaded, Service
 from vfl_flower.party import scoring
 from vfl_flower.party.limits import add, refused_rows
 
@@ -86,10 +88,15 @@ def audited(tmp_path: Path) -> list[dict[str, Any]]:
 # --- the queue ----------------------------------------------------------------------------------
 
 
+def fits(queue: Queue, request: Request) -> bool:
+    with queue.room(request) as has_room:
+        return has_room
+
+
 def queued(queue: Queue, caller: str, count: int, new: int = 0) -> Request:
     ids = list(range(count))
     request = Request(caller, caller, ids, lambda found: None, new=frozenset(ids[:new]))
-    assert queue.has_room(request) and queue.put(request)
+    assert fits(queue, request) and queue.put(request)
     return request
 
 
@@ -152,15 +159,15 @@ def test_a_full_queue_of_one_caller_keeps_out_nobody_else() -> None:
     request = partial(Request, "name", answer=lambda found: None)
     for _ in range(10):
         large = request(caller="large", ids=list(range(100)))
-        if queue.has_room(large):
+        if fits(queue, large):
             queue.put(large)
     assert queue.ids == 300
-    assert not queue.has_room(large)
-    assert queue.has_room(request(caller="small", ids=list(range(100))))
-    assert queue.has_room(request(caller="large", ids=[1]))  # nor does it keep out small requests
-    while queue.has_room(one := request(caller="large", ids=[1])):
+    assert not fits(queue, large)
+    assert fits(queue, request(caller="small", ids=list(range(100))))
+    assert fits(queue, request(caller="large", ids=[1]))  # nor does it keep out small requests
+    while fits(queue, one := request(caller="large", ids=[1])):
         queue.put(one)
-    assert queue.ids < 400 and queue.has_room(request(caller="small", ids=[1]))
+    assert queue.ids < 400 and fits(queue, request(caller="small", ids=[1]))
 
 
 def test_a_large_request_is_answered_in_pieces(
@@ -403,15 +410,53 @@ def test_while_a_count_of_new_ids_waits_for_the_disk_other_callers_are_answered(
         assert counted.result().status_code == 200  # and not before the count was written
 
 
-def test_a_request_that_finds_its_caller_s_places_taken_after_its_count_is_refused(
+@pytest.mark.parametrize("held", [True, False])
+def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, held: bool
+) -> None:
+    """The control: if they hold none, one caller lines up as many requests as it likes."""
+    organisations, _ = newcomers
+    counted = Event()
+
+    async def play(service: Service) -> list[Any]:
+        calls = [
+            Request("", "bank", range(-9000 * at, -9000 * at - 9000, -1), lambda answer: None)
+            for at in range(1, 9)
+        ]
+        tasks = [asyncio.create_task(service.admit(each)) for each in calls]
+        await asyncio.sleep(0)
+        tasks[1].cancel()  # its places are free again
+        await asyncio.gather(tasks[1], return_exceptions=True)
+        tasks.append(asyncio.create_task(service.admit(replace(calls[1]))))
+        tasks.append(asyncio.create_task(service.admit(replace(calls[1], caller="shop"))))
+        await asyncio.sleep(0)
+        counted.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    with serving(organisations, tmp_path) as found:
+        service, queue = found.service, found.service.queue
+        with (
+            patch.object(service, "_new_ids", SimpleNamespace(count=lambda *_: counted.wait(30))),
+            patch.object(queue, "put", lambda request: True),
+            nullcontext() if held else patch.object(queue, "room", lambda _: nullcontext(True)),
+        ):
+            *ends, again, of_shop = asyncio.run(play(service))
+        assert not any(queue._coming.values())
+    full = [isinstance(each, UnavailableError) and each.status == 429 for each in ends]
+    assert full == [False] * 3 + [held] * 5
+    assert isinstance(ends[1], asyncio.CancelledError) and again is None and of_shop is None
+
+
+def test_a_service_that_has_ended_leaves_no_thread(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
-    organisations, new = newcomers
-    with serving(organisations, tmp_path) as found:
-        room = iter([True, False])
-        with patch.object(found.service.queue, "has_room", lambda request: next(room)):
-            assert found.http.post("/v1/predict", json={"ids": new[:1]}).status_code == 429
-        assert found.ask(new[0])[0]["missing"] == {}  # the control
+    def counting() -> bool:
+        return any(each.name.startswith("new ids") for each in threading.enumerate())
+
+    with serving(newcomers[0], tmp_path) as found:
+        found.ask(newcomers[1][0])
+        assert counting()  # the control
+    assert not counting()
 
 
 def test_an_operator_can_keep_new_ids_from_the_parties(
@@ -500,7 +545,7 @@ def test_a_refused_request_leaves_a_short_line_in_the_audit_log(
     service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else refused calls with 10,000 ids each would fill the disk."""
-    monkeypatch.setattr(service.service.queue, "has_room", lambda request: False)
+    monkeypatch.setattr(service.service.queue, "room", lambda request: nullcontext(False))
     reply = service.http.post("/v1/predict", json={"ids": list(range(10_000))})
     assert reply.status_code == 429
     line = audited(tmp_path)[-1]

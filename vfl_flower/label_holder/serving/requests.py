@@ -8,7 +8,8 @@ small request waits for one batch at most. While small requests come, batches ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
@@ -136,6 +137,7 @@ class Queue:
         self._most, self._wake = most, wake
         self._lock = Lock()
         self._lines: dict[str, list[Request]] = {}  # by caller
+        self._coming: dict[str, list[Request]] = {}  # by caller: places that are held for them
         self._small = -_LULL  # when the last small request came
         self.closed = False
 
@@ -145,11 +147,20 @@ class Queue:
         with self._lock:
             return sum(each.left for line in self._lines.values() for each in line)
 
-    def has_room(self, request: Request) -> bool:
-        """Return whether the request may wait."""
+    @contextmanager
+    def room(self, request: Request) -> Iterator[bool]:
+        """Yield whether the request may wait. Hold its places until the block ends."""
         with self._lock:
-            waiting = sum(each.left for each in self._lines.get(request.caller, ()))
-        return not waiting or 2 * len(request.ids) <= self._most - waiting
+            line = [*self._lines.get(request.caller, ()), *self._coming.get(request.caller, ())]
+            waiting = sum(each.left for each in line)
+            if has_room := not waiting or 2 * len(request.ids) <= self._most - waiting:
+                self._coming.setdefault(request.caller, []).append(request)
+        try:
+            yield has_room
+        finally:
+            if has_room:
+                with self._lock:
+                    self._coming[request.caller].remove(request)
 
     def put(self, request: Request) -> bool:
         """Add a request; return whether the queue is still open."""

@@ -71,6 +71,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         load = partial(Loaded, transport, config, given, run)
         audit = exits.enter_context(AuditLog(folder / AUDIT_LOG))
         service = Service(load, transport.wake, audit)
+        exits.callback(service.close)
         torch.set_num_threads(1)  # a batch is too small for more
         with (
             _process_file(folder / PROCESS),

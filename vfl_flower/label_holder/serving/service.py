@@ -189,22 +189,25 @@ class Service:
         VflError
             If the count of new ids cannot be written.
         """
-        self._check_room(request)
-        loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
-        if most and loaded.embeddings.can_find:
-            unknown = np.flatnonzero(loaded.rows_of(request.ids) < 0).tolist()
-            request.new = frozenset(request.ids[at] for at in unknown)
-        if request.new and not self.queue.closed:
-            count = partial(self._new_ids.count, request.caller, request.new, most)
-            await asyncio.get_running_loop().run_in_executor(self._counting, count)
-            self._check_room(request)  # more requests may have come meanwhile
-        if not self.queue.put(request):
-            raise UnavailableError("The service is ending.", "ending")
+        with self.queue.room(request) as has_room:
+            if not has_room:
+                raise UnavailableError(
+                    "Too many ids of this caller wait for their scores. Try again in a second.",
+                    *("full", 429),
+                )
+            loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
+            if most and loaded.embeddings.can_find:
+                unknown = np.flatnonzero(loaded.rows_of(request.ids) < 0).tolist()
+                request.new = frozenset(request.ids[at] for at in unknown)
+            if request.new and not self.queue.closed:
+                count = partial(self._new_ids.count, request.caller, request.new, most)
+                await asyncio.get_running_loop().run_in_executor(self._counting, count)
+            if not self.queue.put(request):
+                raise UnavailableError("The service is ending.", "ending")
 
-    def _check_room(self, request: Request) -> None:
-        if not self.queue.has_room(request):
-            sentence = "Too many ids of this caller wait for their scores. Try again in a second."
-            raise UnavailableError(sentence, "full", 429)
+    def close(self) -> None:
+        """End the thread that counts, once no request comes any more."""
+        self._counting.shutdown()
 
     def record(
         self,
