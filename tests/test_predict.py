@@ -255,11 +255,20 @@ def test_ids_that_look_like_formulas_are_found_in_a_file_of_predictions(
 @pytest.mark.parametrize("kind", [OwnFile, LargeTable])
 @pytest.mark.parametrize("others", [{}, {"prediction": 0, "x": 1.0}, {"x": 0, "prediction": 1}])
 def test_in_any_other_csv_file_an_apostrophe_is_part_of_an_id(
-    tmp_path: Path, kind: type[OwnFile], others: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    kind: type[OwnFile],
+    others: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     ids = ["'=a", "=a", "''=a", "'+49", "+49", "'-5", "'x", "x"]
     pd.DataFrame({"id": ids, **others}).to_csv(tmp_path / "FILE.csv", index=False)
     assert kind(str(tmp_path / "FILE.csv")).ids == encode_ids(ids, "The test")
+    assert caplog.text.count("4 ids in column 'id' begin with an apostrophe") == 1
+    caplog.clear()
+    pd.DataFrame({"id": ["'x", "=a"], **others}).to_csv(tmp_path / "FILE.csv", index=False)
+    assert kind(str(tmp_path / "FILE.csv")).ids and not caplog.text  # the control of the notice
+    pd.DataFrame({"id": ids, **others}).to_csv(tmp_path / "FILE.csv", index=False)
     monkeypatch.setattr(table_file, "are_predictions", lambda names, ids: True)  # the control
     with pytest.raises(ConfigError, match="repeat the id"):
         _ = kind(str(tmp_path / "FILE.csv")).ids  # two people were one

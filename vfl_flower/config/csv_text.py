@@ -54,5 +54,10 @@ def are_predictions(names: Sequence[str], ids: str) -> bool:
     return [*names[:2]] == [ids, "prediction"] and all(others)
 
 
+def kept(ids: Sequence[str]) -> int:
+    """Return how many ids look as if an apostrophe had been put before them."""
+    return sum(bool(re.match(_GUARDED, each)) for each in ids)
+
+
 def _guarded(value: Any) -> Any:
     return re.sub(_FORMULA, "'", value) if isinstance(value, str) else value

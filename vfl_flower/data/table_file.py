@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import logging
 import stat
 import zlib
 from collections.abc import Collection, Iterator
@@ -13,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vfl_flower.config.csv_text import are_predictions, restored
+from vfl_flower.config.csv_text import are_predictions, kept, restored
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.column_types import (
     as_frame,
@@ -24,6 +25,8 @@ from vfl_flower.data.column_types import (
     with_names,
     without_words,
 )
+
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
 _OTHERS = {  # first bytes of a file that is no csv file -> what it is and what to do
     b"PK\x03\x04": "is a zip or Excel file. Save it as csv.",
@@ -153,6 +156,13 @@ class TableFile:
         found = as_ids([each.column(0) for each in whole.pieces([name])])
         if found.dtype == object and are_predictions(self.names, name):
             return restored(pd.Series(found)).to_numpy()
+        if found.dtype == object and (number := kept(found)):
+            notice.warning(
+                "%d ids in column %r begin with an apostrophe and a sign of formulas, and stay so. "
+                "If a file of predictions was their source, delete this apostrophe: else nobody "
+                "has such an id.",
+                *(number, name),
+            )
         return found
 
     def pieces(self, names: Collection[str], rows: int | None = None) -> Iterator[Any]:
