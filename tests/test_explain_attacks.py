@@ -198,6 +198,24 @@ def test_of_two_explanations_at_once_one_has_the_people(node: Node) -> None:
     assert len({each for each in secrets if each}) == 1
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_error_inside_the_block_is_not_told_as_one_of_the_count(
+    node: Node, inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise VflError("The count of uploads is damaged.")
+
+    people = np.arange(300, dtype=np.uint64)
+    if not inside:  # the control
+        monkeypatch.setattr(explained_people, "opened", fail)
+    said = "count of uploads" if inside else "cannot count the people"
+    with (
+        pytest.raises(VflError, match=said),
+        explained_people.claimed(node.context(np.arange(300)), people, 1),
+    ):
+        fail()
+
+
 @pytest.mark.parametrize(
     ("rule", "most", "file", "counted"),
     [("max-uploads", 20, "*.uploads", 1), ("max-predictions", 3299, "*.predictions", 300)],

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from flwr.app import Context
@@ -74,22 +74,30 @@ def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
         )
     party, folder = context.node_config.get("partition-id"), home("", context)
     path, own = folder / f"party-{party}.explained", folder / f"party-{party}.explain-secret"
-    try:
-        key = lasting_secret(own)
-        secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
-        number = int.from_bytes(secret[:5])
-        with alone_in(own):  # not in the folder, where the block counts
+    with ExitStack() as alone:
+        with _counted():
+            key = lasting_secret(own)
+            secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
+            number = int.from_bytes(secret[:5])
+            alone.enter_context(alone_in(own))  # not in the folder, where the block counts
             with opened(path) as sets:
                 days, others = sets.of(people) & 0xFFFF, sets.of(people) >> 16 != number
-            if (others & (today() - days < DAYS)).any():
-                raise refused(
-                    context,
-                    f"to explain people of an explanation of the last {DAYS} days beside other "
-                    "people: differences would show columns. Explain the same rows, or wait",
-                )
-            yield secret
-            with opened(path) as sets:
-                sets.put(people, number << 16 | today())
+        if (others & (today() - days < DAYS)).any():
+            raise refused(
+                context,
+                f"to explain people of an explanation of the last {DAYS} days beside other "
+                "people: differences would show columns. Explain the same rows, or wait",
+            )
+        yield secret
+        with _counted(), opened(path) as sets:
+            sets.put(people, number << 16 | today())
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """Raise an error without details if the people cannot be counted. The log has the details."""
+    try:
+        yield
     except ConfigError:
         raise
     except VflError as error:
