@@ -54,7 +54,9 @@ trap 'exit 130' INT
 
 unset VFL_HOME # the folder holds all that this organisation keeps
 export FLWR_HOME=$folder
-export NO_PROXY="${no_proxy:-${NO_PROXY:-}},127.0.0.1,localhost" # `flwr` below calls this machine
+NO_PROXY=${no_proxy:-${NO_PROXY:-}}
+[ "$NO_PROXY" = '*' ] || NO_PROXY=$NO_PROXY,127.0.0.1,localhost # `flwr` below calls this machine
+export NO_PROXY
 export no_proxy=$NO_PROXY
 export GRPC_VERBOSITY=ERROR # else strangers' handshakes are told, each in a line
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve

@@ -274,6 +274,27 @@ def test_exceptions_from_the_proxy_stay(before: dict[str, str], after: list[str]
     assert direct_to_loopback(before) == dict(zip(_EXCEPT, after, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("*", "*"), ("a.example", "a.example,127.0.0.1,localhost"), ("", ",127.0.0.1,localhost")],
+)
+def test_a_superlink_s_exceptions_from_the_proxy_stay(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    for name in ("python", "nginx"):  # the SuperLink ends at once
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$no_proxy $NO_PROXY" > {tmp_path}/said\n')
+        (tmp_path / name).chmod(0o700)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        **{"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "no_proxy": before},
+        "PORT": str(port - 1),
+    }
+    script = Path(__file__).parent.parent / "deploy" / "superlink.sh"
+    subprocess.run([script, tmp_path / "keys"], env=environment, timeout=60, check=False)
+    assert (tmp_path / "said").read_text().split() == [after] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_nodes_train_where_a_proxy_is_dead(proxied: None, tmp_path: Path) -> None:
