@@ -234,21 +234,37 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
     The broad line is the `frontier`. A run that sends no bytes is a level.
     """
     metric, histories = _metric(histories)
-    lines: list[Line] = []
-    for name, history in histories.items():
-        megabytes = [1e-6 * _spent(entry, "bytes") for entry in history]
-        figures = [entry[metric] for entry in kept(history)]
-        of_cost = dict(zip(megabytes, figures, strict=True))  # keeps the last point at equal bytes
-        if of_cost:
-            lines.append(Line(name, len(lines), list(of_cost.items())))
-    if best := frontier(histories.values(), metric, "bytes"):
-        points = [(1e-6 * spent, figure) for spent, figure in best]
-        lines.append(Line("frontier", 7, points, broad=True))
+    runs = [(name, history, None) for name, history in histories.items()]
+    lines = frontier_lines(runs, metric, "bytes", 1e-6)
     figure = _figure(2, high=1.8)
     axes = figure.add_subplot()
     drawn = chart(axes, lines, "megabytes, up and down", METRICS[metric])
     axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
     _save(figure, drawn, path)
+
+
+def frontier_lines(
+    runs: Sequence[tuple[str, Sequence[dict[str, Any]], float | None]],
+    metric: str,
+    key: str,
+    unit: float,
+) -> list[Line]:
+    """Return a line of the `frontier`, if there is one, and one of each run's models by cost.
+
+    Parameters
+    ----------
+    runs : name, history, and figure of the model that the run has kept, if it is known.
+    key, unit : the cost, "bytes" or "seconds", and its factor.
+    """
+    best = frontier([history for _, history, _ in runs], metric, key)
+    points = [(unit * cost, figure) for cost, figure in best]
+    lines = [Line("frontier", 7, points, broad=True)] if points else []
+    for place, (name, history, level) in enumerate(runs):
+        costs = [unit * _spent(entry, key) for entry in history]
+        figures = [entry[metric] for entry in kept(history)]
+        points = [*dict(zip(costs, figures, strict=True)).items()]  # the last at equal costs
+        lines += [Line(name, place, points, kept=level)] if points else []
+    return lines
 
 
 def frontier(

@@ -155,25 +155,19 @@ def frontier(runs: Sequence[Shown]) -> Section | None:
     metric = runs[0].measure
     needed = metric, "bytes_up", "bytes_down", "seconds"
     keys = *needed, "validation_loss", metric.replace("test", "validation")
-    histories: list[list[dict[str, Any]]] = [
-        [
+    shown: list[tuple[str, list[dict[str, Any]], float | None]] = []
+    for run in runs:
+        history = [
             found
             for entry in run.history
             if None not in map((found := {key: number(entry, key) for key in keys}).get, needed)
         ]
-        for run in runs
-    ]
+        shown.append((run.title, history, number(run.figures, metric) if run.finished else None))
     row = []
     for key, axis, unit in (("bytes", "megabytes", 1e-6), ("seconds", "seconds", 1.0)):
-        best = [(unit * cost, figure) for cost, figure in charts.frontier(histories, metric, key)]
-        lines = [Line("frontier", 7, best, broad=True)] if best else []
-        for place, (run, history) in enumerate(zip(runs, histories, strict=True)):
-            costs = [spent(each, axis) or 0.0 for each in history]
-            figures = [each[metric] for each in charts.kept(history)]
-            points = [*dict(zip(costs, figures, strict=True)).items()]  # the last at equal costs
-            kept = number(run.figures, metric) if run.finished else None
-            lines += [Line(run.title, place, points, kept=kept)] if points else []
+        lines = charts.frontier_lines(shown, metric, key, unit)
         title = f"{MEASURES[metric]} of the kept model against {axis}"
+        best = any(line.broad for line in lines)
         row += [each for each in [drawn(title, lines, _AXES[axis])] if best and each]
     if not row:
         return None
