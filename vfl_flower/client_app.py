@@ -258,8 +258,8 @@ def evaluate(context: Context, order: EvaluateOrder) -> Payload:
     """The feedback for the last window in, the embeddings of the test rows out."""
     payload = _by_party(Party.evaluate, context, order)
     state.keep_copy(context.state, order)
-    if order.number and _keeps_states(context):
-        state_file.save(context)  # a party that is killed must have the copies that it has told of
+    if 0 < order.best == order.last and _keeps_states(context):
+        state_file.save(context)  # a killed party comes back with the copy of a new best model
     return payload
 
 
