@@ -528,8 +528,10 @@ def expressions() -> Iterator[re.Pattern[str]]:
     product = Path(vfl_flower.__file__).parent
     for path in (*product.rglob("*.py"), *(product.parent / "strategies").rglob("*.py")):
         content = path.read_text()
+        if not re.search(r"\bre\.[a-z]", content):
+            continue
         calls = [each for each in ast.walk(ast.parse(content)) if isinstance(each, ast.Call)]
-        for call in calls if "re." in content else ():
+        for call in calls:
             of_re = re.match(r"re\.[a-z]+$", ast.unparse(call.func))
             if of_re and isinstance(call.args[0], ast.Constant):
                 flags = set(re.findall(r"re\.([A-Z]+)", ast.unparse(call)))
