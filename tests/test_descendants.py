@@ -137,6 +137,8 @@ def test_workers_of_a_sweep_end_with_it(tmp_path: Path) -> None:
 
 def test_all_that_tests_start_ends_with_their_process() -> None:
     child = subprocess.Popen(["sleep", "600"])
+    # A new process has no environment for a moment.
+    until(lambda: bool(psutil.Process(child.pid).environ()), SOON)
     mark = psutil.Process(child.pid).environ()[MARK]
     assert mark in [each.cmdline()[4] for each in watchers_of(os.getpid())]
     child.kill()

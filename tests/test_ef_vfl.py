@@ -134,6 +134,7 @@ def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -
         "batch-size": batch,
         "epochs": 12 if batch > 1437 else 3,
         "eval-every": 100,
+        "optimizer": "sgd",
     }
     strategy, grid = trained(3, keys)
     before, after, surrogates, losses = by_hand(strategy.config, 3)

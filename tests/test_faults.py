@@ -50,7 +50,8 @@ from vfl_flower.transport.wire import read_reply, to_message, to_reply
 
 Fault = Callable[[Message, Context], Message]
 
-KEYS = {**ALL_ROWS, "dataset": "breast-cancer", "window": 15, "epochs": 4}  # a window is an epoch
+# A window is an epoch.
+KEYS = {**ALL_ROWS, "dataset": "breast-cancer", "window": 15, "epochs": 4, "optimizer": "sgd"}
 VAFL = {**KEYS, "strategy": "vafl", "party-lr": 0.2, "server-lr": 0.2}
 GOES_ON = {**VAFL, "on-party-failure": "continue"}
 BAD, AT = 1, 3  # the party that misbehaves, and at which of its training messages

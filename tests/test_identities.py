@@ -359,6 +359,7 @@ def test_dpzv_without_noise_is_cascaded_bit_for_bit(
         "epochs": 1,
     }
     both |= {"server-update": server_update, "sampling": sampling, **more}
+    both |= {"bottom-model": "mlp", "top-model": "mlp"}
     without = {"noise-multiplier": 0.0, "clip": 1e30, "top-clip": 1e30}
     private = run(3, {**both, "strategy": "dpzv", **without, "calibration": calibration})
     other = run(3, {**both, **NOT_PRIVATE})

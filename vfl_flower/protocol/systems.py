@@ -53,11 +53,12 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
         defaults.pop("epsilon", None)
     named = {**defaults, **given}.get("aggregation")
-    defaults = {**(AGGREGATIONS.load(named).defaults if named else {}), **defaults}
+    of_sums = AGGREGATIONS.load(named).defaults if named else {}
+    if defaults.get("top-model") == "sum" and {**of_sums, **given}.keys() & _OF_TOP:
+        del defaults["top-model"]
+    defaults = {**of_sums, **defaults}
     defaults |= _by_what_it_learns_from({**defaults, **given})
     defaults |= _of_task(given)
-    if defaults.get("top-model") == "sum" and given.keys() & _OF_TOP:
-        del defaults["top-model"]
     unknown = dict.fromkeys(BY_ROWS)
     config = mechanism_of(RunConfig.of({**unknown, **defaults, **given})).validated()
     estimators.check(config)
