@@ -26,7 +26,7 @@ MODEL: Keys = {  # 128 outputs with ReLU at each party; 128 hidden units and 10 
     "delay": "none",
 }
 FIRST_ORDER: Keys = {"window": 8, "epochs": 5}
-ZEROTH_ORDER: Keys = {"window": 64, "epochs": 12, "eval-every": 2}
+ZEROTH_ORDER: Keys = {"window": 64, "epochs": 12, "eval-every": 2, "top-model": "mlp"}
 LONGER = 24  # epochs
 SYSTEMS: dict[str, Keys] = {
     "Split learning": {"strategy": "split-nn", "party-lr": 0.1, "server-lr": 0.1, **FIRST_ORDER},

@@ -49,7 +49,10 @@ METHODS: dict[str, Keys] = {
         **{"strategy": "vafl", "estimator": f"{HERE}/czofo.py:Czofo", "window": 8},
         **{"party-lr": 0.02, "server-lr": 0.1},
     },
-    "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 0.001, "server-lr": 0.01, "window": 16},
+    "ZOO-VFL": {
+        **{"strategy": "asyrevel", "party-lr": 0.001, "server-lr": 0.01, "window": 16},
+        "top-model": "mlp",
+    },
 }
 EPSILONS = (float("inf"), 1.0, 0.5)
 

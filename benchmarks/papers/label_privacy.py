@@ -53,6 +53,7 @@ ZEROTH_ORDER: Keys = {  # the optimizer and the batch size that first order has 
     "optimizer": "adam",
     "batch-size": 128,
 }
+DPZV_MODELS: Keys = {"bottom-model": "mlp", "top-model": "mlp", "party-lr": 0.005}
 DPZV_RATES: Keys = {"party-lr": 0.015, "server-lr": 0.15}
 """Three times the defaults of `dpzv`, from epsilon 1 on: more noise needs smaller rates."""
 DPZV: dict[str, Keys] = {  # as many steps of the top model in both
@@ -66,7 +67,7 @@ METHODS = ((FIRST, LABELS), (ZEROTH, LABELS), (ZEROTH, SCALARS), (FIRST, SCALARS
 def keys_of(schedule: str, estimator: str, codec: str, mechanism: str) -> Keys:
     """Return the options of a combination, without the data and without an epsilon."""
     if (estimator, mechanism) == (ZEROTH, SCALARS):
-        keys = {"strategy": "dpzv", **DPZV[schedule], **CODECS[codec]}
+        keys = {"strategy": "dpzv", **DPZV_MODELS, **DPZV[schedule], **CODECS[codec]}
     elif estimator == ZEROTH:
         quorum = {"quorum": PARTIES} if schedule == "synchronous" else {}
         keys = {**ZEROTH_ORDER, **quorum, **CODECS[codec]}
