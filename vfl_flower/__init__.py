@@ -7,6 +7,7 @@ From Python: `train`, `load` and `Model`; the scikit-learn estimators `VerticalC
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from vfl_flower.api.scikit import VerticalClassifier, VerticalRegressor
     from vfl_flower.api.training import train
     from vfl_flower.launch.engines import predict_local, run_local, run_ray, run_supernodes
+
+# Threads of torch that wait for work take a core each, beside other processes: a run took eight times
+# as long. OpenMP reads this once, so it must be set before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
     **dict.fromkeys(("Model", "load"), "vfl_flower.api.model"),
