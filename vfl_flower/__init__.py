@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vfl_flower.api.training import train
     from vfl_flower.launch.engines import predict_local, run_local, run_ray, run_supernodes
 
-# Threads of torch that wait for work take a core each, beside other processes: a run took eight times
-# as long. OpenMP reads this once, so it must be set before torch is imported.
+# Threads of torch that wait for work take a core each. Beside other processes, a run took eight
+# times as long. OpenMP reads this once, so it must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _HOME = {
