@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import shutil
 import signal
@@ -100,6 +101,18 @@ def test_a_run_that_is_interrupted_keeps_a_checkpoint(
     assert [each["test_loss"] for each in run.history] == [
         each["test_loss"] for each in whole.history
     ]
+
+
+def test_an_unfinished_run_without_a_number_of_epochs_predicts(
+    tmp_path: Path, handlers: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {key: value for key, value in CANCER.items() if key != "epochs"}
+    with signalled(signal.SIGINT, 1), pytest.raises(Interrupted):
+        run_local(2, {**keys, "out": str(tmp_path / "run")})
+    with caplog.at_level(logging.WARNING, "flwr.notice"):
+        predict_local({"model": str(tmp_path / "run")})
+    (sentence,) = [each.getMessage() for each in caplog.records if each.name == "flwr.notice"]
+    assert re.search(r"is unfinished: its model after \S+ epochs is used", sentence)
 
 
 def test_the_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:

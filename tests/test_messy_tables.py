@@ -22,6 +22,7 @@ from vfl_flower.config import errors
 from vfl_flower.config.errors import ConfigError, UnfitError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import table_file
+from vfl_flower.data.labels import encode_labels
 from vfl_flower.data.memory import Frame
 from vfl_flower.data.needs import frequent
 from vfl_flower.data.on_disk import LargeTable, as_kind, of_size
@@ -602,3 +603,70 @@ def test_what_is_to_be_pasted_runs_nothing(tmp_path: Path, text: str, place: str
     assert "\x1b" not in said or place == "file"
     assert (repr(text) in said) == (place == "word")
     assert ("Rename columns" in said) == (place == "column" or (place == "file" and text != "x,y"))
+
+
+# --- what to paste --------------------------------------------------------------------------------
+
+
+def test_the_advice_to_rewrite_a_file_keeps_zeros_and_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{n:03d};0{n}000;1.{n}00,5;NA\n" for n in range(1, 9)]
+    Path("a.csv").write_text("id;zip;a;b\n" + "".join(rows))
+    for column in ("", "a"):  # first the separators, then the decimal commas
+        own = OwnFile("a.csv", text="one-hot" if not column else "refuse")
+        with pytest.raises(ConfigError, match=r"pandas.read_csv\(FILE") as refused:
+            own.learn(np.arange(8))
+        (call,) = re.findall(r"pandas\.read_csv\(.*?index=False\)", str(refused.value))
+        call = call.replace("FILE", "'a.csv'").replace("COLUMN", column)
+        eval(call, {"pandas": pd})
+    assert Path("a.csv").read_text().splitlines()[1] == "001,01000,1100.5,NA"
+
+
+def refusal(folder: Path, bank: pd.DataFrame, shop: pd.DataFrame, node_id: str, label: str) -> str:
+    """Return what a run on these tables says, and on a party whose `id` is as given."""
+    paths = written(folder, {"bank": bank, "shop": shop}, ".csv")
+    config = RunConfig.of({"dataset": f"files:{paths['bank']}", "id": "id", "label": label})
+    node = {"file": str(paths["shop"]), "id": node_id}
+    own = OwnFile(str(paths["bank"]), id="id", label=label)
+    with pytest.raises(VflError) as refused, surveyed(config, [node]):
+        own.check()
+        raise UnfitError("no table")
+    return str(refused.value)
+
+
+def test_an_absent_label_is_in_the_message_about_all_tables(tmp_path: Path) -> None:
+    bank = pd.DataFrame({"id": range(60), "default": [0, 1] * 30})
+    shop = pd.DataFrame({"id": range(60), "zone": ["a", "b", "c"] * 20})
+    said = refusal(tmp_path, bank, shop, "id", "label")
+    assert "no label column: ('label', set label='default')" in said
+    assert "in -c: label='default'" in said and "text='one-hot'" in said
+    said = refusal(tmp_path, bank.assign(age=1), shop, "id", "label")
+    assert "label='...' with one of default, age" in said and "in -c" not in said
+    said = refusal(tmp_path, bank, shop[["id"]].assign(zone=1), "id", "label")
+    assert said.endswith("bank.csv has no label column 'label': set label='default'.")
+
+
+def test_a_table_with_a_wrong_id_has_nothing_to_paste(tmp_path: Path) -> None:
+    bank = pd.DataFrame({"id": range(60), "default": [0, 1] * 30})
+    shop = pd.DataFrame({"id": [f"p{n}" for n in range(60)], "zone": ["a", "b", "c"] * 20})
+    assert "--node-config" in refusal(tmp_path, bank, shop, "id", "default")  # the control
+    for wrong in ("person", "zone"):
+        said = refusal(tmp_path, bank.assign(age="x"), shop, wrong, "default")
+        assert "ids: (" in said and "--node-config" not in said and "-id" not in said
+
+
+def test_a_later_file_with_other_columns_is_told_the_options_of_training(tmp_path: Path) -> None:
+    table = pd.DataFrame({"id": range(9), "a": range(9), "zip": range(9)})
+    paths = written(tmp_path, {"old": table, "new": table.assign(a=["x", *range(8)])}, ".csv")
+    learnt = OwnFile(str(paths["old"]), columns="a").learn(np.arange(9))
+    for columns, ask in (("", "Set columns='a', to"), ("a", "set missing-words=")):
+        with pytest.raises(ConfigError, match=ask):
+            OwnFile(str(paths["new"]), columns=columns).rows(np.arange(9), learnt)
+
+
+def test_labels_that_all_differ_look_like_ids() -> None:
+    data = RunConfig.of({"dataset": "csv:a.csv", "label": "n"}).data
+    with pytest.raises(ConfigError, match=r"30 values in 30 rows.* looks like ids"):
+        encode_labels(data, np.arange(20), np.arange(20, 30), "")

@@ -118,7 +118,12 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "nothing": (changed("labels", "nothing"), 1, r"is empty: it has 0 bytes"),
     "another id": (changed("customer", "client"), 1, r"id = 'client', .* columns are customer"),
     "another label": (changed("'default'", "'dflt'"), 1, r"did you mean 'default'\?"),
-    "no label": (changed(" label='default'", ""), 1, r"set `label` to one of customer, default"),
+    "no label": (changed(" label='default'", ""), 1, r"'label': set label='default'\.$"),
+    "the ids as label": (
+        changed("'default'", "'customer'"),
+        1,
+        r"names the id column. Name",
+    ),
     "one class": (changed("labels", "one"), 1, r"needs at least two classes"),
     "nobody in common": (changed("labels", "others"), 1, r"Party 0 has none of the 60 ids"),
     "a party's file": (on_files(RUN, A, "file='c.csv' id='customer'"), 1, r"1's file is not there"),

@@ -619,7 +619,7 @@ LABEL_HOLDERS = {
     "semicolons": (
         lambda o: o.labels.write_text(o.labels.read_text().replace(",", ";")),
         {},
-        r"labels.csv has semicolons between its columns.*sep=';', decimal=','",
+        r"labels.csv has semicolons between its columns.*sep=';', dtype=str, keep",
     ),
     "absent columns": (lambda o: None, {"columns": "gone"}, "does not have the columns"),
     "one class": (

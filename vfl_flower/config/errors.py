@@ -40,6 +40,16 @@ def asked(name: str, names: Iterable[str], verb: str) -> str:
     return f" did you mean {close[0]!r}? {verb.capitalize()}" if close else f" {verb}"
 
 
+def label_asked(label: str, names: Sequence[str]) -> str:
+    """Return the end of an error about an absent label column, as `asked`: what to set."""
+    if not names:
+        return " it has no other column. Add one."
+    if len(names) == 1:
+        return f"{asked(label, names, 'set')} label={names[0]!r}."
+    more = ", ..." * (len(names) > 8)
+    return f"{asked(label, names, 'set')} label='...' with one of {', '.join(names[:8])}{more}."
+
+
 _SYNONYMS = {
     **dict.fromkeys(("lr", "learning-rate", "eta"), ("party-lr", "server-lr")),
     **dict.fromkeys(("rounds", "num-rounds", "num-server-rounds"), ("epochs",)),

@@ -13,7 +13,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, asked
+from vfl_flower.config.errors import ConfigError, label_asked
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.frames import floats, of_texts
@@ -204,9 +204,7 @@ def has_label(data: DataConfig, names: list[str]) -> None:
     """Raise `ConfigError` if there is no label column."""
     if data.label not in names:
         raise ConfigError(
-            f"{data.dataset} has no label column {data.label!r}:"
-            f"{asked(data.label, names, 'set')} `label` to one of "
-            f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+            f"{data.dataset} has no label column {data.label!r}:{label_asked(data.label, names)}"
         )
 
 

@@ -30,15 +30,19 @@ _DAY_FIRST = r"(?P<d>\d{1,2})\.(?P<m>\d{1,2})\.(?P<y>\d{4})"
 _TIME = r"(?:[ T](?P<t>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?) ?(?P<z>Z|[-+]\d{2}:?\d{2})?)?"
 _WORDS = 20  # different texts among numbers that may stand for missing values
 _ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
+_REPLACED = (
+    "pandas.read_csv(FILE, dtype=str, keep_default_na=False)"
+    ".replace({'COLUMN': {%s}}, regex=True).to_csv(FILE, index=False) does"
+)  # all other texts stay, such as ids with zeros before them
+NO_COMMAS = "Remove the commas, as " + _REPLACED % "',': ''"
+POINTS = "Write points instead, as " + _REPLACED % "'[. ]': '', ',': '.'"
 _OF_TEXTS = {
     "dates": ", since it holds dates. Set dates='days', or leave it out by `columns`.",
     "other dates": ", since it holds dates that can be read in two ways. Write them as 2024-01-31, "
     "and set dates='days', or leave it out by `columns`.",
     "commas between thousands": ", since its numbers have commas before three digits, which may "
-    "separate thousands. Remove the commas, as pandas.read_csv(..., thousands=',') and to_csv do, "
-    "or write points if they are decimal commas.",
-    "decimal commas": ", since its numbers have decimal commas. Write points instead, as "
-    "pandas.read_csv(..., decimal=',') and to_csv do.",
+    f"separate thousands. {NO_COMMAS}, or write points if they are decimal commas.",
+    "decimal commas": f", since its numbers have decimal commas. {POINTS}.",
     "codes": ", since it holds codes: numbers with a zero or a plus before them. Leave it out by "
     "`columns`, or set text='one-hot'.",
     "words among numbers": ", since it has texts among its numbers. If they stand for missing "

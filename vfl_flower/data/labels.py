@@ -229,8 +229,9 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
     if not 2 <= len(classes) <= max(2, rows // 2):
         raise ConfigError(
             f"The labels of {data.called} take {len(classes)} values in {rows} rows. "
-            "Classification needs at least two classes with several rows each. For numbers, set "
-            "target = 'regression'."
+            "Classification needs at least two classes with several rows each. "
+            + "The column looks like ids: name another by `label`. " * (len(classes) == rows)
+            + "For numbers, set target = 'regression'."
         )
     if everything.dtype.kind == "f" and len(classes) > _MOST_NUMBERS:
         raise ConfigError(

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from vfl_flower.data.frames import content_of, days_of, floats, of_texts, texts_of
+from vfl_flower.data.frames import (
+    NO_COMMAS,
+    POINTS,
+    content_of,
+    days_of,
+    floats,
+    of_texts,
+    texts_of,
+)
 
 MOST_VALUES = 100  # values of a text column; each becomes a column
 EMPTY = "columns without any value"
@@ -31,10 +39,9 @@ _KINDS = {  # kind -> words for one column, and what to do
 }
 _HINTS = {
     "other dates": "Write dates as 2024-01-31, and set dates='days', to use them.",
-    "commas between thousands": "Remove the commas, as pandas.read_csv(..., thousands=',') "
-    "and to_csv do, or write points if they are decimal commas, to use the numbers.",
-    "decimal commas": "Write points instead, as pandas.read_csv(..., decimal=',') and to_csv do, "
-    "to use the numbers.",
+    "commas between thousands": f"{NO_COMMAS}, or write points if they are decimal commas, to use "
+    "the numbers.",
+    "decimal commas": f"{POINTS}, to use the numbers.",
     "infinite values": "Replace infinite values, to use the columns.",
     "words among numbers": "missing-words counts these words as missing values: correct them if "
     "they are none.",

@@ -127,7 +127,7 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        names = [name for name in self._names if name != self.id]
+        names = self.names_besides_ids
         file, schema = unnamed(), pa.schema([(name, pa.string()) for name in names])
         with self._reading(), pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
             for piece in self._file.pieces(names):

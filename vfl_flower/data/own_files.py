@@ -160,10 +160,10 @@ def of_separator(names: Sequence[str]) -> str:
     found = next((each for each in called if names and each in names[0]), "")
     if not found:
         return ""
-    decimal = ", decimal=','" * (found == ";")
     return (
         f"has {called[found]} between its columns, instead of commas. Rewrite it, as "
-        f"pandas.read_csv(FILE, sep={found!r}{decimal}).to_csv(FILE, index=False) does."
+        f"pandas.read_csv(FILE, sep={found!r}, dtype=str, keep_default_na=False)"
+        ".to_csv(FILE, index=False) does."
     )
 
 

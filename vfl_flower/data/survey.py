@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.config.errors import ConfigError, UnfitError, VflError
+from vfl_flower.config.errors import ConfigError, UnfitError, VflError, label_asked
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.frames import is_missing
@@ -20,7 +20,9 @@ from vfl_flower.data.on_disk import KeptFile, LargeTable
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import LOGGED, Table
 
-_OF_TABLES = re.compile(f"{LOGGED}| missing ids in | the id of an earlier row")
+_OF_TABLES = re.compile(
+    f"{LOGGED}| missing ids in | the id of an earlier row| has no label column "
+)
 
 
 @contextmanager
@@ -39,7 +41,8 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         if not about_table or not config.data.own_data or config.task != "train":
             raise
         found = _needs(config, node_configs)
-        if [need.kind for *_, needs in found for need in needs] in ([], ["ids"]):
+        kinds = [need.kind for *_, needs in found for need in needs]
+        if kinds in ([], ["ids"], ["no label column"]):
             raise  # the error says it all
         raise UnfitError(_said(found, node_configs), outside=error.outside) from error
 
@@ -56,7 +59,7 @@ def _needs(
             continue  # the error that ended the run says it
         if isinstance(opened, Table):
             own = replace(opened, party=None)  # its errors name the columns
-            found.append((own, party, _of_table(own)))
+            found.append((own, party, _of_table(own, has_labels=party is None)))
     # Frames share their options: a word of one may be a category of another.
     frames = [(own, needs) for own, _, needs in found if isinstance(own, Frame)]
     words = {word for _, needs in frames for each in needs for word in each.words}
@@ -65,7 +68,7 @@ def _needs(
     return [each for each in spare if each[-1]]
 
 
-def _of_table(own: Table) -> list[Need]:
+def _of_table(own: Table, has_labels: bool) -> list[Need]:
     """Return what ids, labels and features of a table need, in all its rows."""
     found = []
     try:
@@ -73,11 +76,18 @@ def _of_table(own: Table) -> list[Need]:
             _ = own.ids
         except ConfigError as error:
             found.append(Need("ids", "", str(error).removeprefix(f"{own.whose} has ").rstrip(".")))
+            if "does not have the id column" in str(error):
+                return found  # the right id column would be a feature
         if own.has_labels:
             labels = own.labels_with_gaps(np.arange(own.count))
             if missing := int(is_missing(labels).sum()):
                 note = f"{missing} in {len(labels)} rows. Drop those rows"
                 found.append(Need("missing labels", own.label, note))
+        elif has_labels:
+            names = own.names_besides_ids
+            note = f"{own.label!r},{label_asked(own.label, names)}".rstrip(".")
+            options = {"label": names[0]} if len(names) == 1 else {}
+            return [*found, Need("no label column", "", note, options)]  # it may be a feature
         if not isinstance(own, KeptFile) or isinstance(own, LargeTable):
             found += own.needs()
     except ConfigError as error:  # the file cannot be read
@@ -108,6 +118,8 @@ def _said(
                 both = f"{shared['missing-words']},{options['missing-words']}".split(",")
                 options["missing-words"] = ",".join(dict.fromkeys(both))
             shared |= options
+        elif any(need.kind == "ids" for need in needs):
+            continue  # `id` may name another column, and the options would leave out the right one
         elif party is not None:
             to_paste.append(f'--node-config "{pasted({**given, **options})}"')
         elif options:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, UnfitError, asked
+from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
 from vfl_flower.data.frames import (
     days_of,
     floats,
@@ -29,7 +29,16 @@ from vfl_flower.data.frames import (
     raw_columns,
     texts_of,
 )
-from vfl_flower.data.needs import EMPTY, Need, frequent, lacking, needs_of, spared, told_of
+from vfl_flower.data.needs import (
+    EMPTY,
+    Need,
+    frequent,
+    lacking,
+    nameable,
+    needs_of,
+    spared,
+    told_of,
+)
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 
 log = logging.getLogger("flwr")
@@ -41,6 +50,7 @@ _SHOWN = "A run in one process says more."
 """End of an error about the label holder's table that others read."""
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
+_SHORT = 12  # columns in an option to paste
 _FEW = 4096  # rows: a service asks for no more at a time
 
 
@@ -189,17 +199,21 @@ class Table(Source):
     def check_labels(self) -> None:
         """Raise `ConfigError` if there is no label column."""
         if not self.has_labels:
-            ask = (
-                f"{asked(self.label, self._names, 'set')} `label` to one of "
-                f"{', '.join(self._names[:8])}{', ...' * (len(self._names) > 8)}."
-            )
+            ask = label_asked(self.label, self.names_besides_ids)
             raise self._without("no label column", self.label, "label", ask)
+        if self.label == self.id:
+            raise ConfigError(f"label = {self.label!r} names the id column. Name another column.")
 
     def _without(self, what: str, name: str, option: str, ask: str) -> ConfigError:
         """Return an error about an absent column. The first line of a file may hold cells."""
         which = ", which `segments` names" * (option == "segments")
         said = f"{self.path} has {what} {name!r}{which}:"
         return ConfigError(f"{said}{ask}", outside=f"{said} correct `{option}`. {_SHOWN}")
+
+    @property
+    def names_besides_ids(self) -> list[str]:
+        """Return all columns except the id column."""
+        return [name for name in self._names if name != self.id]
 
     @property
     def has_labels(self) -> bool:
@@ -361,7 +375,10 @@ class Table(Source):
             raise self._changed(f"column {absent[0]!r} is missing.")
         if (not self.columns or self.leaves_out) and set(self.feature_names) != set(names):
             new = min(set(self.feature_names) - set(names), key=self._names.index)
-            raise self._changed(f"column {new!r} is new. Name the earlier columns by `columns`.")
+            earlier = f"columns='{','.join(names)}'"
+            known = len(names) <= _SHORT and all(map(nameable, names))
+            ask = f"Set {earlier if known else '`columns` as in training'}, to leave it out."
+            raise self._changed(f"column {new!r} is new. {ask}")
         return names
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
@@ -369,7 +386,10 @@ class Table(Source):
         frame = self._with_days(frame, preparation.dates)
         for name in preparation.numbers.keys() - numeric(frame):
             if not frame[name].isna().all():
-                raise self._changed(f"column {name!r} has texts, and it had numbers before.")
+                raise self._changed(
+                    f"column {name!r} has texts, and it had numbers before. If they stand for "
+                    "missing values, set missing-words='...' as in training. Else correct them."
+                )
         gaps = self.missing == "refuse" and frame.isna().any(axis=None)
         if gaps or np.isinf(floats(frame[list(preparation.numbers)])).any():
             known = replace(self, text="one-hot", dates="days")

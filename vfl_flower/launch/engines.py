@@ -284,10 +284,11 @@ def with_model(
     found = checkpoint.load(config.model)
     parties = found.parties
     if not found.finished:
+        epochs = found.config.training.epochs  # None: the sides chose them
         notice.warning(
-            "The run in %s is unfinished: its model after %.3g of %d epochs is used. Set "
+            "The run in %s is unfinished: its model after %.3g%s epochs is used. Set "
             "resume='%s' to run it to its end.",
-            *(config.model, found.epoch, found.config.training.epochs, config.model),
+            *(config.model, found.epoch, f" of {epochs}" if epochs else "", config.model),
         )
     there = available_parties(config, found)
     left = there.without if there else frozenset()
