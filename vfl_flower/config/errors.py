@@ -104,7 +104,7 @@ class VflError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the text: subclasses are made of other arguments."""
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 class ConfigError(VflError):
@@ -196,7 +196,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle both arguments."""
-        return Interrupted, (self.sentence, self.folder), self.__dict__
+        return Interrupted, (self.sentence, self.folder), vars(self)
 
     def __str__(self) -> str:
         return _resumable(self.sentence, self.folder)
@@ -215,7 +215,7 @@ class Terminated(SystemExit):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments, and not only the exit status."""
-        return Terminated, (self.number, self.sentence, self.folder), self.__dict__
+        return Terminated, (self.number, self.sentence, self.folder), vars(self)
 
     def __str__(self) -> str:
         return _resumable(self.sentence, self.folder)
