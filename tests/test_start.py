@@ -449,3 +449,16 @@ def test_ray_actors_share_the_gpus_of_this_machine(
     assert words.get("client-resources-num-gpus") == asked
     assert "client-resources-num-gpus" not in on_cpu
     assert words["num-supernodes"] == str(actors)
+
+
+@pytest.mark.parametrize(("given", "due"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_torch_wait_without_a_core_unless_a_user_says_so(
+    given: str | None, due: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    code = "import sys, os, vfl_flower; assert 'torch' not in sys.modules; "
+    code += "print(os.environ['OMP_WAIT_POLICY'])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == due

@@ -92,7 +92,7 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
         context.run_config = given_to_flower(context.run_config, grid.run.override_config)
     with about(context.run_config.get("log-format")):
         config = earlier_run.configured(context.run_config)
-        # The format may be that of the run to resume.
+        # A run to resume may have another format.
         with about(config.running.log_format), names.named({}):
             _serve(transport, config, context, callbacks)
 

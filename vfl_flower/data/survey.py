@@ -1,4 +1,4 @@
-"""Say what all tables of a run need at once, to a person who has all of them."""
+"""Message about what all tables of a run need, for the person who has them."""
 
 from __future__ import annotations
 

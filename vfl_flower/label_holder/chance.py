@@ -12,7 +12,7 @@ from vfl_flower.label_holder.metrics import metrics
 from vfl_flower.models.top_layers import TopModel
 
 _SURE = 2.0
-"""Standard errors by which a model must be better than one answer."""
+"""A model must be better than one answer by this many standard errors."""
 _LEAST_AUC = 0.6
 """AUC below which a model is hardly better than one answer, however many rows there are."""
 
