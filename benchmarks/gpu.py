@@ -179,16 +179,42 @@ def images(device: str, folder: Path, quick: bool) -> Figures:
     return found
 
 
+def plain_stack(parties: int, steps: int, device: str) -> float:
+    """Return a plain loop's milliseconds of a party's step, all bottom models in one product."""
+    inputs, hidden, size, batch = many.COLUMNS, 64, 32, many.BATCH
+    shapes = [(parties, inputs, hidden), (parties, 1, hidden), (parties, hidden, size)]
+    first, bias, second, last = (
+        nn.Parameter(torch.randn(shape, device=device) / 8)
+        for shape in [*shapes, (parties, 1, size)]
+    )
+    top = nn.Sequential(nn.Linear(parties * size, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+    top.to(device)
+    optimizer = torch.optim.Adam([first, bias, second, last, *top.parameters()], 0.001)
+    rows = torch.randn(steps, parties, batch, inputs)
+    labels = torch.randint(2, (steps, batch), device=device)
+
+    def epoch() -> None:
+        for x, y in zip(rows, labels, strict=True):
+            z = torch.relu(x.to(device) @ first + bias) @ second + last
+            loss = functional.cross_entropy(top(z.transpose(0, 1).flatten(1)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    epoch()  # the first one chooses kernels
+    return round(1000 * seconds_of(epoch) / steps / parties, 4)
+
+
 def stacks(device: str, folder: Path, quick: bool) -> Figures:
     """Return milliseconds of a party's step, for stacks of at most so many parties."""
-    found: Figures = {}
     parties, steps = (16, 3) if quick else (1000, 30)
+    found: Figures = {"plain loop": plain_stack(parties, steps, device)}
     before = stacked._MOST
     for most in (16,) if quick else (before, 1000):
         stacked._MOST = most
         figures: Figures = {}
         with tempfile.TemporaryDirectory(dir=folder) as own, utilised(figures):
-            figures |= many.run(parties, steps, "together", own)
+            figures |= many.run(parties, steps, "together", own, f"device='{device}'")
         found[f"at most {most}"] = figures
     stacked._MOST = before
     return found

@@ -42,7 +42,10 @@ def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ())
     with _GENERATORS, torch.random.fork_rng(devices=list(devices)):
         of_numpy, of_python = np.random.get_state(), random.getstate()
         try:
-            torch.manual_seed(seed)
+            # Not torch.manual_seed: it notes the stack for each kind of device that is not in use.
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)
             np.random.seed(np.frombuffer(key, np.uint32))
             random.seed(key)
             yield

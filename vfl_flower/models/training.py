@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from numpy.typing import NDArray
@@ -120,7 +121,10 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
     if not getattr(model, "by_step", True):
         return tensors
     buffers = dict(model.named_buffers())
-    known = model.state_dict().keys() if buffers else ()
+    names, known = _known.get(model, ((), frozenset()))
+    if names != tuple(buffers):
+        names, known = tuple(buffers), frozenset(model.state_dict())
+        _known[model] = names, known
     tensors |= {name: each for name, each in buffers.items() if name in known}
     for name, each in tensors.items():
         if each.dtype not in _SAVED or each.layout is not torch.strided:
@@ -128,6 +132,9 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
             raise VflError(f"has a tensor {name!r} of {kind}, which is not saved. Use float32.")
     return tensors | extra_states(model)
 
+
+_known: WeakKeyDictionary[nn.Module, tuple[tuple[str, ...], frozenset[str]]] = WeakKeyDictionary()
+"""Model -> names of its buffers, and of its ``state_dict``, which takes long to ask."""
 
 _SAVED = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Context
 
 from vfl_flower.config.errors import OutOfStepError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.models.training import optimizer_tensors
+from vfl_flower.models.training import kept, optimizer_tensors
 from vfl_flower.party import builder, state
 from vfl_flower.party.party import Party
 from vfl_flower.transport.flower_internals import config_record, contents
@@ -96,8 +96,11 @@ def save(context: Context, party: Party) -> None:
     here, learner, groups = party.in_process, party.learner, party.state_dict()
     records = contents(context.state)
     model = here.model() if here.model else None
-    if learner.model.by_step or model is None or model is not records.get("model"):
-        groups |= learner.state_dict()  # else the state's record shares the model's memory
+    shared = model is not None and model is records.get("model")
+    if shared and learner.model.by_step:  # a module of your own may have made new tensors
+        shared = state.shares_memory(model, kept(learner.model))
+    if not shared:
+        groups |= learner.state_dict()
     elif learner.optimizer.state:
         tensors = optimizer_tensors(learner.optimizer)
         if not state.shares_memory(records["optimizer"], tensors):

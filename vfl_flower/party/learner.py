@@ -23,9 +23,9 @@ from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import (
     choose_device,
     is_large,
+    kept,
     load_model,
     load_optimizer,
-    model_tensors,
     optimizer_tensors,
 )
 from vfl_flower.party.inputs import Inputs
@@ -220,7 +220,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the live tensors of the model and its optimizer."""
-        return {"model": model_tensors(self.model), "optimizer": optimizer_tensors(self.optimizer)}
+        return {"model": kept(self.model), "optimizer": optimizer_tensors(self.optimizer)}
 
     def load_state_dict(self, state: Mapping[str, Arrays]) -> None:
         """Copy the arrays of a model and its optimizer."""
