@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -117,6 +118,23 @@ def test_an_error_of_this_package_is_its_sentence(written: io.StringIO) -> None:
             log.error("ServerApp raised an exception", exc_info=error)
     [record] = records(written)
     assert record["message"] == "Party 1 has no file." and record.keys() == OWN
+
+
+def test_an_earlier_copy_of_the_module_hides_no_sentence(written: io.StringIO) -> None:
+    """A warm process has imported this package, and a task imports it again."""
+    loaded = spec_from_file_location("vfl_flower.config.logs", logs.__file__)
+    assert loaded and loaded.loader
+    loggers = log, logging.getLogger("uvicorn.error")
+    before = [each.filters[:] for each in loggers]
+    try:
+        for _ in range(2):
+            newest = module_from_spec(loaded)
+            loaded.loader.exec_module(newest)
+        ours = [each for each in log.filters if type(each).__name__ == "_WithoutText"]
+        assert [type(each) for each in ours] == [newest._WithoutText]
+    finally:
+        for each, filters in zip(loggers, before, strict=True):
+            each.filters[:] = filters
 
 
 def test_blocks_add_up_and_other_threads_know_what_lasts(written: io.StringIO) -> None:

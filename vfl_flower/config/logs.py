@@ -124,5 +124,8 @@ class _WithoutText(logging.Filter):
         return True
 
 
-for _name in ("flwr", "uvicorn.error"):
-    logging.getLogger(_name).addFilter(_WithoutText())
+for _logger in map(logging.getLogger, ("flwr", "uvicorn.error")):
+    # A warm process has imported this module before. That copy knows another `VflError`.
+    for _before in [each for each in _logger.filters if type(each).__name__ == "_WithoutText"]:
+        _logger.removeFilter(_before)
+    _logger.addFilter(_WithoutText())
