@@ -168,7 +168,7 @@ def images(device: str, folder: Path, quick: bool) -> Figures:
         figures: Figures = {}
         plains, ours = [], []
         with utilised(figures):
-            for turn in range(2 if quick else 4):
+            for turn in range(2 if quick else 3):
                 pair = plain(these), local_epoch(PARTIES, these)["seconds"]
                 if turn:  # the first one chooses kernels
                     plains.append(pair[0])
@@ -277,7 +277,7 @@ def ray(device: str, folder: Path, quick: bool) -> Figures:
     """Return milliseconds of a step of parties in Ray actors that share the device."""
     found: Figures = {}
     for parties in (2,) if quick else (2, 8):
-        keys = {**small(device, folder, f"ray-{parties}"), "epochs": 2 if quick else 20}
+        keys = {**small(device, folder, f"ray-{parties}"), "epochs": 2 if quick else 5}
         history = run_ray(parties, keys, actors=parties).history
         first, last = history[0], history[-1]
         spent, steps = last["seconds"] - first["seconds"], last["steps"] - first["steps"]

@@ -103,7 +103,8 @@ def repeatable(
 def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterator[None]:
     kept = {} if learns else {name: each.clone() for name, each in model.named_buffers()}
     extra = {} if learns else extra_states(model)
-    cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    first = next(model.parameters(), None)  # all others are on the same device
+    cuda = [first.device] if first is not None and first.device.type == "cuda" else []
     seed = hashlib.sha256(key + f"|random|{step}".encode()).digest()
     try:
         with augmentation.seeded(int.from_bytes(seed[:8], "big") >> 1, devices=cuda):
