@@ -299,7 +299,7 @@ def test_the_id_column_may_be_named_in_the_configuration() -> None:
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("name", ["row", "id", ""])
+@pytest.mark.parametrize("name", ["row", "id"])
 def test_a_column_of_any_name_is_a_feature(name: str) -> None:
     frame = FRAMES[0].rename(columns={"mean radius": name})
     named = vfl_flower.train(

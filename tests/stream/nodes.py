@@ -49,7 +49,7 @@ EF_VFL = {
     "downlink-codec": "qsgd",
     "downlink-compression": "error-feedback",
 }
-ZEROTH = {**KEYS, "strategy": "syn-zoo", "noise-seed": 0, "batch-size": 64}
+ZEROTH = {**KEYS, "strategy": "syn-zoo", "noise-seed": 0, "batch-size": 64, "bottom-model": "mlp"}
 SHARED = {**KEYS, "strategy": "ef-vfl", "labels": "shared"}
 METHOD = "/vfl_flower.Stream/Exchange"
 HANGING = 300.0  # seconds that only what hangs takes
