@@ -7,8 +7,8 @@
 # registered keys and runs, and what `FLWR_HOME=FOLDER flwr run . vfl` needs to be let in.
 # PORT in the environment is the port that parties reach (8000); the next is the SuperLink's own.
 # CREDENTIALS_DIRECTORY, which systemd and the containers set, may hold superlink.key and superlink.crt. Public
-# keys of parties in it (else in FOLDER), *.pub, are registered at each start. A file serve.token in it is copied
-# to FOLDER: the service asks for a file that no group can read.
+# keys of parties in it (else in FOLDER), *.pub, are registered at each start. FOLDER/serve.token leads to a file
+# serve.token in it, so that a service sees each change of that file.
 set -euo pipefail
 umask 077
 folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
@@ -29,7 +29,7 @@ credentials=${CREDENTIALS_DIRECTORY:-$folder}
 own=$credentials/superlink
 [ -f "$own.key" ] || own=$folder/superlink
 [ -f "$own.crt" ] || python -P -m vfl_flower.transport.nodes.certificates host "$own" "$host" "${@:3}"
-[ ! -f "$credentials/serve.token" ] || [ "$credentials" = "$folder" ] || install -m 600 "$credentials/serve.token" "$folder"
+[ ! -f "$credentials/serve.token" ] || [ "$credentials" = "$folder" ] || ln -sf "$credentials/serve.token" "$folder/serve.token"
 
 rm -f "$folder"/loopback.* # nobody else has it, and so it is made anew
 python -P -m vfl_flower.transport.nodes.certificates host "$folder/loopback" localhost 127.0.0.1

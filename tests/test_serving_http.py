@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests.doctored import dated, in_thread, proxy
 from tests.serving import TOKEN
 from vfl_flower.client import Scores
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.label_holder.serving import guard, tokens
+from vfl_flower.config.files import is_secret
+from vfl_flower.label_holder.serving import certificate, guard, tokens
 from vfl_flower.label_holder.serving import listening as module
+from vfl_flower.label_holder.serving.certificate import Certificate
 from vfl_flower.label_holder.serving.guard import Guard
 from vfl_flower.label_holder.serving.listening import _Connection, _network, listening
 from vfl_flower.label_holder.serving.tokens import Tokens
@@ -126,16 +130,22 @@ def until(fact: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def opened(folder: Path, tls: bool = False) -> Iterator[Front]:
+def opened(
+    folder: Path, tls: bool = False, given: Path | None = None, host: str = "127.0.0.1"
+) -> Iterator[Front]:
+    """Listen. A given folder has the certificate, as `doctored.dated` writes it."""
     front = Front(folder)
-    serving: Any = SimpleNamespace(serve_address="127.0.0.1:0", serve_certificate="", serve_key="")
-    if tls:
+    serving: Any = SimpleNamespace(serve_address=f"{host}:0", serve_certificate="", serve_key="")
+    if given:
+        serving.serve_certificate = f"{given}/superlink.crt"
+        serving.serve_key = f"{given}/superlink.key"
+    elif tls:
         for name, content in zip(("key", "crt"), self_signed("127.0.0.1"), strict=True):
             (folder / name).write_bytes(content)
         serving.serve_certificate, serving.serve_key = f"{folder}/crt", f"{folder}/key"
     app = Guard(front, Tokens(front.tokens), ("/open",), front.count)
     with listening(app, serving) as front.url, front._exits:
-        front.port, front.tls = int(front.url.rsplit(":", 1)[1]), tls
+        front.port, front.tls = int(front.url.rsplit(":", 1)[1]), tls or bool(given)
         try:
             yield front
         finally:
@@ -555,3 +565,247 @@ def test_the_client_follows_no_redirect_and_uses_no_proxy_for_this_machine(
         thread.start()
         assert httpx.get(url).status_code == 307  # the control: the proxy of the environment
         thread.join()
+
+
+# --- certificates -------------------------------------------------------------------------------
+
+REFUSED = {
+    "expired": ((-9, -1, "127.0.0.1"), r"superlink\.crt' expired on \d{4}-.*\. Renew it\.$"),
+    "not valid yet": ((1, 9, "127.0.0.1"), r"is valid only from .* Correct this machine's clock"),
+    "another address": ((-1, 9, "192.0.2.1"), r"names 192\.0\.2\.1, but .* names 127\.0\.0\.1\."),
+    "another name": ((-1, 9, "a.invalid"), r"names a\.invalid, but serve-address names 127"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_certificate_that_callers_would_refuse_is_refused_at_the_start(
+    tmp_path: Path, kind: str
+) -> None:
+    made, said = REFUSED[kind]
+    dated(tmp_path, *made)
+    with pytest.raises(ConfigError, match=said) as raised, opened(tmp_path, given=tmp_path):
+        pass
+    assert "\n" not in str(raised.value)
+    dated(tmp_path, -1, 9, "127.0.0.1")  # the control
+    with opened(tmp_path, given=tmp_path) as front:
+        assert front.ask(OPEN)
+
+
+def test_a_certificate_needs_a_name_and_may_have_any_if_all_addresses_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated(tmp_path, -1, 9, "scores.bank.example")
+    with opened(tmp_path, given=tmp_path, host="0.0.0.0") as front:
+        assert front.url == f"https://scores.bank.example:{front.port}"  # as callers may call it
+    dated(tmp_path, -1, 9, "localhost")
+    with opened(tmp_path, given=tmp_path):  # this name leads to the address
+        pass
+    monkeypatch.setattr(certificate, "names_of", lambda found: [])
+    with (
+        pytest.raises(ConfigError, match="names no host, so callers refuse it"),
+        opened(tmp_path, given=tmp_path, host="0.0.0.0"),
+    ):
+        pass
+
+
+def shown(front: Front) -> str:
+    """Return the certificate that a new caller sees."""
+    return ssl.get_server_certificate(("127.0.0.1", front.port), timeout=10).strip()
+
+
+def in_place(folder: Path) -> None:
+    dated(folder, -1, 9, "127.0.0.1")
+
+
+def renamed(folder: Path) -> None:
+    new = folder / "new"
+    new.mkdir()
+    dated(new, -1, 9, "127.0.0.1")
+    for each in new.iterdir():
+        each.rename(folder / each.name)
+
+
+def swapped(folder: Path) -> None:
+    """Replace the files as Kubernetes does: by one link to another folder."""
+    (folder / "..2").mkdir()
+    dated(folder / "..2", -1, 9, "127.0.0.1")
+    (folder / "..tmp").symlink_to("..2")
+    (folder / "..tmp").rename(folder / "..data")
+
+
+@pytest.mark.parametrize("rotate", [in_place, renamed, swapped])
+def test_a_renewed_certificate_is_shown_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rotate: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(module, "_LOOK", 0.01)
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    if rotate is swapped:
+        (folder / "..1").mkdir()
+        dated(folder / "..1", -1, 9, "127.0.0.1")
+        (folder / "..data").symlink_to("..1")
+        for name in ("superlink.crt", "superlink.key"):
+            (folder / name).symlink_to(f"..data/{name}")
+    else:
+        dated(folder, -1, 9, "127.0.0.1")
+    with opened(tmp_path, given=folder) as front:
+        old = (folder / "superlink.crt").read_text().strip()
+        assert shown(front) == old
+        made = front.socket()  # a connection goes on with the certificate that it has seen
+        with monkeypatch.context() as patched:  # the control
+            patched.setattr(Certificate, "look", lambda self: None)
+            rotate(folder)
+            threading.Event().wait(0.1)
+            assert shown(front) == old
+        new = (folder / "superlink.crt").read_text().strip()
+        until(lambda: shown(front) == new)
+        assert new != old and is_open(made)
+
+
+def test_a_service_goes_on_with_its_last_certificate_while_the_files_cannot_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dated(tmp_path, -1, 9, "127.0.0.1")
+    file, key = tmp_path / "superlink.crt", tmp_path / "superlink.key"
+    found = Certificate(file, key, "127.0.0.1")
+    first, end = found.context, found.end
+    text = file.read_text()
+
+    def broken(change: Callable[[], Any], said: str) -> None:
+        caplog.clear()
+        change()
+        for _ in range(3):
+            found.look()
+        assert found.context is first and found.end == end
+        [record] = caplog.records
+        assert "goes on with its last certificate" in record.getMessage()
+        assert said in record.getMessage()
+
+    broken(lambda: dated(tmp_path, -9, -1, "127.0.0.1"), "expired on")
+    broken(lambda: dated(tmp_path, -1, 9, "192.0.2.1"), "serve-address names 127.0.0.1")
+    broken(lambda: file.write_text(text), "belong together")  # the key is another one
+    broken(file.unlink, "No such file")
+    dated(tmp_path, -1, 19, "127.0.0.1")  # the control
+    found.look()
+    assert found.context is not first and found.end > end
+
+
+def test_a_service_tells_once_that_its_certificate_has_expired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated(tmp_path, -1, 9, "127.0.0.1")
+    found = Certificate(tmp_path / "superlink.crt", tmp_path / "superlink.key", "127.0.0.1")
+    found.look()
+    assert not caplog.records  # the control
+    later = datetime.now(UTC) + timedelta(days=10)
+    clock = SimpleNamespace(UTC=UTC, datetime=SimpleNamespace(now=lambda zone: later))
+    monkeypatch.setattr(certificate, "datetime", clock)
+    found.look()
+    found.look()
+    assert ["expired on" in each.getMessage() for each in caplog.records] == [True]
+
+
+REASONS = {
+    "expired": ((-9, -1, "127.0.0.1"), "its certificate has expired. Its operator renews it"),
+    "not valid yet": ((1, 9, "127.0.0.1"), "its certificate is not valid yet. Correct the clocks"),
+    "another address": ((-1, 9, "192.0.2.1"), "its certificate is for another address"),
+    "another name": ((-1, 9, "a.example"), "its certificate is for another address"),
+    "another certificate": ((-1, 9, "127.0.0.1"), r"is not the one in .*superlink\.crt"),
+    "no authority": ((-1, 9, "127.0.0.1"), "is of no authority that this machine trusts"),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_the_client_names_the_true_reason_of_a_failed_connection(tmp_path: Path, kind: str) -> None:
+    made, said = REASONS[kind]
+    dated(tmp_path, *made)
+    trusted: Path | str = tmp_path / "superlink.crt"
+    with proxy(tmp_path) as server:
+        url = f"https://{server.address}"
+        if kind == "another certificate":
+            trusted = (tmp_path / "superlink.crt").replace(tmp_path / "other.crt")
+            dated(tmp_path, *made)
+        if kind == "no authority":
+            trusted = ""
+        with Scores(url, TOKEN, trusted) as scores, pytest.raises(VflError, match=said) as raised:
+            scores.model()
+        assert "\n" not in str(raised.value) and "vfl serve" not in str(raised.value)
+    dated(tmp_path, -1, 9, "127.0.0.1")
+    with (
+        proxy(tmp_path) as server,
+        Scores(f"https://{server.address}", TOKEN, tmp_path / "superlink.crt") as scores,
+        pytest.raises(VflError, match="not JSON"),  # the control: it has come through
+    ):
+        scores.model()
+
+
+def test_the_client_tells_a_port_without_tls_and_a_useless_certificate(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as made:
+                made.recv(100)
+                made.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            in_thread(answer),
+            Scores(url, TOKEN) as scores,
+            pytest.raises(VflError, match="does not speak TLS"),
+        ):
+            scores.model()
+        with (
+            Scores(url, TOKEN, timeout=0.1) as scores,
+            pytest.raises(VflError, match=r"did not answer in 0\.1 seconds"),
+        ):
+            scores.model()
+    for file in (tmp_path / "none", Path(__file__)):
+        with pytest.raises(ConfigError, match=f"certificate = '{file}' cannot be used"):
+            Scores(url, TOKEN, file)
+
+
+# --- tokens that another program puts there -----------------------------------------------------
+
+
+def test_tokens_of_a_secret_are_read_again_when_its_link_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_LOOK", 0.0)
+    secret = tmp_path / "secrets"
+    secret.mkdir(0o777)
+    secret.chmod(0o3777)  # as Kubernetes mounts it
+    for number, token in ((1, OLD), (2, NEW)):
+        (secret / f"..{number}").mkdir(0o700)
+        (secret / f"..{number}/serve.token").write_text(f"bank {token}\n")
+        (secret / f"..{number}/serve.token").chmod(0o400)
+    (secret / "..data").symlink_to("..1")
+    (secret / "serve.token").symlink_to("..data/serve.token")
+    (tmp_path / "keys").mkdir(0o700)
+    (tmp_path / "keys/serve.token").symlink_to(secret / "serve.token")  # as superlink.sh does
+    found = Tokens(tmp_path / "keys/serve.token")
+    assert found.caller(OLD) == "bank" and found.caller(NEW) is None  # the control
+    (secret / "..tmp").symlink_to("..2")
+    (secret / "..tmp").rename(secret / "..data")
+    assert found.caller(OLD) is None and found.caller(NEW) == "bank"
+    secret.chmod(0o777)  # others could replace the link
+    assert found.caller(NEW) is None
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o440, 0o640, 0o644, 0o660, 0o604])
+def test_a_secret_of_root_may_be_readable_by_this_users_own_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    def nobody(group: int) -> None:
+        raise KeyError
+
+    path = tmp_path / "serve.token"
+    path.touch()
+    path.chmod(mode)
+    assert is_secret(path) == (mode == 0o400)  # the control: a file of this user
+    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("grp.getgrgid", nobody)
+        assert is_secret(path) == (mode in (0o400, 0o440, 0o640))
+    members = SimpleNamespace(gr_name="users", gr_mem=["somebody"])
+    monkeypatch.setattr("grp.getgrgid", lambda group: members)
+    assert is_secret(path) == (mode == 0o400)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,8 +50,6 @@ class Scores:
             raise ConfigError(
                 "The client needs httpx. Install it by `pip install 'vfl-flower[serve]'`."
             ) from None
-        import ssl
-
         try:
             parts = httpx.URL(url)
         except (httpx.InvalidURL, TypeError) as error:
@@ -63,7 +62,15 @@ class Scores:
                 f"url = {url!r} would send the token unencrypted. Give https://HOST:PORT. Only a "
                 "service on this machine may have http."
             )
-        trusted: Any = ssl.create_default_context(cafile=str(certificate)) if certificate else True
+        try:
+            trusted: Any = (
+                ssl.create_default_context(cafile=str(certificate)) if certificate else True
+            )
+        except OSError as error:  # also one of SSL
+            raise ConfigError(
+                f"certificate = '{certificate}' cannot be used: {error}. Name a PEM file."
+            ) from None
+        self._certificate, self._timeout = str(certificate), timeout
         headers = {"Authorization": f"Bearer {_token(token)}"}
         self._errors = httpx.HTTPError
         self._http = httpx.Client(
@@ -137,15 +144,7 @@ class Scores:
             reply = self._http.request(method, path, json=body)
             said = reply.json()
         except (self._errors, ValueError) as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise VflError(
-                    f"The certificate of the service at {self._http.base_url} is not trusted. Name "
-                    "its file by certificate=."
-                ) from None
-            raise VflError(
-                f"The service at {self._http.base_url} cannot be reached: {error}. Is `vfl serve` "
-                "running there?"
-            ) from None
+            raise VflError(f"The service at {self._http.base_url} {self._why(error)}") from None
         if reply.status_code == 401:
             raise VflError(
                 "The service does not know this token. If you meant a file, check its path."
@@ -153,6 +152,36 @@ class Scores:
         if reply.status_code != 200:
             raise VflError(said.get("error", f"The service answered {reply.status_code}."))
         return said
+
+    def _why(self, error: BaseException) -> str:
+        """Say why a call has no answer, as the end of a sentence about the service."""
+        causes = [error]
+        while cause := causes[-1].__cause__ or causes[-1].__context__:
+            causes.append(cause)
+        for each in causes:
+            if code := getattr(each, "verify_code", 0):
+                other = (
+                    "is of no authority that this machine trusts. Name its file by certificate=."
+                )
+                if self._certificate:
+                    other = f"is not the one in {self._certificate}. Ask for the present one."
+                return f"cannot be trusted: its certificate {_REASONS.get(code, other)}"
+            if isinstance(each, ssl.SSLError):
+                return f"does not speak TLS ({each.reason}). Correct the port, or ask its operator."
+        if isinstance(error, ValueError):
+            return "gave an answer that is not JSON. Is `vfl serve` running there?"
+        if "Timeout" in type(error).__name__:
+            return f"did not answer in {self._timeout:g} seconds. Try again, or set timeout=."
+        plain = ", without a certificate" * (self._http.base_url.scheme == "http")
+        return f"cannot be reached: {error}. Is `vfl serve` running there{plain}?"
+
+
+_REASONS = {  # OpenSSL's numbers of verification errors
+    9: "is not valid yet. Correct the clocks of this machine and of the service.",
+    10: "has expired. Its operator renews it.",
+    62: "is for another host name. Call the service by a name in its certificate.",
+    64: "is for another address. Call the service by a name in its certificate.",
+}
 
 
 def _token(token: str | Path) -> str:

@@ -46,7 +46,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def check_own(folder: Path) -> None:
-    """Raise `SharedError` if another user can change or replace a folder.
+    """Raise `SharedError` if another user can change or replace a folder, or a file.
 
     Check each parent folder, and each link. Root and this user may own them. A parent folder that
     others can write to passes if it is sticky, as the system's temporary folder is.
@@ -78,8 +78,20 @@ def check_own(folder: Path) -> None:
         here = here.parent if name == ".." else here / name
 
 
+def is_secret(path: Path) -> bool:
+    """Return whether only its owner can read a file.
+
+    A file that root has given to this process may be readable by the private group of this user, as
+    the secrets of Kubernetes are.
+    """
+    found = path.stat()
+    if found.st_uid != os.geteuid() and _is_private(path, found.st_gid):
+        return not stat.S_IMODE(found.st_mode) & 0o037
+    return not stat.S_IMODE(found.st_mode) & 0o077
+
+
 def _is_private(folder: Path, group: int) -> bool:
-    """Return whether only this user and root are in the group that owns a folder.
+    """Return whether only this user and root are in the group that owns a folder or a file.
 
     Many systems give each user a group of the same name. An access list may name others.
     """

@@ -12,6 +12,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.label_holder.serving.certificate import Certificate
 from vfl_flower.label_holder.serving.tokens import Tokens
 
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 422, 429, 431, 500, 503)
@@ -30,6 +31,10 @@ class Guard:
     app : the guarded application. It finds the caller's name in its scope, as ``vfl_caller``.
     open_paths : paths that anybody may read.
     answered : is called for each answer, with its status and the caller's name, or an empty text.
+
+    Attributes
+    ----------
+    certificate : of the connections, once `listening` has begun; None without TLS.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Guard:
         answered: Callable[[int, str], None] = lambda status, caller: None,
     ) -> None:
         self._app, self._tokens, self._open, self.answered = app, tokens, open_paths, answered
+        self.certificate: Certificate | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or refuse it."""

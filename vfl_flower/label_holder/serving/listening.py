@@ -11,7 +11,6 @@ import ipaddress
 import logging
 import resource
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -27,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.options import ServingConfig
+from vfl_flower.label_holder.serving.certificate import Certificate
 from vfl_flower.label_holder.serving.guard import Guard
 from vfl_flower.transport.nodes.gate import LogBudget
 from vfl_flower.transport.nodes.strangers import Strangers
@@ -39,6 +39,7 @@ _HEAD = 2**14  # bytes of a head; and bytes of a body's framing: chunk sizes, ex
 _HEADERS = 100
 _CONNECTIONS = 1000  # half of them from one address, at most
 _ENDING = 10  # seconds that the end waits for calls under way
+_LOOK = 1.0  # seconds between two looks at the certificate's files
 
 _SAID = {
     400: "Send whole HTTP/1.1 requests, one after the other.",
@@ -194,11 +195,18 @@ class _Door:
 
     async def serve(self) -> None:
         """Serve until the server should exit."""
-        accepting = asyncio.create_task(self._accept())
+        tasks = [asyncio.create_task(each) for each in (self._accept(), self._look())]
         await self.server.serve(sockets=[])
-        accepting.cancel()
-        with suppress(asyncio.CancelledError):
-            await accepting
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _look(self) -> None:
+        """Use a renewed certificate. Its names may be looked up, so others do not wait."""
+        while self.app.certificate:
+            await asyncio.sleep(_LOOK)
+            await asyncio.to_thread(self.app.certificate.look)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -218,8 +226,9 @@ class _Door:
 
     async def _begin(self, accepted: socket.socket, connection: _Connection) -> None:
         tls: dict[str, Any] = {}
-        if context := self.server.config.ssl:
-            tls = {"ssl": context, "ssl_handshake_timeout": _SILENT, "ssl_shutdown_timeout": 1.0}
+        if self.app.certificate:
+            tls = {"ssl": self.app.certificate.context, "ssl_handshake_timeout": _SILENT}
+            tls["ssl_shutdown_timeout"] = 1.0
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(lambda: connection, accepted, **tls)
@@ -277,9 +286,13 @@ def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
             f"serve-address = {serving.serve_address!r} would send answers unencrypted. Give "
             "serve-certificate and serve-key, or listen on 127.0.0.1 behind a proxy."
         )
-    files = [
-        str(Path(each).expanduser()) for each in (serving.serve_certificate, serving.serve_key)
-    ]
+    shown = host
+    if tls:
+        certificate, key = (
+            Path(each).expanduser() for each in (serving.serve_certificate, serving.serve_key)
+        )
+        app.certificate = Certificate(certificate, key, host)
+        shown = app.certificate.host
     config = uvicorn.Config(
         app,
         ws="none",
@@ -289,18 +302,7 @@ def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=_ENDING,
-        ssl_certfile=files[0] if tls else None,
-        ssl_keyfile=files[1] if tls else None,
     )
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"serve-certificate and serve-key cannot be used: {error}. Name PEM files that belong "
-            "together."
-        ) from None
-    if config.ssl:
-        config.ssl.options |= ssl.OP_NO_RENEGOTIATION
     server = uvicorn.Server(config)
     with _bound(host, port, serving.serve_address) as bound:
         thread = Thread(target=_run, args=(server, bound, app), name="serving", daemon=True)
@@ -309,9 +311,11 @@ def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
             thread.join(0.01)
         if not thread.is_alive():
             raise VflError("The service could not listen. Its log says why.")
-        shown = bound.getsockname()[1]
         try:
-            yield f"http{'s' * tls}://{f'[{host}]' if ':' in host else host}:{shown}"
+            yield (
+                f"http{'s' * tls}://{f'[{shown}]' if ':' in shown else shown}:"
+                f"{bound.getsockname()[1]}"
+            )
         finally:
             server.should_exit = True
             thread.join(_ENDING + 5)

@@ -6,12 +6,11 @@ import hashlib
 import hmac
 import logging
 import secrets
-import stat
 import time
 from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import check_own, told, write_whole
+from vfl_flower.config.files import check_own, is_secret, told, write_whole
 from vfl_flower.config.options import ServingConfig
 
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
@@ -38,8 +37,8 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        check_own(path.parent)
         if not path.exists():
+            check_own(path.parent)
             with told(path):
                 write_whole(path, f"default {secrets.token_urlsafe(32)}\n".encode())
         self._version: tuple[int, ...] = ()
@@ -81,14 +80,14 @@ class Tokens:
     def _read(self) -> None:
         self._looked = time.monotonic()
         try:
-            check_own(self.path.parent)
             about = self.path.stat()
+            if not is_secret(self.path):
+                raise ConfigError(f"Other users can read {self.path}. Run `chmod 600 {self.path}`.")
+            check_own(self.path)
             # A copy may have the time of another file, and a change of the mode changes only ctime.
             version = about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
             if version == self._version:
                 return
-            if stat.S_IMODE(about.st_mode) & 0o077:
-                raise ConfigError(f"Other users can read {self.path}. Run `chmod 600 {self.path}`.")
             lines = self.path.read_text().split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read as a file of tokens: {error}.") from None

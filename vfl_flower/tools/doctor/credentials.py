@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, some
+from vfl_flower.transport.nodes.certificates import names_host, names_of
 
 _SOON = 30  # days in which the other side has to get the next certificate
 _RENEW = "Renew it, and give the new superlink.crt to all parties (how-to guide: rotate keys)."
@@ -77,11 +78,11 @@ def expiry(certificate: x509.Certificate) -> tuple[str, str]:
 def hosts(file: Path, host: str) -> Finding:
     """Check that a certificate names the host that parties connect to."""
     try:
-        names = _names(_certificates(file)[0])
+        names = names_of(_certificates(file)[0])
     except (OSError, ValueError) as error:
         return Finding("host name", PROBLEM, f"{_why(file, error)} {_RENEW}")
     said = f"{file.name} names {some(names) or 'no host'}"
-    if host and host not in names and f"*.{host.partition('.')[2]}" not in names:
+    if host and not names_host(names, host):
         return Finding("host name", PROBLEM, f"{said}, and not {host}. {_RENEW}")
     if not names:
         return Finding("host name", PROBLEM, f"{said}, so no party accepts it. {_RENEW}")
@@ -122,16 +123,6 @@ def _bytes(key: PublicKeyTypes) -> bytes:
 
 def _certificates(file: Path) -> list[x509.Certificate]:
     return x509.load_pem_x509_certificates(file.read_bytes())
-
-
-def _names(certificate: x509.Certificate) -> list[str]:
-    """Return the host names and addresses of a certificate."""
-    try:
-        kind = x509.SubjectAlternativeName
-        found = certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(each.value) for each in found if isinstance(each, x509.DNSName | x509.IPAddress)]
 
 
 def _why(file: Path, error: Exception) -> str:

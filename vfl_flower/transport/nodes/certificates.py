@@ -53,6 +53,21 @@ def _general(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """Return the host names and addresses of a certificate."""
+    try:
+        kind = x509.SubjectAlternativeName
+        found = certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(each.value) for each in found if isinstance(each, x509.DNSName | x509.IPAddress)]
+
+
+def names_host(names: list[str], host: str) -> bool:
+    """Return whether a certificate with these names is for a host."""
+    return host in names or f"*.{host.partition('.')[2]}" in names
+
+
 def supernode_keys() -> tuple[bytes, bytes]:
     """Return a private and a public key of a SuperNode, in the format of OpenSSH."""
     key = ec.generate_private_key(ec.SECP384R1())
