@@ -16,11 +16,14 @@ OF_SERVICE = {
     "vfl_drift": {"of"},
     "vfl_drifting_columns": {"party", "level"},
     "vfl_model_info": {"run", "strategy", "version"},
+    "vfl_results_free_bytes": set(),
+    "vfl_certificate_end_timestamp_seconds": set(),
 }
 """Metrics of a service."""
 
 OF_RUN = {
     "vfl_run_info": {"run", "strategy"},
+    "vfl_run_over": {"run"},
     "vfl_steps_total": set(),
     "vfl_planned_steps": set(),
     "vfl_epoch": set(),
@@ -35,5 +38,7 @@ OF_RUN = {
     "vfl_epsilon": set(),
     "vfl_checkpoints_total": set(),
     "vfl_checkpoint_timestamp_seconds": set(),
+    "vfl_results_free_bytes": set(),
+    "vfl_certificate_end_timestamp_seconds": set(),
 }
 """Metrics of a training run."""

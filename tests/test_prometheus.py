@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from tests.monitored import OF_RUN, OF_SERVICE
 from tests.serving import TOKEN, served
 from tests.test_faults import Misbehaving, gone, raises
 from vfl_flower.config.errors import ConfigError, Interrupted
-from vfl_flower.label_holder import results
+from vfl_flower.label_holder import results, run_metrics
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.prometheus import Prometheus
+from vfl_flower.label_holder.run_metrics import RunMetrics
 from vfl_flower.label_holder.serving.guard import STATUSES
 from vfl_flower.launch.engines import Finished, run_local, run_ray, run_supernodes
 from vfl_flower.launch.processes import reserved_port
@@ -34,6 +36,7 @@ from vfl_flower.transport.nodes.certificates import self_signed
 
 GUIDE = Path(__file__).parent.parent / "docs" / "how-to" / "monitor.md"
 KEYS: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 3, "window": 8, "bottom-hidden": 8}
+OF_TLS = {"vfl_certificate_end_timestamp_seconds"}
 Metrics = dict[tuple[str, ...], float]
 
 
@@ -117,7 +120,7 @@ def is_free(port: int) -> bool:
 
 
 def test_the_metrics_are_the_numbers_of_the_history_and_of_the_summary(
-    keys: dict[str, Any], port: int
+    keys: dict[str, Any], port: int, tmp_path: Path
 ) -> None:
     keys |= {"strategy": "vafl", "privacy": "perturbed-embedding", "embedding-noise": 8.0}
     keys |= {"codec": "float16"}  # fewer bytes go up than down
@@ -156,7 +159,8 @@ def test_the_metrics_are_the_numbers_of_the_history_and_of_the_summary(
         for direction in ("up", "down"):
             sent = last["vfl_bytes_total", f"direction={direction}", party]
             assert sent == cost[f"bytes_{direction}"]
-    assert {name for name, *_ in last} == OF_RUN.keys()
+    assert {name for name, *_ in last} == OF_RUN.keys() - OF_TLS
+    assert 0 < last["vfl_results_free_bytes",] <= shutil.disk_usage(tmp_path).free * 1.1
     assert last["vfl_checkpoints_total",] == 1
     assert began < last["vfl_checkpoint_timestamp_seconds",] < time.time()
 
@@ -262,13 +266,14 @@ def test_a_certificate_and_a_file_of_tokens_of_your_own(
 
     class Ask(Callback):
         def evaluated(self, entry: dict[str, Any]) -> None:
-            url = f"https://127.0.0.1:{port}/metrics"
-            found.append(ask(url, TOKEN, verify=trusted).status_code)
+            reply = ask(f"https://127.0.0.1:{port}/metrics", TOKEN, verify=trusted)
+            days = (parsed(reply.text)[*OF_TLS,] - time.time()) / 86400
+            found.append((reply.status_code, round(days)))
 
     keys |= {"serve-address": f"0.0.0.0:{port}", "serve-token": str(tmp_path / "tokens")}
     keys |= {"serve-certificate": str(tmp_path / "crt"), "serve-key": str(tmp_path / "key")}
     run_local(2, {**keys, "epochs": 1}, observers=[Ask()])
-    assert found == [200]
+    assert found == [(200, 365)]
     assert not (Path(keys["out"]) / "serve.token").exists()
 
 
@@ -373,6 +378,61 @@ def test_a_second_ctrl_c_frees_the_port_too(keys: dict[str, Any], port: int) -> 
     with pytest.raises(KeyboardInterrupt):
         run_local(2, keys, observers=[Scrape(port, twice)])
     assert is_free(port)
+
+
+def seconds(pauses: list[float], since: float) -> float:
+    """Return how long a run waits that was read with these pauses, and then since so long."""
+    found, now = RunMetrics(Any, ""), 0.0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("time.monotonic", lambda: now)
+        for pause in pauses:
+            now += pause
+            found.asked()
+        now += since
+        return found.seconds_until_read
+
+
+def test_a_run_waits_for_whoever_reads_it_regularly() -> None:
+    assert seconds([0, 15, 15], 5) == 30
+    assert seconds([0, 40, 20, 40, 20], 5) == 80  # two of them, each once a minute
+    nobody = [([], 1), ([0], 1), ([0, 0.1, 0.1], 0), ([0, 300], 10), ([0, 15, 15], 100)]
+    assert [seconds(pauses, since) for pauses, since in nobody] == [0] * 5
+    assert seconds([0, 900, 15, 15, 15, 15], 5) == 30  # an early look does not count
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_prometheus_reads_that_a_run_has_ended_well(
+    keys: dict[str, Any], port: int, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(run_metrics, "_SHORTEST", 0.0)
+    found, over = [], threading.Event()
+
+    def read() -> None:
+        with suppress(OSError, httpx.HTTPError):  # until the run has ended
+            while not over.wait(0.02):
+                reply = ask(f"http://127.0.0.1:{port}/metrics", token(Path(keys["out"])))
+                found.append(parsed(reply.text)["vfl_run_over", "run=run"])
+
+    class Begin(Callback):
+        def began(self, folder: Path) -> None:
+            reader.start()
+
+        def evaluated(self, entry: dict[str, Any]) -> None:
+            before = len(found)
+            while len(found) < before + 3:
+                assert reader.is_alive()
+                time.sleep(0.01)
+            if fails:
+                raise RuntimeError("The power is gone.")
+
+    reader = threading.Thread(target=read)
+    try:
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            run_local(2, {**keys, "epochs": 1}, observers=[Begin()])
+    finally:
+        over.set()
+        reader.join()
+    assert (found[0], found[-1]) == (0, float(not fails))
 
 
 # --- beside a service, and in other processes ---------------------------------------------------

@@ -723,7 +723,6 @@ def test_the_client_names_the_true_reason_of_a_failed_connection(tmp_path: Path,
     with proxy(tmp_path) as server:
         url = f"https://{server.address}"
         if kind == "another certificate":
-            trusted = (tmp_path / "superlink.crt").replace(tmp_path / "other.crt")
             dated(tmp_path, *made)
         if kind == "no authority":
             trusted = ""

@@ -7,6 +7,7 @@ a token, as for `vfl serve`.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,8 +55,9 @@ class Prometheus(Callback):
         serving = self.run.config.serving
         tokens = tokens_of(serving, folder)
         self._metrics = self._metrics_of(self.run, folder.name)
-        app = self._app_of(self._metrics, tokens)
+        app = self._app_of(self._metrics, tokens, folder)
         url = self._exits.enter_context(self._listening(app, serving))
+        self._exits.callback(self._tell_end)
         notice.info("Prometheus can read this run at %s/metrics", url)
         notice.info("The tokens of its callers are in %s", tokens.path)
 
@@ -75,3 +77,15 @@ class Prometheus(Callback):
     def ended(self) -> None:
         """Stop listening, and free the port."""
         self._exits.close()
+
+    def _tell_end(self) -> None:
+        """Wait until Prometheus has read that the run has ended well.
+
+        Else the run would look to it as one whose process was killed.
+        """
+        if sys.exc_info()[0] is not None:  # the run has failed, or was stopped
+            return
+        self._metrics.over = True
+        if seconds := self._metrics.seconds_until_read:
+            notice.info("Prometheus reads within %.0f s that the run has ended.", seconds)
+            time.sleep(seconds)

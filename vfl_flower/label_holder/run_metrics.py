@@ -6,8 +6,11 @@ without the noise.
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+import time
+from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,9 +22,11 @@ from starlette.routing import Route, Router
 
 from vfl_flower.label_holder.callbacks import RunState, TrainingRun
 from vfl_flower.label_holder.serving.guard import STATUSES, Guard
+from vfl_flower.label_holder.serving.metrics import Surroundings
 from vfl_flower.label_holder.serving.tokens import Tokens
 
 _ROWS = ("train", "validation", "test")
+_SHORTEST, _LONGEST = 1.0, 60.0  # seconds between two calls of Prometheus
 
 
 class RunMetrics(Collector):
@@ -39,6 +44,7 @@ class RunMetrics(Collector):
     answers : status -> how many HTTP calls got it.
     checkpoints, saved_at : number of checkpoints, and when the last one was saved (Unix time).
     epsilon : epsilon spent at the last evaluation; None if the run claims none.
+    over : whether the run has ended well.
     """
 
     def __init__(self, run: TrainingRun, name: str) -> None:
@@ -47,6 +53,24 @@ class RunMetrics(Collector):
         self.answers = Counter(dict.fromkeys(STATUSES, 0))
         self.checkpoints, self.saved_at = 0, 0.0
         self.epsilon: float | None = None
+        self.over = False
+        self._asked: deque[float] = deque(maxlen=5)
+
+    def asked(self) -> None:
+        """Note that somebody reads the metrics now."""
+        self._asked.append(time.monotonic())
+
+    @property
+    def seconds_until_read(self) -> float:
+        """Return the time in which each Prometheus reads again; 0 if nobody reads regularly.
+
+        It is twice the longest pause between the last calls, since two of them may read in turn.
+        """
+        pauses = [second - first for first, second in itertools.pairwise(self._asked)]
+        longest = max(pauses, default=0.0)
+        if not _SHORTEST <= longest <= _LONGEST or time.monotonic() - self._asked[-1] > 2 * longest:
+            return 0.0
+        return 2 * longest
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its current value."""
@@ -54,6 +78,9 @@ class RunMetrics(Collector):
         info = GaugeMetricFamily("vfl_run_info", "The training run.", labels=["run", "strategy"])
         info.add_metric([self._name, run.config.strategy], 1)
         yield info
+        over = GaugeMetricFamily("vfl_run_over", "1 if the run has ended well.", labels=["run"])
+        over.add_metric([self._name], int(self.over))
+        yield over
         yield CounterMetricFamily("vfl_steps", "Party steps answered.", state.done)
         yield GaugeMetricFamily("vfl_planned_steps", "Party steps of the whole run.", state.planned)
         yield GaugeMetricFamily("vfl_epoch", "Epochs done, as a mean of the parties.", state.epoch)
@@ -107,16 +134,24 @@ def _of_model(state: RunState) -> Iterator[Metric]:
     yield from (loss, others)
 
 
-def app_of(metrics: RunMetrics, tokens: Tokens) -> Guard:
-    """Return the application that answers ``GET /metrics`` for callers with a token."""
+def app_of(metrics: RunMetrics, tokens: Tokens, folder: Path) -> Guard:
+    """Return the application that answers ``GET /metrics`` for callers with a token.
+
+    Parameters
+    ----------
+    folder : the results folder.
+    """
     registry = CollectorRegistry()
     registry.register(metrics)
 
     async def answer(call: Request) -> Response:
+        metrics.asked()
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     def answered(status: int, caller: str) -> None:
         metrics.answers[status] += 1
 
     routes = Router([Route("/metrics", answer)], redirect_slashes=False)
-    return Guard(routes, tokens, answered=answered)
+    guard = Guard(routes, tokens, answered=answered)
+    registry.register(Surroundings(folder, guard))
+    return guard

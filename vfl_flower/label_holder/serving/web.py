@@ -28,6 +28,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
 from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.guard import Guard
+from vfl_flower.label_holder.serving.metrics import Surroundings
 from vfl_flower.label_holder.serving.requests import Answers, UnavailableError
 from vfl_flower.label_holder.serving.service import Loaded, Service
 from vfl_flower.label_holder.serving.tokens import Tokens
@@ -192,7 +193,9 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
         if 400 <= status < 500 and status not in _RECORDED:
             service.refusals.count(status, caller)
 
-    return Guard(app, tokens, _OPEN, answered)
+    guard = Guard(app, tokens, _OPEN, answered)
+    service.metrics.watch(Surroundings(service.folder, guard))
+    return guard
 
 
 def _problem(query: Query, loaded: Loaded) -> str:
