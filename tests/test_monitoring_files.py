@@ -270,7 +270,7 @@ ILL: dict[str, Event] = {
     "VflDiskFills": late(60, lambda hour: setattr(hour, "free", 5e8)),
     "VflTokensGuessed": late(60, lambda hour: hour.stranger(10)),
 }
-"""Alert -> what happens so that it must fire."""
+"""Alert -> the event that must fire it."""
 
 WELL: dict[str, Event] = {
     "nothing": lambda hour, minute: None,
@@ -286,7 +286,7 @@ WELL: dict[str, Event] = {
     ),
     "there is no certificate": lambda hour, minute: setattr(hour.guard, "certificate", None),
 }
-"""What happens while no alert may fire."""
+"""Events during which no alert may fire."""
 
 
 def fired(series: dict[str, str], folder: Path) -> set[str]:

@@ -382,7 +382,8 @@ def test_a_second_ctrl_c_frees_the_port_too(keys: dict[str, Any], port: int) -> 
 
 def seconds(pauses: list[float], since: float) -> float:
     """Return how long a run waits that was read with these pauses, and then since so long."""
-    found, now = RunMetrics(Any, ""), 0.0
+    training: Any = None
+    found, now = RunMetrics(training, ""), 0.0
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("time.monotonic", lambda: now)
         for pause in pauses:
@@ -395,7 +396,13 @@ def seconds(pauses: list[float], since: float) -> float:
 def test_a_run_waits_for_whoever_reads_it_regularly() -> None:
     assert seconds([0, 15, 15], 5) == 30
     assert seconds([0, 40, 20, 40, 20], 5) == 80  # two of them, each once a minute
-    nobody = [([], 1), ([0], 1), ([0, 0.1, 0.1], 0), ([0, 300], 10), ([0, 15, 15], 100)]
+    nobody: list[tuple[list[float], float]] = [
+        ([], 1),
+        ([0], 1),
+        ([0, 0.1, 0.1], 0),
+        ([0, 300], 10),
+        ([0, 15, 15], 100),
+    ]
     assert [seconds(pauses, since) for pauses, since in nobody] == [0] * 5
     assert seconds([0, 900, 15, 15, 15, 15], 5) == 30  # an early look does not count
 

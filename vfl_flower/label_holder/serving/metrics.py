@@ -22,7 +22,7 @@ _OUTCOMES = ("answered", "ending", "full", "new-ids", "unavailable", "failed")
 
 
 class Surroundings(Collector):
-    """What a service or a training run needs of its machine, read when Prometheus asks.
+    """Figures of the machine of a service or a training run, read when Prometheus asks.
 
     Parameters
     ----------
