@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from select import select
+from tempfile import gettempdir
+from threading import Thread
 from typing import Any
 
+import psutil
 import pytest
 
 from tests import doctored
 from tests.doctored import HOST, Proxy, dated, found, keys, quick
+from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.launch.descendants import MARK
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.doctor import network
+from vfl_flower.tools.doctor import network, processes, proxies
 from vfl_flower.tools.doctor.examine import examine
-from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
 
 __all__ = ["keys", "quick"]
 pytestmark = pytest.mark.usefixtures("quick")
@@ -147,7 +157,7 @@ def test_a_clock_may_be_behind_by_seconds_and_hardly_ahead(
 ) -> None:
     superlink.ahead = -ahead
     address = network.address(superlink.address)
-    finding = network.clock(address)
+    finding = network.clock(address, network.measured(address))
     assert finding.result == result
     direction = "ahead of" if ahead > 0 else "behind"
     assert not ahead or f" s {direction} " in finding.said
@@ -157,7 +167,8 @@ def test_a_clock_may_be_behind_by_seconds_and_hardly_ahead(
 
 def test_a_server_that_does_not_tell_the_time_is_not_compared(superlink: Proxy) -> None:
     superlink.dates = False
-    assert network.clock(network.address(superlink.address)).result == UNKNOWN
+    address = network.address(superlink.address)
+    assert network.clock(address, network.measured(address)).result == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -201,3 +212,272 @@ def test_a_party_reaches_the_port_of_a_run(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(socket, "create_connection", dropped)
     assert network.stream_port(HOST, ports).result == WARNING
+
+
+# --- a clock that is wrong ----------------------------------------------------------------------
+
+
+def problems(every: dict[str, list[Finding]]) -> list[str]:
+    """Return the checks that found a problem or a warning."""
+    wrong = [
+        each for found in every.values() for each in found if each.result in (PROBLEM, WARNING)
+    ]
+    return [each.check for each in wrong if each.check not in ("bytecode", "processes", "space")]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "ahead"),
+    [
+        (300, 700, -400),  # not valid yet by this clock
+        (-700, -300, 400),  # expired by this clock
+        (-1, 300, 400),  # expires soon by this clock, and not yet by the other one
+    ],
+)
+def test_a_clock_that_is_wrong_by_months_is_the_only_cause(
+    first: float, last: float, ahead: float, keys: Path, tmp_path: Path
+) -> None:
+    dated(keys, first, last, HOST)
+    node = doctored.party(tmp_path / "party", keys / "superlink.crt")
+    with doctored.proxy(keys) as server:
+        server.register(node)
+        server.ahead = -ahead * 86400
+        every = found(node, superlink=server.address)
+        assert problems(every) == ["clock"]
+        for check in ("certificate", "port", "registration"):
+            assert [each.result for each in every[check]] == [UNKNOWN], check
+        assert every["SuperLink"][0].result == OK and server.calls == 1  # nothing is signed
+        assert problems(found(keys, superlink=server.address)) == ["clock"]
+        server.ahead = 0.0  # the control
+        expected = [] if last == 300 else ["certificate", "port"]
+        assert problems(found(node, superlink=server.address)) == expected
+
+
+@pytest.mark.parametrize(("ahead", "causes"), [(8, ["clock"]), (-400, ["clock"])])
+def test_a_refused_clock_is_not_called_an_unknown_key(
+    ahead: float, causes: list[str], node: Path, superlink: Proxy
+) -> None:
+    superlink.known.clear()
+    superlink.ahead = -ahead
+    every = found(node, superlink=superlink.address)
+    assert problems(every) == causes
+    assert "Set the clock first" in every["registration"][0].said
+    superlink.ahead = 0.0  # the control
+    every = found(node, superlink=superlink.address)
+    assert problems(every) == ["registration"]
+    assert "this clock" not in every["registration"][0].said
+    superlink.dates = False
+    assert (
+        "or refuses this clock" in found(node, superlink=superlink.address)["registration"][0].said
+    )
+
+
+# --- proxies ------------------------------------------------------------------------------------
+
+ELSEWHERE = "vfl.bank.example"
+HERE = "http://user:secret@P"
+PROXIES: list[tuple[dict[str, str], bool, bool]] = [  # and whether httpx and gRPC use it
+    ({}, False, False),
+    ({"https_proxy": HERE}, True, True),
+    ({"HTTPS_PROXY": HERE}, True, False),
+    ({"http_proxy": HERE}, False, True),
+    ({"HTTP_PROXY": HERE}, False, False),
+    ({"ALL_PROXY": HERE}, True, False),
+    ({"grpc_proxy": HERE}, False, True),
+    ({"https_proxy": HERE, "no_proxy": "bank.example"}, False, False),
+    ({"https_proxy": HERE, "NO_PROXY": ".bank.example"}, False, False),
+    ({"https_proxy": HERE, "no_proxy": "other.example"}, True, True),
+    ({"https_proxy": HERE, "no_proxy": "*"}, False, True),
+    ({"https_proxy": HERE, "no_grpc_proxy": "x", "no_proxy": ELSEWHERE}, False, True),
+]
+
+
+@pytest.fixture
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+
+
+@pytest.mark.parametrize(("named", "calls", "streams"), PROXIES)
+@pytest.mark.usefixtures("without_proxies")
+def test_a_party_is_told_who_goes_through_a_proxy(
+    named: dict[str, str], calls: bool, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in named.items():
+        monkeypatch.setenv(name, value.replace("P", "10.0.0.1:3128"))
+    said = list(proxies.about(ELSEWHERE))
+    assert [each.result for each in said] == [OK if calls == streams else WARNING] * (
+        calls or streams
+    )
+    for each in said:
+        assert ("calls vfl.bank.example through the proxy 10.0.0.1:3128" in each.said) == calls
+        assert ("streams through the proxy 10.0.0.1:3128" in each.said) == streams
+        assert "secret" not in each.said
+    assert not list(proxies.about(HOST))  # a SuperNode on this machine
+
+
+_CALLS = f"""
+import httpx
+try: httpx.Client(timeout=5).get("https://{ELSEWHERE}:8000/")
+except httpx.HTTPError: pass
+"""
+_STREAMS = f"""
+import grpc
+channel = grpc.secure_channel("{ELSEWHERE}:9500", grpc.ssl_channel_credentials())
+try: grpc.channel_ready_future(channel).result(timeout=5)
+except grpc.FutureTimeoutError: pass
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("named", "calls", "streams"), PROXIES)
+@pytest.mark.usefixtures("without_proxies")
+def test_httpx_and_grpc_use_the_proxies_that_doctor_names(
+    named: dict[str, str], calls: bool, streams: bool
+) -> None:
+    for code, uses in ((_CALLS, calls), (_STREAMS, streams)):
+        with socket.create_server((HOST, 0)) as server:
+            server.settimeout(0.0)
+            place = f"{HOST}:{server.getsockname()[1]}"
+            own = {name: value.replace("P", place) for name, value in named.items()}
+            environment = {**os.environ, **own}
+            environment |= direct_to_loopback(environment)  # as each SuperNode sets them
+            subprocess.run([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+            try:
+                server.accept()[0].close()
+                came = True
+            except BlockingIOError:
+                came = False
+            assert came == uses, (code, named)
+
+
+def passes(made: socket.socket, target: int) -> None:
+    """Pass one CONNECT on to a port of this machine, as a proxy does."""
+    head = made.recv(2**16)
+    if (
+        not head.startswith(f"CONNECT {ELSEWHERE}:8000 ".encode())
+        or b"dXNlcjpzZWNyZXQ=" not in head
+    ):
+        made.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        made.close()
+        return
+    made.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+    with made, socket.create_connection((HOST, target)) as other, suppress(OSError):
+        pair = {made: other, other: made}
+        while True:
+            for each in select(list(pair), [], [])[0]:
+                if not (part := each.recv(2**16)):
+                    return
+                pair[each].sendall(part)
+
+
+@pytest.mark.usefixtures("without_proxies")
+def test_a_superlink_is_checked_through_the_proxy_that_the_node_uses(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated(keys, -1, 300, ELSEWHERE)
+    node = doctored.party(tmp_path / "party", keys / "superlink.crt")
+    with doctored.proxy(keys) as server, socket.create_server((HOST, 0)) as between:
+        server.register(node)
+
+        def serve() -> None:
+            while True:
+                try:
+                    made, _ = between.accept()
+                except OSError:
+                    return
+                Thread(target=passes, args=(made, server.server_port), daemon=True).start()
+
+        Thread(target=serve, daemon=True).start()
+        place = f"http://user:secret@{HOST}:{between.getsockname()[1]}"
+        monkeypatch.setenv("https_proxy", place)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        every = found(node, superlink=f"{ELSEWHERE}:8000", ports="9500")
+        for check in ("port", "clock", "SuperLink", "registration"):
+            assert [each.result for each in every[check]] == [OK], check
+        refused = found(node, superlink=f"{ELSEWHERE}:8001", ports="9500")["port"][0]
+        assert refused.result == PROBLEM and "Have the proxy allow it" in refused.said
+        assert "403" in refused.said and "secret" not in refused.said
+        between.shutdown(socket.SHUT_RDWR)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+_SLEEPS = "import time; time.sleep(600)"
+_STARTS = """
+import subprocess, sys
+process = subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL)
+print(process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def started(home: Path, *words: str, **more: str) -> Iterator[tuple[int, Callable[[], None]]]:
+    """Yield the number of a process whose starter waits, and what ends the starter."""
+    command = [sys.executable, "-c", _SLEEPS, *words]
+    environment = {**os.environ, MARK: "", "FLWR_HOME": str(home), **more}
+    starter = subprocess.Popen(
+        [sys.executable, "-c", _STARTS, *command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert starter.stdin and starter.stdout
+    number = int(starter.stdout.readline())
+
+    def end() -> None:
+        starter.kill()
+        starter.wait()
+
+    try:
+        yield number, end
+    finally:
+        end()
+        psutil.Process(number).kill()
+        starter.stdin.close()
+        starter.stdout.close()
+
+
+def told(home: Path, number: int) -> bool:
+    """Return whether a process is called one of an earlier run."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(processes, "_AGAIN", 0.0)
+        [finding] = processes.left_over([home])
+    assert finding.result == WARNING or finding.said == "No process of an earlier run is left."
+    return f"{number} (" in finding.said
+
+
+@pytest.mark.parametrize(
+    ("program", "place", "marked"),
+    [
+        (("vfl_flower.transport.nodes.superlink", "superlink"), "keys", False),
+        (("nginx: master process", "-c", "FOLDER/proxy.conf"), "other", False),
+        (("vfl_flower.transport.nodes.superlink", "superexec"), "keys", False),
+        (("vfl_flower.transport.nodes.superlink", "supernode"), "temporary", True),
+    ],
+)
+def test_a_process_that_has_outlived_its_starter_is_found(
+    program: tuple[str, ...], place: str, marked: bool, tmp_path: Path
+) -> None:
+    keys, mark = tmp_path / "keys", "0" * 32
+    home = {"keys": keys, "other": tmp_path, "temporary": Path(gettempdir(), "vfl-flower-x")}[place]
+    words = [each.replace("FOLDER", str(keys)) for each in program]
+    more = {MARK: mark} if marked else {}
+    with ExitStack() as exits:
+        number, end = exits.enter_context(started(home, *words, **more))
+        with started(tmp_path, "watcher", *([mark] if marked else [])) as (_, end_watcher):
+            assert not told(keys, number)  # the control: somebody will end it
+            end()
+            assert told(keys, number) == (not marked)
+            end_watcher()
+        assert told(keys, number)
+        assert place != "keys" or not told(tmp_path / "another", number)
+
+
+def test_a_supernode_and_other_programs_may_stand_alone(tmp_path: Path) -> None:
+    for words in (("vfl_flower.transport.nodes.superlink", "supernode"), ("python", "train.py")):
+        with started(tmp_path, *words) as (number, end):
+            end()
+            assert not told(tmp_path, number)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.organisations import contents, kept_state
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import locked
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.tools.cli import main
@@ -137,8 +138,10 @@ def test_a_run_that_was_cut_off_or_failed_is_a_warning(
     assert found(run)["run"].result == PROBLEM
     file.unlink()
     assert found(run)["run"].result == WARNING
-    (run / "run.lock").touch()
-    assert found(run)["run"].result == OK
+    with locked(run / "run.lock", ""):
+        assert found(run)["run"].said == f"A run uses {run} now."
+    (run / "run.lock").touch()  # a run was killed
+    assert found(run)["run"].result == WARNING
 
 
 def test_others_may_not_read_the_tokens_of_a_service(run: Path) -> None:

@@ -262,6 +262,18 @@ def locked(path: Path, sentence: str) -> Iterator[None]:
         os.close(held)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds a file by `locked`. A killed process leaves the file alone."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _hold(path: Path) -> int | None:
     """Open and lock a file.
 

@@ -11,7 +11,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
-from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, some
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding, some
 from vfl_flower.transport.nodes.certificates import names_host, names_of
 
 _SOON = 30  # days in which the other side has to get the next certificate
@@ -19,25 +19,31 @@ _RENEW = "Renew it, and give the new superlink.crt to all parties (how-to guide:
 _ASK = "Ask the label holder for its superlink.crt, and compare its digest by telephone."
 
 
-def of_label_holder(folder: Path, host: str) -> Iterator[Finding]:
+def of_label_holder(folder: Path, host: str, ahead: float) -> Iterator[Finding]:
     """Yield the findings about a SuperLink's certificates and key.
 
     Parameters
     ----------
     host : its name in the network; empty if unknown.
+    ahead : as in `expiry`.
     """
     certificate, key = folder / "superlink.crt", folder / "superlink.key"
-    yield lifetime(certificate, _RENEW)
+    yield lifetime(certificate, _RENEW, ahead=ahead)
     yield hosts(certificate, host)
     yield pair(key, lambda: _certificates(certificate)[0].public_key())
     inner = folder / "loopback.crt"
     if inner.exists():
-        yield lifetime(inner, "Restart deploy/superlink.sh, which makes a new one.")
+        yield lifetime(inner, "Restart deploy/superlink.sh, which makes a new one.", ahead=ahead)
 
 
-def of_party(folder: Path) -> Iterator[Finding]:
-    """Yield the findings about a SuperNode's key, and the certificate that it trusts."""
-    yield lifetime(folder / "superlink.crt", _ASK, of_any=True)
+def of_party(folder: Path, ahead: float) -> Iterator[Finding]:
+    """Yield the findings about a SuperNode's key, and the certificate that it trusts.
+
+    Parameters
+    ----------
+    ahead : as in `expiry`.
+    """
+    yield lifetime(folder / "superlink.crt", _ASK, of_any=True, ahead=ahead)
     public = folder / "supernode.pub"
     yield pair(
         folder / "supernode.key",
@@ -45,25 +51,40 @@ def of_party(folder: Path) -> Iterator[Finding]:
     )
 
 
-def lifetime(file: Path, remedy: str, of_any: bool = False) -> Finding:
+def lifetime(file: Path, remedy: str, of_any: bool = False, ahead: float = 0.0) -> Finding:
     """Check when the certificates in a file expire.
 
     Parameters
     ----------
     of_any : whether one of them is enough, as for a party that trusts an old and a new one.
+    ahead : as in `expiry`.
     """
     try:
         found = _certificates(file)
     except (OSError, ValueError) as error:
         return Finding("certificate", PROBLEM, f"{_why(file, error)} {remedy}")
     choose = max if of_any else min
-    result, said = expiry(choose(found, key=lambda each: each.not_valid_after_utc))
-    return Finding("certificate", result, f"{file} {said}.{f' {remedy}' * (result != OK)}")
+    result, said = expiry(choose(found, key=lambda each: each.not_valid_after_utc), ahead)
+    needs = result not in (OK, UNKNOWN)
+    return Finding("certificate", result, f"{file} {said}.{f' {remedy}' * needs}")
 
 
-def expiry(certificate: x509.Certificate) -> tuple[str, str]:
-    """Return a result, and until when a certificate is valid as the end of a sentence."""
+def expiry(certificate: x509.Certificate, ahead: float = 0.0) -> tuple[str, str]:
+    """Return a result, and until when a certificate is valid as the end of a sentence.
+
+    Parameters
+    ----------
+    ahead : seconds by which this clock is ahead of the other side's. If the two clocks do not
+        agree on the certificate, it is not judged.
+    """
     now = datetime.datetime.now(datetime.UTC)
+    mine = _judged(certificate, now)
+    if mine[0] != _judged(certificate, now - datetime.timedelta(seconds=ahead))[0]:
+        return UNKNOWN, "cannot be judged until the clock is right"
+    return mine
+
+
+def _judged(certificate: x509.Certificate, now: datetime.datetime) -> tuple[str, str]:
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < first:
         return PROBLEM, f"is valid only from {first:%Y-%m-%d}, if this machine's clock is right"

@@ -9,7 +9,7 @@ from pathlib import Path
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.checkpoint import FILE
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.doctor import credentials, folders, machine, network, runs
+from vfl_flower.tools.doctor import credentials, folders, machine, network, processes, runs
 from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, Finding, many
 from vfl_flower.transport.flower_internals import flower_home
 from vfl_flower.transport.stream.listen import port_range
@@ -47,15 +47,17 @@ def examine(
             "--superlink needs the certificate superlink.crt. Also name the folder of "
             "deploy/superlink.sh or deploy/supernode.sh."
         )
+    ahead = network.measured(where) if where else None
     found = list(machine.about(compared))
+    found += processes.left_over(known)
     for folder, role in roles.items():
-        found += _of_folder(folder, role, bool(named), where)
+        found += _of_folder(folder, role, bool(named), where, ahead[0] if ahead else 0.0)
     states = [folder for folder, role in roles.items() if role == STATES]
     for folder, role in roles.items():
         if role == RUN:
             found += runs.about(folder, states)
     for folder in keys:
-        found += _of_network(folder, roles[folder] == MINE, where, ports)
+        found += _of_network(folder, roles[folder] == MINE, where, ports, ahead)
     return found
 
 
@@ -75,7 +77,7 @@ def _with_inner(named: Sequence[Path]) -> list[Path]:
 
 
 def _of_folder(
-    folder: Path, role: str, named: bool, where: network.Address | None
+    folder: Path, role: str, named: bool, where: network.Address | None, ahead: float
 ) -> Iterator[Finding]:
     if not folder.is_dir():
         yield Finding("folder", PROBLEM, f"{folder} is not a folder. Name another.")
@@ -89,18 +91,22 @@ def _of_folder(
         yield Finding("folder", PROBLEM, sentence)
     yield from folders.about(folder, private=role != RUN)
     if role == KEYS:
-        yield from credentials.of_label_holder(folder, where.host if where else "")
+        yield from credentials.of_label_holder(folder, where.host if where else "", ahead)
     if role == MINE:
-        yield from credentials.of_party(folder)
+        yield from credentials.of_party(folder, ahead)
     if role == STATES:
         yield folders.sealed_files(folder)
 
 
 def _of_network(
-    folder: Path, is_party: bool, where: network.Address | None, ports: range
+    folder: Path,
+    is_party: bool,
+    where: network.Address | None,
+    ports: range,
+    ahead: tuple[float, float] | None,
 ) -> Iterator[Finding]:
     if where:
-        yield from network.about(where, folder, is_party)
+        yield from network.about(where, folder, is_party, ahead)
     if not is_party:
         yield network.free_ports(ports)
     elif where:

@@ -14,24 +14,25 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from cryptography import x509
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.tools.doctor import proxies
 from vfl_flower.tools.doctor.credentials import expiry
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
 from vfl_flower.transport.flower_internals import CLOCK_AHEAD, CLOCK_BEHIND, signature
 from vfl_flower.transport.nodes.gate import FLEET, NOT_KNOWN
 
-_SECONDS = 10.0  # limit of a connection
 _ASKED = 6  # times that the clock is read: answers name whole seconds
 _APART = 0.2  # seconds
 _DRIFT = 5.0  # seconds that a clock may be behind without a warning
 _WRONG = 60.0  # seconds behind that nobody's clock is who keeps it
+_WITHOUT_DATES = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
 _CALL = f"{FLEET}get-run"
 
 
@@ -62,42 +63,59 @@ def address(text: str) -> Address:
     raise ConfigError(f"--superlink {text!r} is not HOST:PORT, such as vfl.bank.example:8000.")
 
 
-def about(where: Address, folder: Path, is_party: bool) -> Iterator[Finding]:
+def about(
+    where: Address, folder: Path, is_party: bool, ahead: tuple[float, float] | None
+) -> Iterator[Finding]:
     """Yield the findings about a SuperLink, as parties reach it.
 
     Parameters
     ----------
     folder : has superlink.crt and, at a party, supernode.key.
+    ahead : what `measured` has returned.
     """
     trust = folder / "superlink.crt"
+    yield from proxies.about(where.host)
     try:
-        socket.create_connection(where, _SECONDS).close()
+        with closing(proxies.connection(where, proxies.of_supernode(where.host), None)) as made:
+            made.connect()
     except OSError as error:
         yield Finding("port", PROBLEM, unreachable(where, error))
         yield Finding("clock", UNKNOWN, "Nobody answers whose clock could be compared.")
         return
-    port = certified(where, trust, is_party)
+    time_of = clock(where, ahead)
+    port = certified(where, trust, is_party, ahead)
     yield port
-    yield clock(where)
+    yield time_of
     if port.result != PROBLEM:
-        yield from _fleet(where, _context(trust, is_party), folder if is_party else None)
+        context = _context(trust, is_party, ahead)
+        yield from _fleet(where, context, folder if is_party else None, time_of.result)
 
 
 def unreachable(where: Address, error: OSError) -> str:
     """Say why nobody answers at an address, and what to do."""
+    if proxy := proxies.of_supernode(where.host):
+        said = f"{where} cannot be reached through the proxy {proxies.name_of(proxy)} ({error})."
+        return f"{said} Have the proxy allow it, or name the host in no_proxy."
     if isinstance(error, socket.gaierror):
         return f"No machine is called {where.host}. Correct the name, or the name server."
     if isinstance(error, ConnectionRefusedError):
         return f"{where} refuses connections. The label holder starts deploy/superlink.sh."
     if isinstance(error, TimeoutError):
-        return f"{where} does not answer within {_SECONDS:g} s. Open the port in the firewalls."
+        return (
+            f"{where} does not answer within {proxies.SECONDS:g} s. Open the port in the firewalls."
+        )
     return f"{where} cannot be reached ({error.strerror or error}). Mend the network."
 
 
-def _context(trust: Path, is_party: bool) -> ssl.SSLContext:
+def _context(
+    trust: Path, is_party: bool, ahead: tuple[float, float] | None = None
+) -> ssl.SSLContext:
+    """Return whom to trust. Dates count only if this clock and the server's agree."""
     context = ssl.create_default_context(cafile=str(trust))
     if not is_party:  # the label holder's folder may lack the authority of its certificate
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if ahead and abs(ahead[0]) > _WRONG:
+        context.verify_flags |= _WITHOUT_DATES
     return context
 
 
@@ -109,7 +127,9 @@ _REASONS = {  # OpenSSL's numbers of verification errors
 }
 
 
-def certified(where: Address, trust: Path, is_party: bool) -> Finding:
+def certified(
+    where: Address, trust: Path, is_party: bool, ahead: tuple[float, float] | None = None
+) -> Finding:
     """Check that a server has the certificate that parties trust."""
     other = f"shows a certificate that {trust} does not vouch for"
     other += (
@@ -118,38 +138,47 @@ def certified(where: Address, trust: Path, is_party: bool) -> Finding:
         else ". Restart deploy/superlink.sh, which loads the present one."
     )
     try:
-        context = _context(trust, is_party)
+        context = _context(trust, is_party, ahead)
     except (OSError, ssl.SSLError):
         return Finding("port", PROBLEM, f"{trust} is not a certificate that TLS can use.")
     try:
-        with (
-            socket.create_connection(where, _SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=where.host) as secure,
-        ):
-            shown = secure.getpeercert(binary_form=True) or b""
+        with closing(_called(where, context)) as made:
+            made.connect()
+            shown = made.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
         return Finding("port", PROBLEM, f"{where} {_REASONS.get(error.verify_code, other)}")
     except (ssl.SSLError, OSError) as error:
         said = f"{where} does not speak TLS ({type(error).__name__}). Correct the port."
         return Finding("port", PROBLEM, said)
-    result, said = expiry(x509.load_der_x509_certificate(shown))
+    result, said = expiry(x509.load_der_x509_certificate(shown), ahead[0] if ahead else 0.0)
     return Finding("port", result, f"{where} answers over TLS. Its certificate {said}.")
 
 
-def clock(where: Address) -> Finding:
-    """Compare this machine's clock with the dates of a server's answers.
+def _called(where: Address, context: ssl.SSLContext) -> Any:
+    return proxies.connection(where, proxies.of_supernode(where.host), context)
+
+
+def measured(where: Address) -> tuple[float, float] | None:
+    """Return by how many seconds this clock is ahead of a server's, and the error of that.
 
     A date is no secret, and clocks may be why the certificate is refused. So it is not checked.
+    Return None for a server that does not tell the time.
     """
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     try:
-        with closing(HTTPSConnection(*where, timeout=_SECONDS, context=trust)) as connection:
+        with closing(_called(where, trust)) as connection:
             low, high = _difference(connection)
-    except (OSError, HTTPException, ValueError, TypeError) as error:
-        said = f"{where} does not tell the time ({type(error).__name__})."
-        return Finding("clock", UNKNOWN, said)
-    ahead, error_of = (low + high) / 2, abs(high - low) / 2
+    except (OSError, HTTPException, ValueError, TypeError):
+        return None
+    return (low + high) / 2, abs(high - low) / 2
+
+
+def clock(where: Address, found: tuple[float, float] | None) -> Finding:
+    """Compare this machine's clock with the dates of a server's answers, which were `measured`."""
+    if found is None:
+        return Finding("clock", UNKNOWN, f"{where} does not tell the time.")
+    ahead, error_of = found
     said = f"This clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {where}"
     said += f" (± {error_of:.1f} s)."
     if -_DRIFT <= ahead <= CLOCK_AHEAD / 2:
@@ -162,7 +191,7 @@ def clock(where: Address) -> Finding:
     return Finding("clock", PROBLEM if wrong else WARNING, said)
 
 
-def _difference(connection: HTTPSConnection) -> tuple[float, float]:
+def _difference(connection: HTTPConnection) -> tuple[float, float]:
     """Return bounds in seconds of how far this clock is ahead of the server's.
 
     A date is the whole second in which the server answered, between the times of asking and of the
@@ -180,8 +209,15 @@ def _difference(connection: HTTPSConnection) -> tuple[float, float]:
     return low, high
 
 
-def _fleet(where: Address, context: ssl.SSLContext, party: Path | None) -> Iterator[Finding]:
-    """Yield whether a SuperLink is behind its proxy, and whether it knows a party's key."""
+def _fleet(
+    where: Address, context: ssl.SSLContext, party: Path | None, clock_is: str
+) -> Iterator[Finding]:
+    """Yield whether a SuperLink is behind its proxy, and whether it knows a party's key.
+
+    Parameters
+    ----------
+    clock_is : result of the check of the clock.
+    """
     try:
         status, code = _call(where, context, {})
     except (OSError, HTTPException) as error:
@@ -195,11 +231,14 @@ def _fleet(where: Address, context: ssl.SSLContext, party: Path | None) -> Itera
         yield Finding("SuperLink", PROBLEM if down else UNKNOWN, f"{where} answers, but {said}.")
         return
     yield Finding("SuperLink", OK, f"The SuperLink behind {where} answers.")
-    if party:
-        yield _registered(where, context, party / "supernode.key")
+    if party and clock_is == PROBLEM:
+        said = "Flower refuses a wrong clock as it refuses an unknown key. Set the clock first."
+        yield Finding("registration", UNKNOWN, said)
+    elif party:
+        yield _registered(where, context, party / "supernode.key", clock_is == UNKNOWN)
 
 
-def _registered(where: Address, context: ssl.SSLContext, key: Path) -> Finding:
+def _registered(where: Address, context: ssl.SSLContext, key: Path, clock_unknown: bool) -> Finding:
     try:
         _, code = _call(where, context, signature(key.read_bytes()))
     except (OSError, HTTPException, ValueError, TypeError) as error:
@@ -208,8 +247,8 @@ def _registered(where: Address, context: ssl.SSLContext, key: Path) -> Finding:
     if code != NOT_KNOWN:
         return Finding("registration", OK, f"{where} knows the key {key}.")
     said = (
-        f"{where} does not know {key}, or refuses this clock. The label holder runs `flwr "
-        "supernode register supernode.pub vfl`."
+        f"{where} does not know {key}{', or refuses this clock' * clock_unknown}. The label holder "
+        "runs `flwr supernode register supernode.pub vfl`."
     )
     return Finding("registration", PROBLEM, said)
 
@@ -217,7 +256,7 @@ def _registered(where: Address, context: ssl.SSLContext, key: Path) -> Finding:
 def _call(where: Address, context: ssl.SSLContext, headers: dict[str, str]) -> tuple[int, object]:
     """Make a call that asks for nothing; return the status and Flower's code of the answer."""
     kind = {"Content-Type": "application/x-protobuf"}
-    with closing(HTTPSConnection(*where, timeout=_SECONDS, context=context)) as connection:
+    with closing(_called(where, context)) as connection:
         connection.request("POST", _CALL, b"", {**kind, **headers})
         reply = connection.getresponse()
         return reply.status, _code(reply)
@@ -255,7 +294,8 @@ def stream_port(host: str, ports: range) -> Finding:
     """Check whether a party reaches the first port for streams. Only a run listens there."""
     where = Address(host, ports[0])
     try:
-        socket.create_connection(where, _SECONDS).close()
+        with closing(proxies.connection(where, proxies.of_streams(host), None)) as made:
+            made.connect()
     except ConnectionRefusedError:
         said = f"{where} refuses: no run listens now. Check again while one does."
         return Finding("stream port", UNKNOWN, said)

@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.app import Context, RecordDict
 
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import is_locked
 from vfl_flower.config.names import in_words
 from vfl_flower.data.partitioned import OF_A_FILE, OF_A_FOLDER
 from vfl_flower.label_holder import checkpoint
@@ -44,7 +45,7 @@ def about(folder: Path, states: Sequence[Path]) -> Iterator[Finding]:
 
 def _summary(folder: Path) -> Finding:
     file = folder / "summary.json"
-    if (folder / "run.lock").exists():
+    if is_locked(folder / "run.lock"):
         return Finding("run", OK, f"A run uses {folder} now.")
     try:
         failure = json.loads(file.read_text())["failure"]
