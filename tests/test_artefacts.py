@@ -31,6 +31,7 @@ from tests.make_artefacts import (
 )
 from tests.organisations import ID, read, write
 from tests.secure import Parties
+from tests.serving import served
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed, whole
@@ -88,6 +89,26 @@ def test_a_model_predicts_the_same(name: str, folder: Path) -> None:
     if without:
         now = predicted(name, without=without)
         assert not differences(THEN[name]["predicted without"], now)
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("name", [name for name in CASES if name != "perturbed"])
+def test_a_model_is_served_with_the_same_scores(name: str, folder: Path) -> None:
+    unpack(name, folder)
+    case = CASES[name]
+    keys, nodes = dict[str, Any](), list[dict[str, Any]]()
+    if not case.divided:
+        made = organisations_of(name)
+        keys, nodes = {"dataset": made.keys["dataset"]}, list(made.node_configs)
+    (folder / "service").mkdir(0o700)
+    with served(folder / "run", folder / "service", keys, nodes) as found:
+        ids = sorted(found.loaded.rows.ids.tolist())
+        scores = found.ask(*ids)
+    now = {"prediction": " ".join(f"{each['prediction']:.8g}" for each in scores)}
+    if scores[0].get("probabilities"):
+        now["probability"] = " ".join(f"{each['probabilities']['1']:.8f}" for each in scores)
+    then = {**THEN[name]["predicted"]}
+    assert not differences({each: then[each] for each in now}, now)
 
 
 def test_a_finished_run_predicts_is_shown_and_is_grown_from(folder: Path) -> None:

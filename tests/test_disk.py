@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Iterator
@@ -18,19 +19,23 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from tests import organisations
 from tests.full_disk import full_after
-from tests.organisations import contents
+from tests.organisations import cancer, contents
+from tests.serving import served
 from tests.test_checkpoint import (
     CANCER,
     DPZV,
     Cut,
     assert_equal_runs,
+    cut_after,
     interrupted,
     quick,
     released,
     resumed,
 )
 from vfl_flower import client_app
+from vfl_flower.config.audit_log import verify
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import (
     append,
@@ -262,6 +267,108 @@ def test_a_full_disk_leaves_the_report_of_before(
     said = capsys.readouterr().err
     assert said.startswith(f"vfl: {page} cannot be written (File too large)")
     assert said.count("\n") == 1
+
+
+@contextmanager
+def full_below(folder: Path) -> Iterator[None]:
+    """Let no file in a folder be written, as on a full disk."""
+    write, sync = os.write, os.fsync
+
+    def check(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").startswith(str(folder)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def writes(file: int, content: bytes) -> int:
+        check(file)
+        return write(file, content)
+
+    def syncs(file: int) -> None:
+        check(file)
+        sync(file)
+
+    with patch("os.write", writes), patch("os.fsync", syncs):
+        yield
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("subsets", ["sampled", ""])
+def test_a_full_disk_of_a_party_costs_its_scores_until_there_is_room(
+    tmp_path: Path, subsets: str
+) -> None:
+    made = organisations.cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    (full := tmp_path / "states-1").mkdir(0o700)
+    made.words = [{"states": str(tmp_path / "states-0")}, {"states": str(full)}]
+    keys = {"epochs": 1, "bottom-hidden": 4, "batch-size": 64}
+    with (
+        full_below(full),
+        pytest.raises(VflError, match=r"^Party 1 failed: cannot save its state\. See its own log"),
+    ):
+        made.run("run", keys)
+    run = made.run("run", keys | ({"subsets": subsets} if subsets else {})).folder
+    nodes = made.node_configs
+    with served(run, tmp_path, {"dataset": f"files:{made.labels}"}, nodes) as found:
+        one = int(found.loaded.rows.ids[0])
+
+        def asked() -> tuple[int, Any]:
+            reply = found.http.post("/v1/predict", json={"ids": [one]})
+            said = reply.json()
+            return reply.status_code, said.get("error") or said["predictions"][0]["missing"]
+
+        assert asked() == (200, {})  # the control
+        with full_below(full):
+            said = asked()
+            assert asked() == said  # the first one was no accident
+        named = "The model needs all its parties, and these do not answer: party 1 (refused)."
+        assert said == ((200, {"1": "refused"}) if subsets else (503, named))
+        assert asked() == (200, {})
+    for party, lines in ((0, 4), (1, 2)):  # nothing was scored without a line
+        log = tmp_path / f"states-{party}" / f"party-{party}-audit.jsonl"
+        events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+        assert events.count("score") == lines
+        verify(log)
+
+
+SIDES = {"label holder": ("out", "home"), "party 0": ("states-0",), "party 1": ("states-1",)}
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("restored", [(), ("party 0",), ("label holder",), tuple(SIDES)])
+def test_backups_of_one_night_fit_and_of_two_nights_are_refused_or_fit(
+    tmp_path: Path, restored: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+    made = organisations.cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    made.words = [{"states": str(tmp_path / f"states-{party}")} for party in range(2)]
+    folders = [each for side in SIDES.values() for each in side]
+    keys = {"epochs": 3, "patience": 0.0, "bottom-hidden": 4, "batch-size": 32}
+    keys["checkpoint-every"] = 8
+
+    def back_up(night: str) -> None:
+        for each in folders:
+            shutil.copytree(tmp_path / each, tmp_path / night / each)
+
+    with cut_after(2), pytest.raises(Cut):
+        made.run("out", keys)
+    back_up("first")
+    made.resume("out")
+    back_up("second")
+    for side in restored:
+        for each in SIDES[side]:
+            shutil.rmtree(tmp_path / each)
+            shutil.copytree(tmp_path / "first" / each, tmp_path / each)
+    given, nodes = {"dataset": f"files:{made.labels}"}, made.node_configs
+    if restored == ("party 0",):
+        with (
+            pytest.raises(VflError, match=r"^Party 0 does not have checkpoint"),
+            served(tmp_path / "out", tmp_path, given, nodes),
+        ):
+            pass
+        return
+    with served(tmp_path / "out", tmp_path, given, nodes) as found:
+        assert found.service.about()["finished"] == (not restored)
+        assert found.ask(int(found.loaded.rows.ids[0]))[0]["missing"] == {}
+    if restored:
+        assert made.resume("out").summary["failure"] is None
 
 
 # --- damage -------------------------------------------------------------------------------------
