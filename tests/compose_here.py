@@ -155,6 +155,13 @@ def main(folder: Path) -> None:
         if SERVES:
             until(partial(here.is_healthy, "serve"), STARTING)
             outcomes["asked"] = here.run("train", ASK, "asked")
+            secrets = here.volume("bank-secrets")
+            (secrets / "serve.token").rename(secrets / "retired")
+            (secrets / "new").touch(0o600)
+            (secrets / "new").write_text("example a-new-token-of-enough-letters\n")
+            (secrets / "new").rename(secrets / "serve.token")
+            until(lambda: here.run("train", ASK, "asked-anew") == 0, 30.0)
+            outcomes["retired"] = here.run("train", ASK_BY_RETIRED, "retired")
             outcomes["serve"] = here.terminate("serve")  # parties serve one run at a time
         # --------------------------------------------------------------------------------------
         outcomes |= {
@@ -188,16 +195,18 @@ NEW_AGAIN = {**NEW, "out": "/results/scores-again.parquet"}
 LONG = {"dataset": "files:/data/labels.csv", "id": "person", "label": "label", "epochs": 100_000}
 LONG |= {"patience": 0, "window": 1, "out": "/results/long"}
 _ASK = """
-import json, ssl, urllib.request as u
+import json, ssl, sys, urllib.request as u
 trust = ssl.create_default_context(cafile='/run/secrets/superlink.crt')
-token = open('/run/secrets/serve.token').read().split()[1]
+token = open('/run/secrets/' + sys.argv[1]).read().split()[1]
 ids = [int(line.split(',')[0]) for line in open('/data/labels.csv').readlines()[1:4]]
 ask = u.Request('https://localhost:8443/v1/predict', json.dumps({'ids': ids}).encode(),
                 {'Authorization': f'Bearer {token}', 'Content-Type': 'application/json'})
 print(u.urlopen(ask, timeout=30, context=trust).read().decode())
 """
-ASK = ["python", "-P", "-c", _ASK]
+ASK = ["python", "-P", "-c", _ASK, "serve.token"]
 """Asks for three predictions, as the README's curl does."""
+ASK_BY_RETIRED = [*ASK[:-1], "retired"]
+"""Asks by a token that was replaced."""
 
 
 if __name__ == "__main__":

@@ -96,6 +96,14 @@ def test_the_service_answers(home: Path) -> None:
     assert text.count("prediction") >= 3, text
 
 
+@pytest.mark.skipif(not SERVES, reason="`vfl serve` is not there yet")
+def test_a_token_is_replaced_among_the_secrets_without_a_restart(home: Path) -> None:
+    assert (home / "asked-anew.log").read_text().count("prediction") >= 3
+    assert outcomes(home)["retired"] != 0
+    assert "HTTP Error 401" in (home / "retired.log").read_text()
+    assert (home / "asked.log").read_text().count("prediction") >= 3  # the control: before
+
+
 def test_secrets_stay_with_their_owner(home: Path) -> None:
     volumes = home / "volumes"
     secret = {

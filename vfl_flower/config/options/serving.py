@@ -23,8 +23,8 @@ class ServingConfig:
     )
     serve_certificate: str = key(
         "",
-        "Names the file of the TLS certificate (PEM) for `serve-address`. Without it, the label "
-        "holder listens on this machine only.",
+        "Names the file of the TLS certificate (PEM) for `serve-address`. A renewed file counts "
+        "within a second. Without it, the label holder listens on this machine only.",
         example="task='serve' model='runs/a' serve-certificate='bank.crt' serve-key='bank.key'",
         engine=_FLOWER,
         related=("serve-key", "serve-address"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vfl_flower.config.errors import SharedError, VflError
-from vfl_flower.config.files import check_own, unsealed
+from vfl_flower.config.files import check_own, is_secret, unsealed
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, many, some
 
 _GIB = 2**30
@@ -49,8 +49,9 @@ def _permissions(folder: Path, private: bool) -> Finding:
 
 
 def _secret_files(folder: Path) -> Iterator[Finding]:
-    files = sorted({file for pattern in _SECRET for file in folder.glob(pattern)})
-    shared = [file for file in files if file.stat().st_mode & _OTHERS]
+    found = {file for pattern in _SECRET for file in folder.glob(pattern)}
+    files = sorted(file for file in found if file.exists())  # a link may lead nowhere
+    shared = [file for file in files if not is_secret(file)]
     for file in shared:
         mode = file.stat().st_mode & 0o777
         said = f"Others can read {file} (mode {mode:04o}). Run `chmod 600 {file}`, and replace it."

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPSConnection
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from vfl_flower.config.checks import direct_to_loopback, is_loopback
 from vfl_flower.tools.doctor.finding import OK, WARNING, Finding
@@ -23,9 +23,7 @@ SECONDS = 10.0
 
 def of_supernode(host: str) -> str:
     """Return the proxy through which a SuperNode calls a host; empty if it calls directly."""
-    known = getproxies_environment()
-    if is_loopback(host) or proxy_bypass_environment(host, known):
-        return ""
+    known = {} if is_loopback(host) or proxy_bypass(host) else getproxies_environment()
     return known.get("https") or known.get("all") or ""
 
 
