@@ -139,7 +139,6 @@ class Service:
         self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
     ) -> None:
         self.metrics, self._audit, self.refusals = Metrics(), audit, Refusals(audit)
-        self.folder = audit.path.parent
         self._load = load
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)

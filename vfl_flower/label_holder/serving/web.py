@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -194,7 +195,8 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
             service.refusals.count(status, caller)
 
     guard = Guard(app, tokens, _OPEN, answered)
-    service.metrics.watch(Surroundings(service.folder, guard))
+    folder = Path(service.loaded.config.model).expanduser()  # it has the audit log too
+    service.metrics.watch(Surroundings(folder, guard))
     return guard
 
 
