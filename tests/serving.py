@@ -19,7 +19,8 @@ from vfl_flower import client_app
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.serving.listening import listening
-from vfl_flower.label_holder.serving.service import Loaded, Service
+from vfl_flower.label_holder.serving.loaded import Loaded
+from vfl_flower.label_holder.serving.service import Service
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.label_holder.serving.web import app_of
 from vfl_flower.party import scoring

@@ -40,6 +40,7 @@ from vfl_flower.data.ids import encode_ids
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.predict import UploadCount
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -49,6 +50,7 @@ from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
@@ -585,6 +587,33 @@ def test_a_journal_of_predictions_of_another_run_counts_no_less(
     shutil.copy(tmp_path / "other", tmp_path / "run" / "predictions.journal")
     with pytest.raises(ConfigError, match="is of another run, and without it nobody knows"):
         spent("run")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_count_reads_its_journal_again_only_if_others_write_to_it(
+    spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """The control: a journal that is never current is read as often as a row is released."""
+    reads: list[Path] = []
+    read = Journal.read
+    monkeypatch.setattr(
+        Journal, "read", lambda journal, *mark: reads.append(journal.path) or read(journal, *mark)
+    )
+    if not kept:
+        monkeypatch.setattr(Journal, "is_current", False)
+    found = checkpoint.load(tmp_path / "run")
+    rows, before = len(found.arrays["table.rows"]), found.strategy["uploads"]
+    count = UploadCount(resolve({"model": str(tmp_path / "run")}), found)
+    for times in range(1, 11):
+        assert count.add() == epsilon(found.config, rows, before + times)
+    assert len(reads) == (1 if kept else 10)
+    assert spent("run") == 11  # a prediction beside the service
+    assert count.add(2) == epsilon(found.config, rows, before + 13)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert spent("copy") == 14
+    assert count.add() == epsilon(found.config, rows, before + 15)
+    (tmp_path / "run" / "predictions.journal").unlink()
+    assert count.add() == epsilon(found.config, rows, before + 16)
 
 
 def test_a_prediction_that_is_killed_after_its_count_stays_counted(

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,14 +26,15 @@ from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from tests.serving import Served, served
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import write_sealed
 from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import explaining as explaining_module
 from vfl_flower.label_holder.serving import new_ids, requests, web
 from vfl_flower.label_holder.serving.explaining import Explaining
+from vfl_flower.label_holder.serving.loaded import Loaded
 from vfl_flower.label_holder.serving.new_ids import NewIds
 from vfl_flower.label_holder.serving.requests import BATCH, Piece, Queue, Request, UnavailableError
-from vfl_flower.label_holder.serving.service import Loaded, Service
+from vfl_flower.label_holder.serving.service import Service
+from vfl_flower.label_holder.serving.turns import Turns
 from vfl_flower.party import scoring
 from vfl_flower.party.limits import add, refused_rows
 
@@ -369,45 +370,91 @@ def test_made_up_ids_of_one_caller_leave_the_others_theirs(
     assert outcomes.count("new-ids") == len(refused)
 
 
-class _Inline(Executor):
-    """The control: it counts where it is asked to, in the event loop."""
+class _Inline(Turns):
+    """The control: it makes a call where it is asked to, in the event loop."""
 
-    def submit(self, call: Any, /, *given: Any, **named: Any) -> Future[Any]:
-        found = Future[Any]()
-        found.set_result(call(*given, **named))
-        return found
+    async def run(self, caller: str, call: Callable[[], Any]) -> Any:
+        return call()
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_while_a_count_of_new_ids_waits_for_the_disk_other_callers_are_answered(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, apart: bool
+@pytest.mark.parametrize("file", ["new ids", "audit log"])
+def test_while_a_file_waits_for_the_disk_the_web_answers_others(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, file: str, apart: bool
 ) -> None:
     organisations, new = newcomers
     writing, written = Event(), Event()
 
-    def slow(path: Path, content: bytes) -> None:
+    def slow(*given: Any, **fields: Any) -> None:
         writing.set()
         assert written.wait(30)
-        write_sealed(path, content)
+        write(*given, **fields)
 
     with (
         serving(organisations, tmp_path) as found,
         found.shop as shop,
-        patch.object(new_ids, "write_sealed", slow),
         ThreadPoolExecutor(1) as pool,
     ):
+        service, known = found.service, [int(found.loaded.rows.ids[0])]
+        owner, name = (new_ids, "write_sealed") if file == "new ids" else (service._audit, "write")
+        write = getattr(owner, name)
         if not apart:
-            found.service._counting = _Inline()
-        known = {"ids": [int(found.loaded.rows.ids[0])]}
-        try:
-            counted = pool.submit(found.http.post, "/v1/predict", json={"ids": new[:1]})
-            assert writing.wait(30)
-            with nullcontext() if apart else pytest.raises(httpx.ReadTimeout):
-                reply = shop.post("/v1/predict", json=known, timeout=30 if apart else 0.5)
-                assert reply.status_code == 200 and not counted.done()
-        finally:
-            written.set()
-        assert counted.result().status_code == 200  # and not before the count was written
+            service._counting = service.recording = _Inline("inline")
+        with patch.object(owner, name, slow):
+            ask = partial(shop.post, "/v1/predict", json={"ids": known})
+            if file == "audit log":  # whose line is due before the answer
+                ask = partial(shop.get, "/v1/model")
+            try:
+                due = pool.submit(found.http.post, "/v1/predict", json={"ids": new[:1]})
+                assert writing.wait(30)
+                with nullcontext() if apart else pytest.raises(httpx.ReadTimeout):
+                    reply = ask(timeout=30 if apart else 0.5)
+                    assert reply.status_code == 200 and not due.done()
+            finally:
+                written.set()
+            assert due.result().status_code == 200  # and not before the disk has it
+
+
+@pytest.mark.parametrize("fair", [True, False])
+@pytest.mark.parametrize("what", ["new ids", "audit log"])
+def test_callers_take_turns_for_the_disk(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, what: str, fair: bool
+) -> None:
+    """One caller lines up 40 calls. The control has one line for all callers."""
+    order: list[str] = []
+    begin = Event()
+
+    async def play(service: Service) -> None:
+        async def ask(caller: str, number: int) -> None:
+            if what == "audit log":
+                write = service.line([1], str(number), caller, None, "answered")
+                await service.recording.run(caller if fair else "", write)
+            else:
+                asked = Request("", caller, [-9 - number], lambda answer: None)
+                await service.admit(asked)
+            order.append(caller)
+
+        greedy = [asyncio.create_task(ask("greedy", number)) for number in range(40)]
+        await asyncio.sleep(0)
+        modest = asyncio.create_task(ask("modest", 99))
+        await asyncio.sleep(0)
+        begin.set()
+        await asyncio.gather(modest, *greedy)
+
+    def slow(*given: Any, **fields: Any) -> None:
+        assert begin.wait(30)
+
+    with serving(newcomers[0], tmp_path) as found:
+        service = found.service
+        turn = service._counting._turn
+        with (
+            patch.object(service._audit, "write", slow),
+            patch.object(service, "_new_ids", SimpleNamespace(count=slow)),
+            patch.object(service.queue, "put", lambda request: True),
+            nullcontext() if fair else patch.object(service._counting, "_turn", lambda _: turn("")),
+        ):
+            asyncio.run(play(service))
+    assert (order.index("modest") <= 2) == fair
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -451,7 +498,8 @@ def test_a_service_that_has_ended_leaves_no_thread(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     def counting() -> bool:
-        return any(each.name.startswith("new ids") for each in threading.enumerate())
+        names = ("new ids", "audit lines")
+        return any(each.name.startswith(names) for each in threading.enumerate())
 
     with serving(newcomers[0], tmp_path) as found:
         found.ask(newcomers[1][0])

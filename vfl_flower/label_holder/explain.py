@@ -29,7 +29,7 @@ from vfl_flower.data.source import Preparation
 from vfl_flower.label_holder import checkpoint, explanation, told_figures
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.importance import Score
-from vfl_flower.label_holder.predict import count_uploads, counts_uploads, embeddings
+from vfl_flower.label_holder.predict import UploadCount, counts_uploads, embeddings
 from vfl_flower.label_holder.predictions import labelled
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import (
@@ -96,7 +96,8 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     folder = Path(config.running.out or config.model).expanduser()
     with told(folder):
         make_folder(folder)  # before anything is spent
-    epsilon = count_uploads(config, found)
+    uploads = UploadCount(config, found)
+    epsilon = uploads.add()
     order = ExplainOrder(run=found.run, number=found.number, repeats=config.repeats)
     asked = transport, config, predictor, rows, there, order, Explained
     blocks, present, answers = embeddings(*asked)
@@ -118,7 +119,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     most = max((each.features for each in turns.values()), default=0) * config.repeats
     if most and counts_uploads(found):
         # A record's features are in its own uploads, and in uploads of rows that get a value of it.
-        epsilon = count_uploads(config, found, 2 * most)
+        epsilon = uploads.add(2 * most)
     _permute(transport, config, predictor, turns)
     refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
     explanation.write(

@@ -88,7 +88,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     if rows.labels is not None:
         check_segments(rows.segments)  # before parties are asked
     predictor = Predictor(found, rows.own.shape[1])
-    epsilon = count_uploads(config, found)
+    epsilon = UploadCount(config, found).add()
     order = PredictOrder(run=found.run, number=found.number)
     blocks, present, answers = embeddings(
         transport, config, predictor, rows, there, order, Predicted
@@ -239,36 +239,58 @@ def counts_uploads(found: Checkpoint) -> bool:
     return mechanism.perturbs_uploads and mechanism.claims
 
 
-def count_uploads(config: RunConfig, found: Checkpoint, uploads: int = 1) -> float | None:
-    """Count uploads of a row, and return the epsilon of perturbed embeddings.
+class UploadCount:
+    """Counts uploads of a row under noise on embeddings, and knows their epsilon.
 
-    Count the uploads before they happen, in a file beside the run and in a second count. Assume
-    that they are uploads of the rows that were uploaded most.
-
-    Raises
-    ------
-    ConfigError
-        If a journal is damaged or of another run, or if a journal of training is older than it was.
+    It counts the uploads before they happen, in a file beside the run and in a second count. It
+    assumes that they are uploads of the rows that were uploaded most.
     """
-    if not counts_uploads(found):
-        return None
-    folder = Path(config.model).expanduser()
-    path, run = folder / "predictions.journal", found.origin.partition("-")[0]
-    with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
-        journal = Journal(path, run, second_count(found.origin, path.name))
-        times = uploads + sum(1 for _ in journal.read())
-        if journal.run != run and "origin" in found.strategy:  # 0.2.0 named another resumed run
+
+    def __init__(self, config: RunConfig, found: Checkpoint) -> None:
+        self._folder, self._found = Path(config.model).expanduser(), found
+        self._journal: Journal | None = None
+        self._times = 0  # that the journal counts
+        self._trained = 0
+
+    def add(self, uploads: int = 1) -> float | None:
+        """Count uploads, and return the epsilon of perturbed embeddings; None without them.
+
+        Read the file only if it is new, or if something else has written to it.
+
+        Raises
+        ------
+        ConfigError
+            If a journal is damaged or of another run, or if a journal of training is older than it
+            was.
+        """
+        found = self._found
+        if not counts_uploads(found):
+            return None
+        path = self._folder / "predictions.journal"
+        with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
+            if self._journal is None or not self._journal.is_current:
+                self._journal, self._times = self._read(path)
+                self._trained = _trained(self._folder, found)
+            lost = self._journal.lost
+            self._journal.write(Event(EVALUATE, 0), uploads + lost)
+            self._times += uploads
+        rows = len(found.arrays["table.rows"])
+        times = self._trained + self._times
+        return mechanism_of(found.config).epsilon_of_uploads(rows, times)
+
+    def _read(self, path: Path) -> tuple[Journal, int]:
+        run = self._found.origin.partition("-")[0]
+        journal = Journal(path, run, second_count(self._found.origin, path.name))
+        times = sum(1 for _ in journal.read())
+        if journal.run != run and "origin" in self._found.strategy:  # 0.2.0 named another one
             raise refused(path, "of another run")
-        if lost := journal.lost:
+        if journal.lost:
             notice.warning(
                 "%s lacks %d predictions that %s has: it was deleted, restored or copied. They "
                 "count.",
-                *(path, lost, journal.second),
+                *(path, journal.lost, journal.second),
             )
-        times += lost
-        journal.write(Event(EVALUATE, 0), uploads + lost)
-    rows = len(found.arrays["table.rows"])
-    return mechanism_of(found.config).epsilon_of_uploads(rows, _trained(folder, found) + times)
+        return journal, times + journal.lost
 
 
 def _trained(folder: Path, found: Checkpoint) -> int:

@@ -5,16 +5,15 @@ A request computes them in pieces. Callers that wait take turns, a piece each.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.contribution_to_score import Explainer, ScoredRows
 from vfl_flower.label_holder.serving.requests import Score, UnavailableError
+from vfl_flower.label_holder.serving.turns import Turns
 
 log = logging.getLogger("flwr")
 
@@ -25,10 +24,8 @@ class Explaining:
     """The requests that wait for contributions. Only the web's thread uses it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "contributions")
+        self._turns = Turns("contributions")
         self._requests = Counter[str]()  # by caller
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the next one first
-        self._busy = False
 
     @contextmanager
     def counted(self, caller: str, explains: bool) -> Iterator[None]:
@@ -57,43 +54,13 @@ class Explaining:
             If that fails.
         """
         for piece in pieces:
-            await self._turn(caller)
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, piece)
+                await self._turns.run(caller, piece)
             except VflError:
                 raise
             except Exception:
                 log.exception("The service failed to explain scores.")
                 raise VflError("The service failed. Its log says why.") from None
-            finally:
-                self._next()
-
-    async def _turn(self, caller: str) -> None:
-        """Wait until the thread is free for this caller."""
-        if not self._busy:
-            self._busy = True
-            return
-        waits = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(caller, deque()).append(waits)
-        try:
-            await waits
-        except asyncio.CancelledError:
-            if waits.done() and not waits.cancelled():  # its turn had come
-                self._next()
-            raise
-
-    def _next(self) -> None:
-        """Give the thread to the next caller that waits."""
-        self._busy = False
-        while self._lines and not self._busy:
-            caller, line = next(iter(self._lines.items()))
-            del self._lines[caller]
-            waits = line.popleft()
-            if line:
-                self._lines[caller] = line
-            if not waits.done():
-                self._busy = True
-                waits.set_result(None)
 
 
 def add_contributions(

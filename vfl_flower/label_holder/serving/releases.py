@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.predict import count_uploads, counts_uploads
+from vfl_flower.label_holder.predict import UploadCount, counts_uploads
 
 
 class Releases:
@@ -24,7 +24,7 @@ class Releases:
     """
 
     def __init__(self, config: RunConfig, found: Checkpoint, rows: int) -> None:
-        self._config, self._found = config, found
+        self._uploads = UploadCount(config, found)
         self._times = np.zeros(rows, np.int64) if counts_uploads(found) else None
         self._of_ids: Counter[bytes] = Counter()  # of ids outside the alignment
         self._counted = 0
@@ -43,5 +43,5 @@ class Releases:
         self._of_ids.update(ids)
         most = max([self._times[rows].max(initial=0), *(self._of_ids[one] for one in ids)])
         if most > self._counted:
-            self.epsilon = count_uploads(self._config, self._found, int(most) - self._counted)
+            self.epsilon = self._uploads.add(int(most) - self._counted)
             self._counted = int(most)

@@ -58,7 +58,8 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         )
     try:
         from vfl_flower.label_holder.serving.listening import listening
-        from vfl_flower.label_holder.serving.service import Loaded, Service
+        from vfl_flower.label_holder.serving.loaded import Loaded
+        from vfl_flower.label_holder.serving.service import Service
         from vfl_flower.label_holder.serving.web import app_of
     except ImportError as error:
         raise ConfigError(

@@ -6,12 +6,11 @@ for nobody. A large request takes several batches (`requests.Queue`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,16 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
-from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.calibration import check_fitted
-from vfl_flower.label_holder.contribution_to_score import Explainer, ScoredRows
-from vfl_flower.label_holder.drift import DriftWatch
+from vfl_flower.label_holder.contribution_to_score import ScoredRows
 from vfl_flower.label_holder.predictions import predicted_columns
-from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
-from vfl_flower.label_holder.serving.embeddings import Embedded, Embeddings
+from vfl_flower.label_holder.serving.embeddings import Embedded
 from vfl_flower.label_holder.serving.explaining import add_contributions
 from vfl_flower.label_holder.serving.guard import Refusals
+from vfl_flower.label_holder.serving.loaded import Loaded
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.new_ids import NewIds
-from vfl_flower.label_holder.serving.parties import UNKNOWN, Parties, refusal_of
-from vfl_flower.label_holder.serving.releases import Releases
+from vfl_flower.label_holder.serving.parties import UNKNOWN, refusal_of
 from vfl_flower.label_holder.serving.requests import (
     MOST_IDS,
     UNASKED,
@@ -47,8 +40,7 @@ from vfl_flower.label_holder.serving.requests import (
     Score,
     UnavailableError,
 )
-from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.transport.base import Transport
+from vfl_flower.label_holder.serving.turns import Turns, apart
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
@@ -58,71 +50,6 @@ _MORE = 256  # work of a batch for which parties get `score-timeout` once more
 _LOOK = 1.0  # seconds between two looks for a new version
 _FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
-
-
-class Loaded:
-    """One version of the model: its rows, its top model, and the parties that have loaded it.
-
-    Parameters
-    ----------
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        config: RunConfig,
-        given: Mapping[str, Any],
-        run: str,
-        metrics: Metrics,
-    ) -> None:
-        self.config = config
-        self.found = found = checkpoint.load(config.model)
-        check_fitted(found)
-        there = available_parties(config, found)
-        dataset = given.get("dataset", found.config.data.dataset)
-        kind, _, path = dataset.partition(":")
-        self._paths = [Path(config.model) / checkpoint.FILE, *([Path(path)] * (kind == "files"))]
-        self.files = self._versions()
-        self.rows = rows_to_predict(transport, config, given, found, run, there)
-        self.predictor = Predictor(found, self.rows.own.shape[1])
-        of_explainer = Predictor(found, self.rows.own.shape[1])  # its thread may share no module
-        self.explainer = Explainer(of_explainer, self.rows.own.shape[1])
-        self.any_subset = aggregation_of(found.config).any_subset
-        self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
-        self.parties.begin(there)
-        self.drift = DriftWatch(found, self.predictor.columns)
-        self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
-        self.releases = Releases(config, found, len(self.rows.ids))
-        self.name = f"{found.run}/{found.number}"
-        ids = self.rows.ids.tolist()
-        self._row_of = {encoded(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
-
-    def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
-        """Return the position of each id, or -1 for an id that is not known."""
-        rows = (self._row_of.get(encoded(one), -1) for one in ids)
-        return np.fromiter(rows, np.int64, len(ids))
-
-    @property
-    def is_outdated(self) -> bool:
-        """Return whether the checkpoint or the label holder's file has changed since."""
-        now = self._versions()
-        return now != self.files and 0 not in now
-
-    def is_known(self) -> None:
-        """Do not load the present files again."""
-        self.files = self._versions()
-
-    def _versions(self) -> list[int]:
-        """Return when the files were last written; 0 for a file that is not there."""
-        found = []
-        for each in self._paths:
-            try:
-                found.append(each.expanduser().stat().st_mtime_ns)
-            except OSError:
-                found.append(0)
-        return found
 
 
 class Service:
@@ -143,8 +70,10 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
         self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
-        # One thread counts, a request at a time: others need not wait for the disk.
-        self._counting: Executor = ThreadPoolExecutor(1, "new ids")
+        # A thread each: neither the web nor the scores wait for the disk.
+        self._counting, self.recording = Turns("new ids"), Turns("audit lines")
+        self._refusing = Future[None]()  # of the last calls that were refused
+        self._refusing.set_result(None)
         self._looked = time.monotonic()
         self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
@@ -197,42 +126,40 @@ class Service:
                 )
             loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
             if most and loaded.embeddings.can_find:
-                unknown = np.flatnonzero(loaded.rows_of(request.ids) < 0).tolist()
-                request.new = frozenset(request.ids[at] for at in unknown)
+                request.new = await apart(loaded.unknown, request.ids)
             if request.new and not self.queue.closed:
                 count = partial(self._new_ids.count, request.caller, request.new, most)
-                await asyncio.get_running_loop().run_in_executor(self._counting, count)
+                await self._counting.run(request.caller, count)
             if not self.queue.put(request):
                 raise UnavailableError("The service is ending.", "ending")
 
     def close(self) -> None:
-        """End the thread that counts, once no request comes any more."""
-        self._counting.shutdown()
+        """End the threads of this service, once no request comes any more."""
+        self._counting.close()
+        self.recording.close()
 
-    def record(
+    def line(
         self,
+        ids: Sequence[int | str],
         request: str,
         caller: str,
-        ids: Sequence[int | str],
         found: Answers | None,
         outcome: str,
-    ) -> None:
-        """Write a request to the audit log, before it is answered.
+    ) -> Callable[[], None]:
+        """Return what writes a request to the audit log, before it is answered.
+
+        It raises `VflError` if the log cannot be written.
 
         Parameters
         ----------
         ids : ids of the request; none of a request that is refused as invalid.
         found : the answers; None if there are none.
-
-        Raises
-        ------
-        VflError
-            If the log cannot be written.
         """
         asked = () if outcome in UNASKED else ids  # else refused calls could fill the disk
         model, scores, explain = found or Answers(self.loaded.name, [])
         used = Counter(party for score in scores for party in score["parties"])
-        self._audit.write(
+        return partial(
+            self._audit.write,
             "score",
             request=request,
             caller=caller,
@@ -276,7 +203,8 @@ class Service:
         now = time.monotonic()
         if now > self._looked + _LOOK:
             self._looked = now
-            self._record_refusals()
+            if self._refusing.done():
+                self._refusing = self.recording.submit(self._record_refusals)
             if self.loaded.is_outdated:
                 while begun := self.queue.take(begun=True):  # one version answers a request
                     self._answer(begun)
@@ -293,7 +221,7 @@ class Service:
             if batch:
                 self._answer(batch)
             elif self.queue.closed:
-                self._record_refusals()
+                self.recording.submit(self._record_refusals).result()
                 return
             else:
                 self.loaded.parties.look(_IDLE)

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,10 +29,12 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.serving import requests
 from vfl_flower.label_holder.serving.explaining import Explaining
 from vfl_flower.label_holder.serving.guard import Guard
+from vfl_flower.label_holder.serving.loaded import Loaded
 from vfl_flower.label_holder.serving.metrics import Surroundings
 from vfl_flower.label_holder.serving.requests import Answers, UnavailableError
-from vfl_flower.label_holder.serving.service import Loaded, Service
+from vfl_flower.label_holder.serving.service import Service
 from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.label_holder.serving.turns import apart
 from vfl_flower.transport.nodes.gate import LogBudget
 
 log = logging.getLogger("flwr.serving")
@@ -126,7 +128,7 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
                 with explaining.counted(caller, query.explain):
                     found = await scored(name, caller, query)
                     await explaining.run(caller, found.explain)
-                outcome, reply = "answered", await _apart(_answer, ids, name, found)
+                outcome, reply = "answered", await apart(_answer, ids, name, found)
         except ValidationError as error:
             outcome, reply = "invalid", _refusal(422, _sentence(error), name)
         except UnavailableError as error:
@@ -135,11 +137,12 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
         except VflError as error:
             reply = _refusal(500, str(error), name)
         except asyncio.CancelledError:  # the service ends, and waits no longer
-            _record(ids, service, name, caller, found, outcome)
+            with suppress(VflError):
+                service.line(ids, name, caller, found, outcome)()
             raise
         except Exception:
             log.exception("The service failed to answer.")
-        unwritten = await _apart(_record, ids, service, name, caller, found, outcome)
+        unwritten = await _record(ids, service, name, caller, found, outcome)
         if outcome != "invalid":
             _count(service, "failed" if unwritten else outcome, len(ids), began)
         return unwritten or reply
@@ -210,13 +213,6 @@ def _problem(query: Query, loaded: Loaded) -> str:
     return loaded.explainer.refusal
 
 
-async def _apart(call: Callable[..., Response | None], ids: requests.Ids, *more: Any) -> Any:
-    """Make a call, in a thread if there are many ids: other callers do not wait for it."""
-    if len(ids) > requests.BATCH:
-        return await asyncio.to_thread(call, ids, *more)
-    return call(ids, *more)
-
-
 def _answer(ids: requests.Ids, name: str, found: Answers) -> Response:
     pairs = zip(ids, found.scores, strict=True)
     predictions = [{"id": one, **score} for one, score in pairs]
@@ -235,7 +231,7 @@ def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None
         future.set_result(found)
 
 
-def _record(
+async def _record(
     ids: requests.Ids,
     service: Service,
     name: str,
@@ -245,7 +241,8 @@ def _record(
 ) -> Response | None:
     """Write a request to the audit log; return a refusal if that is not possible."""
     try:
-        service.record(name, caller, ids, found, outcome)
+        write = await apart(service.line, ids, name, caller, found, outcome)
+        await service.recording.run(caller, write)
     except VflError as error:
         log.error("%s", error)
         sentence = "The audit log cannot be written, so nothing is answered."

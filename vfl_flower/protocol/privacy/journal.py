@@ -92,6 +92,17 @@ class Journal:
         """Return the current position, once the file has been read."""
         return self._events, self._last.hex()
 
+    @property
+    def is_current(self) -> bool:
+        """Return whether nothing else has written to the file, or to the second count."""
+        try:
+            there, mine = self.path.stat(), os.fstat(self._file.fileno())
+            size = self.second.stat().st_size if self.second else 0
+        except OSError:
+            return False
+        same = os.path.samestat(there, mine) and there.st_size == self._file.tell()
+        return same and size // _CHECKSUM * _CHECKSUM == self._counted
+
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
         """Yield all events. Then events can be written.
 
