@@ -7,6 +7,7 @@ forward pass of the models.
 
     python -m benchmarks.serve
     python -m benchmarks.serve --requests 1000000   # and how much memory they take
+    python -m benchmarks.serve --only mixed         # small callers beside one of large requests
 """
 
 from __future__ import annotations
@@ -21,19 +22,25 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pandas as pd
 import psutil
 import torch
 
 from vfl_flower.alignment.psi import Blinding
+from vfl_flower.config.audit_chain import hashes_of
 from vfl_flower.label_holder.serving.serve import PROCESS
+from vfl_flower.label_holder.serving.web import Query
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.models.bottoms import build_bottom
@@ -54,6 +61,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=3.0, metavar="S", help="before and after a party is killed"
     )
+    parser.add_argument("--only", choices=["mixed"], help="measure this alone")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vfl-serve-") as temporary:
         folder = Path(temporary)
@@ -70,9 +78,21 @@ def main() -> None:
         key, certificate = self_signed("127.0.0.1")
         (folder / "key.pem").write_bytes(key)
         (folder / "cert.pem").write_bytes(certificate)
+        names = ["default", "large", *(f"small-{number}" for number in range(CLIENTS))]
+        with open(folder / "run" / "serve.token", "w", opener=_private) as tokens:
+            tokens.writelines(f"{name} {name}-{'x' * 20}\n" for name in names)
         with ExitStack() as stack:
             deployed = Deployment(folder, keys, nodes, stack)
-            figures(deployed, ids, table, given.requests, given.seconds)
+            if not given.only:
+                figures(deployed, ids, table, given.requests)
+            mixed(folder, deployed.port, ids[:-NEW], table, given.seconds)
+            if not given.only:
+                killed(deployed, ids, table, given.seconds)
+            floors(folder, ids)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def files(folder: Path, people: int) -> tuple[list[str], dict[str, Any], list[dict[str, Any]]]:
@@ -139,9 +159,9 @@ class Deployment:
 class Caller:
     """One client with one connection."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, name: str = "default") -> None:
         self.port, self.tls = port, ssl.create_default_context(cafile=f"{folder}/cert.pem")
-        self.tokens = folder / "run" / "serve.token"
+        self.token = f"{name}-{'x' * 20}"
         self.http: http.client.HTTPSConnection | None = None
 
     def ask(self, ids: Sequence[str]) -> tuple[int, dict[str, Any]]:
@@ -160,15 +180,12 @@ class Caller:
         """Return status and answer."""
         if self.http is None:
             self.http = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.tls)
-        token = self.tokens.read_text().split()[1] if self.tokens.exists() else ""
-        self.http.request(method, path, body, {"Authorization": f"Bearer {token}"})
+        self.http.request(method, path, body, {"Authorization": f"Bearer {self.token}"})
         reply = self.http.getresponse()
         return reply.status, json.loads(reply.read() or b"{}")
 
 
-def figures(
-    deployed: Deployment, ids: list[str], table: pd.DataFrame, requests: int, seconds: float
-) -> None:
+def figures(deployed: Deployment, ids: list[str], table: pd.DataFrame, requests: int) -> None:
     """Measure and print."""
     folder, port = deployed.folder, deployed.port
     server = psutil.Process(int((folder / "run" / PROCESS).read_text()))
@@ -197,8 +214,66 @@ def figures(
     if requests > 2000:
         memory(folder, port, server, some, requests)
     new_ids(folder, port, table)
-    killed(deployed, ids, table, seconds)
-    floors(folder)
+
+
+def mixed(folder: Path, port: int, ids: list[str], table: pd.DataFrame, seconds: float) -> None:
+    """Ask with small callers at a fixed rate, first alone and then beside a caller of 10,000 ids.
+
+    A small request counts from the moment when it is due, so that a stall hides none. The caller of
+    10,000 ids is another process, whose work on its answers delays no small caller.
+    """
+    print(f"\n{CLIENTS} small callers at {GOAL_RATE} requests a second, {seconds:g} s each")
+    many = np.resize(ids, 10_000).tolist()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        process.submit(large, folder, port, many, 0.0).result()  # warm
+        alone, _ = small(folder, port, ids, table, lambda: time.sleep(seconds))
+        asked = partial(process.submit, large, folder, port, many, seconds)
+        tail, (statuses, last) = small(folder, port, ids, table, lambda: asked().result())
+    row("alone, 99 %", alone, "ms")
+    row("beside 10,000 ids a request, 99 %", tail, "ms", 1.5 * alone)
+    answered = statuses.count(200)
+    row("large requests that were answered", 100 * answered / len(statuses), "%", 100, more=True)
+    row("ids a second in large requests", 10_000 * answered / seconds, "/s")
+    print(
+        f"the last large answer is {'' if is_right(200, last, table) else 'un'}like `vfl predict`"
+    )
+
+
+def large(folder: Path, port: int, ids: list[str], seconds: float) -> tuple[list[int], Any]:
+    """Ask for many ids again and again; return the statuses, and the last answer."""
+    mine, until = Caller(folder, port, "large"), time.monotonic() + seconds
+    found = [mine.ask(ids)]
+    while time.monotonic() < until:
+        found = [*((status, {}) for status, _ in found), mine.ask(ids)]
+    return [status for status, _ in found], found[-1][1]
+
+
+def small(
+    folder: Path, port: int, ids: list[str], table: pd.DataFrame, wait: Callable[[], Any]
+) -> tuple[float, Any]:
+    """Ask with small callers until a call returns; return the 99th percentile, and its result."""
+    ended, took, failed = threading.Event(), list[float](), Counter[int]()
+
+    def ask(number: int) -> None:
+        mine, at = Caller(folder, port, f"small-{number}"), number
+        mine.ask([ids[0]])  # warm
+        due = time.perf_counter() + number / GOAL_RATE
+        while not ended.is_set():
+            time.sleep(max(0.0, due - time.perf_counter()))
+            status, said = mine.ask([ids[at % len(ids)]])
+            took.append(1000 * (time.perf_counter() - due))
+            failed[status] += not is_right(status, said, table)
+            at, due = at + CLIENTS, due + CLIENTS / GOAL_RATE
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        asking = [pool.submit(ask, number) for number in range(CLIENTS)]
+        found = wait()
+        ended.set()
+        for each in asking:
+            each.result()
+    bad = {status: count for status, count in failed.items() if count}
+    print(f"{len(took)} small requests; refused or unlike `vfl predict`: {bad or 'none'}")
+    return float(np.percentile(took, 99)), found
 
 
 def is_right(status: int, said: dict[str, Any], table: pd.DataFrame) -> bool:
@@ -319,7 +394,7 @@ def killed(deployed: Deployment, ids: list[str], table: pd.DataFrame, seconds: f
     print(f"{flagged[0]} answers flagged, {wrong[0]} wrong, {len(failures)} refused")
 
 
-def floors(folder: Path) -> None:
+def floors(folder: Path, ids: list[str]) -> None:
     """Print what this machine needs for the parts that every answer has."""
     print("\nthe machine's floor, in the same run")
     times = grpc_round_trips(folder)
@@ -330,6 +405,19 @@ def floors(folder: Path) -> None:
     bottom = build_bottom(resolve({}), 0, x[0], 16).eval()
     with torch.no_grad():
         row("one forward pass of a bottom model", _each(lambda: bottom(x)), "ms")
+        thousand, x = np.resize(ids, 1000).tolist(), torch.zeros(1000, COLUMNS)
+        score = {"prediction": 1, "probabilities": {"0": 0.1234, "1": 0.8766}, "missing": {}}
+        said = [{"id": one, **score, "parties": [0, 1]} for one in thousand]
+        body, encoded = orjson.dumps({"ids": thousand}), [one.encode() for one in thousand]
+
+        def needed() -> None:
+            Query.model_validate_json(body)
+            hashes_of(encoded, bytes(32))
+            bottom(x)
+            bottom(x)
+            orjson.dumps(said)
+
+        row("rows a second: bodies, hashes, models", 1e6 / _each(needed), "/s")
 
 
 def _each(call: Callable[[], Any], times: int = 200) -> float:
@@ -345,7 +433,7 @@ def grpc_round_trips(folder: Path) -> list[float]:
 
     port = free_port()
     code = (
-        "import grpc, sys; from concurrent.futures import ThreadPoolExecutor\n"
+        "import grpc, sys; from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor\n"
         "class Echo(grpc.GenericRpcHandler):\n"
         "    def service(self, call): return grpc.unary_unary_rpc_method_handler(lambda b, c: b)\n"
         "server = grpc.server(ThreadPoolExecutor(2), handlers=[Echo()])\n"
