@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.fleet import until
+from tests.full_disk import full_after
 from vfl_flower.config import audit_log, files
 from vfl_flower.config.audit_chain import End, beside, earlier_end, find, read_seal, verify
 from vfl_flower.config.audit_log import AuditLog
@@ -541,6 +542,27 @@ def test_lines_that_cannot_be_sealed_are_an_error_until_they_can(
         until(lambda: not log._failure, 30)
         log.write("predict")
     assert verify(path).lines == 3
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_log_on_a_full_disk_says_so_also_if_nobody_writes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """The disk allows no file to grow beyond the log. The control is a disk with room."""
+    monkeypatch.setattr(audit_log, "_APART", 0.01)
+    with AuditLog(path) as log:
+        log.write("predict")
+        with full_after(log._end.size):
+            if asked:
+                with pytest.raises(VflError, match="cannot be written"):
+                    log.write("predict")
+                assert not log.is_writable
+            until(lambda: not log.is_writable, 30)
+        until(lambda: log.is_writable, 30)
+        log.write("predict")
+    assert verify(path).lines == 3 and sorted(os.listdir(path.parent)) == [
+        *("audit-log.key", "audit.jsonl", "audit.jsonl.seal")
+    ]
 
 
 def test_a_seal_follows_the_lines_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

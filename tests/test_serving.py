@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import re
@@ -733,6 +734,48 @@ def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
     tokens.chmod(0o600)
     assert httpx.get(f"{some.url}/readyz").status_code == 200
     assert some.http.get("/v1/model").status_code == 200
+
+
+def test_a_service_is_not_ready_while_nothing_can_be_answered(
+    whole: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full, here or at a party whose audit log is refused."""
+    one = int(whole.loaded.rows.ids[0])
+    body = {"ids": [one]}
+
+    def status(path: str) -> int:
+        return httpx.get(whole.url + path).status_code
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert (status("/readyz"), status("/healthz")) == (200, 200)
+    with monkeypatch.context() as broken:
+        broken.setattr("vfl_flower.config.audit_log.write_all", full)
+        assert whole.http.post("/v1/predict", json=body).status_code == 503
+        assert (status("/readyz"), status("/healthz")) == (503, 200)
+    until(lambda: status("/readyz") == 200)
+    party = scoring._served[whole.grid.run_id, 1]
+    with monkeypatch.context() as broken:
+        broken.setattr(party.audit, "_failure", "The disk is full.")
+        broken.setattr(party.audit, "_seal", lambda: full())
+        assert whole.http.post("/v1/predict", json=body).status_code == 503
+        assert (status("/readyz"), status("/healthz")) == (503, 200)
+    until(lambda: status("/readyz") == 200)
+    assert whole.ask(one)
+
+
+def test_a_service_is_ready_while_its_parties_are_asked(whole: Served) -> None:
+    one, node = int(whole.loaded.rows.ids[0]), whole.node(1)
+    with ThreadPoolExecutor(1) as pool:
+        whole.grid.late[node] = 30.0
+        asked = pool.submit(whole.ask, one)
+        until(lambda: whole.loaded.parties._all[1].state == "asked")
+        assert httpx.get(f"{whole.url}/readyz").status_code == 200
+        assert whole.http.get("/v1/model").json()["parties_ready"] == [0, 1]
+        whole.grid._held = [(0.0, message) for _, message in whole.grid._held]
+        whole.grid.late.clear()
+        assert asked.result()
 
 
 def test_five_hundred_connections_keep_nobody_out(some: Served) -> None:

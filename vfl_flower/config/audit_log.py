@@ -40,6 +40,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -78,6 +79,7 @@ __all__ = ["AuditLog", "Verified", "verify"]
 _FORMAT = "vfl-flower audit log 1"
 _OWN = {"line", "time", "event", "before"}  # fields of every line
 _APART = 1.0  # seconds between two seals
+_ROOM = 4096  # bytes that the disk must have for the next lines
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -100,6 +102,7 @@ class AuditLog:
         self.path = path.expanduser().absolute()
         self._lock = Lock()
         self._failure = ""  # a sentence
+        self._failed = False  # whether the last line could not be written
         self._end = self._sealed = End()
         with told(self.path):
             make_own_folder(self.path.parent)
@@ -139,6 +142,11 @@ class AuditLog:
             with self._until_end:
                 self._seal()
 
+    @property
+    def is_writable(self) -> bool:
+        """Return whether a line can be written, as far as the last second shows."""
+        return not self._failure and not self._failed
+
     def hashes(self, ids: Sequence[bytes]) -> list[str]:
         """Return the keyed hash of each encoded id, for field ``ids`` of a line.
 
@@ -168,7 +176,9 @@ class AuditLog:
         with self._lock:
             if self._failure:
                 raise VflError(self._failure)
+            self._failed = True  # until the line is written
             self._append(event, fields)
+            self._failed = False
 
     def _append(self, event: str, fields: dict[str, Any]) -> None:
         line, opened = _line(self._end, event, fields), self._file.fileno()
@@ -257,7 +267,8 @@ class AuditLog:
                 with self._lock:
                     if self._is_renamed():
                         self._rename()
-                self._failure = ""
+                self._check_room()
+                self._failure, self._failed = "", False
             except Exception as error:  # else the thread would end, and nobody would know
                 self._failure = str(error) or type(error).__name__
 
@@ -269,6 +280,12 @@ class AuditLog:
                 os.fsync(self._file.fileno())
             self._write_seal(end, fingerprint(self._key))
             self._sealed = end
+
+    def _check_room(self) -> None:
+        """Raise `VflError` if a file on this disk cannot become longer than the log is."""
+        with told(self.path), TemporaryFile(dir=self.path.parent, buffering=0) as file:
+            file.seek(self._end.size)
+            write_all(file.fileno(), bytes(_ROOM))
 
     def _write_seal(self, end: End, key: str) -> None:
         content = json.dumps({**end._asdict(), "key": key}).encode()

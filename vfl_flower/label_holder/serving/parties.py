@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ MOST_ROWS = 10_000
 _OVERDUE = 5.0  # seconds after which a late party is asked to load its model again
 _TELL = 60.0  # seconds between two log lines about parties that do not answer
 _AGAIN = 2.0  # seconds between two tries to load a model
+_FAILING = 5.0  # seconds after a failure until the party counts as ready again
 _LASTING = 86400.0 * 30  # seconds that a message may live
 
 UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
@@ -72,6 +74,7 @@ class _Party:
     node : Flower's node; None if the party has not come yet.
     key, order, sent : the message that is out to it, what it asks, and when it was sent.
     why : the reason of the party's last refusal.
+    failed : when it last failed a whole order, instead of some rows.
     """
 
     number: int
@@ -81,6 +84,7 @@ class _Party:
     order: Order | None = None
     sent: float = 0.0
     why: str = ""
+    failed: float = -math.inf
 
 
 class Parties:
@@ -190,8 +194,14 @@ class Parties:
 
     @property
     def ready(self) -> list[int]:
-        """Return the parties that would be asked now."""
-        return [each.number for each in self._all if each.state == READY]
+        """Return the parties that answer now."""
+        return [each.number for each in self._all if each.state in (READY, ASKED)]
+
+    @property
+    def all_answer(self) -> bool:
+        """Return whether all parties answer, and none has failed lately, as on a full disk."""
+        before = time.monotonic() - _FAILING
+        return len(self.ready) == len(self._all) and all(each.failed < before for each in self._all)
 
     # --- a batch ----------------------------------------------------------------------------------
 
@@ -229,6 +239,7 @@ class Parties:
                     self._lose(party)
                     missing[party.number] = DOWN
                 except VflError as error:
+                    party.failed = time.monotonic()
                     missing[party.number] = self.refused(party.number, str(error))
         return answers, missing
 

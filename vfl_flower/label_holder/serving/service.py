@@ -81,8 +81,8 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Return whether a request would be answered now."""
-        whole = len(self.loaded.parties.ready) == len(self.loaded.predictor.sizes)
-        return not self.queue.closed and (whole or self.loaded.any_subset)
+        answers = self.loaded.any_subset or self.loaded.parties.all_answer
+        return answers and self._audit.is_writable and not self.queue.closed
 
     def about(self) -> dict[str, Any]:
         """Return what the model is, for ``GET /v1/model``."""
