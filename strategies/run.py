@@ -305,7 +305,7 @@ class Run:
             **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
             "assessment": self.assessment,
             "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
-            **({} if self.labels.unknown is None else {"unknown_rows": self.labels.unknown}),
+            **self._covered(),
             **self.accountant.figures(),
             "peak_memory_mb": round(max(self.messenger.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [record.party for record in self.records if not record.alive],
@@ -315,6 +315,14 @@ class Run:
                 for of in (self.members[cost["party"]],)
             ],
         }
+
+    def _covered(self) -> dict[str, Any]:
+        """Return which people of the label holder's file the run covers, if it has a file."""
+        found = self.labels.coverage
+        if found is None:
+            return {}
+        unknown = {"unknown_rows": found["asked"] - found["aligned"]}
+        return {"coverage": found, **(unknown if self.config.data.align == "any" else {})}
 
 
 def _is_result(key: str) -> bool:

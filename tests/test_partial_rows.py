@@ -28,6 +28,7 @@ from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.data.at_party import load_partition
 from vfl_flower.data.row_mask import draw_row_masks
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch.engines import predict_local
 from vfl_flower.models import top_layers
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
@@ -454,6 +455,42 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
         each: "+".join(str(m) for m, ids in enumerate(sets) if each in ids) or "none"
         for each in ids
     }
+
+
+def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
+    tmp_path: Path,
+) -> None:
+    """The control: sets of ids. An alignment that is used again tells the same."""
+    organisations = cut(tmp_path / "files", cancer(columns=6, rows=300), parties=2, known=0.8)
+    sets = [set(read(path)[ID]) for path in organisations.files]
+    ids = set(read(organisations.labels)[ID])
+    by_party = {str(party): len(each & ids) for party, each in enumerate(sets)}
+    both, some = ids & sets[0] & sets[1], ids & (sets[0] | sets[1])
+    short = {"epochs": 1, "bottom-hidden": 4, "top-hidden": 4, "subsets": "sampled"}
+    for number, align in enumerate(["psi", "any", "any"]):
+        run = organisations.run(f"run-{number}", {**short, "align": align})
+        aligned, found = len(some if align == "any" else both), run.summary["coverage"]
+        why = "too few parties know them" if align == "any" else "a party lacks them"
+        assert found == {
+            **{"asked": len(ids), "aligned": aligned, "by_party": by_party},
+            **{"left_out": {why: len(ids) - aligned}, "left_out_parties": []},
+            "scored": run.summary["data"]["rows"]["test"],
+        }
+        assert f"people left out: {why} | {len(ids) - aligned}" in (
+            run.folder / "model_card.md"
+        ).read_text().replace("*", "")
+    page = report([run.folder])
+    assert f"left out: {why}" in page
+    nodes: list[dict[str, Any]] = [dict(each) for each in organisations.node_configs]
+    nodes[1] |= {"min-rows": 10**6}  # which refuses the alignment
+    out = {"model": str(run.folder), "out": str(tmp_path / "scores.csv")}
+    predict_local({**out, "dataset": f"files:{organisations.labels}"}, nodes)
+    found = json.loads((tmp_path / "scores.json").read_text())["coverage"]
+    scored = len(ids & sets[0])
+    assert (found["asked"], found["aligned"], found["scored"]) == (len(ids), scored, scored)
+    assert found["left_out"] == {"no party that answered knows them": len(ids) - scored}
+    assert found["by_party"] == {"0": scored, "1": 0}
+    assert len(found["left_out_parties"]) == 1 and "min-rows" in found["left_out_parties"][0]
 
 
 @pytest.mark.nightly

@@ -402,7 +402,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
             service._counting = service.recording = _Inline("inline")
         with patch.object(owner, name, slow):
             ask = partial(shop.post, "/v1/predict", json={"ids": known})
-            if file == "audit log":  # whose line is due before the answer
+            if file == "audit log":  # the answer waits for its line
                 ask = partial(shop.get, "/v1/model")
             try:
                 due = pool.submit(found.http.post, "/v1/predict", json={"ids": new[:1]})

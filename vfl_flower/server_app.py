@@ -31,6 +31,7 @@ from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.label_holder.coverage import coverage
 from vfl_flower.label_holder.explain import explain
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.information import information
@@ -130,8 +131,10 @@ def _align(transport: Transport, config: RunConfig, run: str) -> None:
         )
     folder = results_folder(config)
     with in_use(folder):
-        common = aligned(transport, config, own_table(config.data), run)
+        own = own_table(config.data)
+        common = aligned(transport, config, own, run)
         figures = {"alignment": common.name, "rows": len(common.rows)}
+        figures |= {"coverage": _coverage(config, own, common)}
         summary = summarise(config, transport, figures, None)
         write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
@@ -237,8 +240,8 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         common = Alignment(name, keeper.rows, keeper.present)
     before = (keeper.found or keeper.earlier) if config.running.grow else None
     labels = load_own_labels(config.data, own, common, before.about_labels if before else None)
-    if config.data.align == "any":
-        labels = replace(labels, unknown=len(own.ids) - len(common.rows))
+    covered = _coverage(config, own, common, len(labels.tested.test))
+    labels = replace(labels, coverage=covered)
     if keeper.earlier and config.data.test_fraction:
         tested = labels.tested.test_places
         assert tested is not None
@@ -250,6 +253,15 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
                 *(known, len(tested)),
             )
     return labels
+
+
+def _coverage(config: RunConfig, own: Table, common: Alignment, scored: int = 0) -> dict[str, Any]:
+    """Return which people of the label holder's file a run covers."""
+    rows, known = len(common.rows), common.known
+    if not known and common.present is not None:
+        known = dict(enumerate(common.present.sum(0).tolist()))
+    why = "too few parties know them" if config.data.align == "any" else "a party lacks them"
+    return coverage(len(own.ids), rows, scored, {why: len(own.ids) - rows}, known)
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> RowOrder | None:

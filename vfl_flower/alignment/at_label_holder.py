@@ -93,6 +93,7 @@ class _Steps:
         Empty with method "ids".
     rows : the rows to use. Until step 4, these are all rows.
     present : row mask of these rows, [N, M], with align = 'any'.
+    known : party -> number of the label holder's ids that it has.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class _Steps:
         self.sets: dict[int, PartySet] = {}
         self.rows = by_id(own.ids)
         self.present: NDArray[np.bool_] | None = None
+        self.known: dict[int, int] = {}
 
     # --- method "ids" ---------------------------------------------------------------------------
 
@@ -162,6 +164,7 @@ class _Steps:
             each = self.sets[node]
             places[node] = self._matched(answers.pop(node), each, order[each.new[order]])
             found, asked = int((places[node] >= 0).sum()), int(each.new.sum())
+            self.known[each.party] = found
             said = "" if asked == len(ids) else f", {asked} of them new to it"
             notice.info(
                 "Party %d has %d of the label holder's %d ids%s.",
@@ -269,7 +272,8 @@ class _Steps:
                 each.keep(answers.get(each.party, none))
         told = {(self.sets or done)[node].party: node for node in done}
         shown = np.concatenate([answers[party] for party in sorted(answers)] or [none])
-        return Alignment(name, self.rows, self.present, told, shown)
+        known = self.known if self.sets else dict.fromkeys(told, len(self.rows))
+        return Alignment(name, self.rows, self.present, told, shown, known)
 
     def _answer(self, question: Introduction, party: int) -> psi.Points:
         """Return the answer to a question, or raise `VflError`."""

@@ -86,7 +86,8 @@ def aligned(
     if found:
         return found
     new = align(transport, config, own, run, order=order)
-    arrays: Arrays = {"rows": new.rows, "answers": new.answers}
+    known = np.array(list(new.known.items()), np.int64).reshape(-1, 2)
+    arrays: Arrays = {"rows": new.rows, "answers": new.answers, "known": known}
     if new.present is not None:
         arrays["present"] = new.present
     stored = StoredAlignment(new.name, len(new.answers), time.time(), file, arrays)
@@ -133,7 +134,8 @@ def _reused(
     present = stored.arrays.get("present")
     whose = "are common to all" if present is None else "are used"
     notice.info("%d rows %s, by the alignment of %s ago.", len(rows), whose, ago)
-    return Alignment(stored.name, rows, present, answers=answers)
+    known = dict(stored.arrays.get("known", np.zeros((0, 2), np.int64)).tolist())
+    return Alignment(stored.name, rows, present, answers=answers, known=known)
 
 
 def _last(

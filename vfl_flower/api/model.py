@@ -27,7 +27,7 @@ from vfl_flower.launch.engines import Finished, predict_local
 Features = Sequence[Any] | Mapping[str, Any]
 
 _PARTIES = 4  # that a model's table names
-_ABOUT = ("model", "rows", "unknown_rows", "epsilon", "assessment", "drift")
+_ABOUT = ("model", "rows", "unknown_rows", "coverage", "epsilon", "assessment", "drift")
 """Figures of a prediction that do not say how well it does."""
 
 

@@ -54,7 +54,7 @@ class Labels:
     bounds : bounds of regression labels, if configured.
     present : row masks [rows, M] of training and test rows, if parties may lack rows.
     validation : number of test rows, from the first, that choose the model.
-    unknown : number of rows of the file that too few parties have. No figure counts them.
+    coverage : the people of the file that the run covers, and why others are left out.
     segments : name of a column -> its values in the test rows, for columns that ``segments`` names.
     shares : bins and shares of the label holder's own columns at the training rows.
     """
@@ -75,7 +75,7 @@ class Labels:
     bounds: tuple[float, float] | None = None
     present: tuple[Array, Array] | None = None
     validation: int = 0
-    unknown: int | None = None
+    coverage: Mapping[str, Any] | None = None
     segments: Mapping[str, Array] = field(default_factory=dict)
     shares: Watch | None = None
 

@@ -50,6 +50,7 @@ class Alignment:
     nodes : party -> node, of the parties that know the alignment.
     answers : proofs [parties, 32] that the label holder knows each party's ids. Nobody else has
         seen them.
+    known : party -> number of the label holder's ids that it has, as far as this is known.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Alignment:
     present: NDArray[np.bool_] | None = None
     nodes: Mapping[int, int] = field(default_factory=dict)
     answers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
+    known: Mapping[int, int] = field(default_factory=dict)
 
 
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:

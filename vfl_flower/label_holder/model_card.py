@@ -14,6 +14,7 @@ from vfl_flower.config.names import called
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder import card_limits, card_privacy
 from vfl_flower.label_holder.card_page import Facts, Part, Points, html, markdown
+from vfl_flower.label_holder.coverage import lines
 from vfl_flower.label_holder.figures import ASSESSED, chosen, data_called, form_of, percent
 from vfl_flower.protocol.system import BY_ROWS, load_system
 
@@ -89,6 +90,9 @@ def _data(summary: Mapping[str, Any]) -> Part:
     if str(summary["dataset"]).startswith(_NAMED):
         rows.append(["label", f"column {config['label']}"])
     rows += [[f"rows, {kind}", f"{count:,}"] for kind, count in of["rows"].items()]
+    if covered := summary.get("coverage"):
+        names = {str(each["party"]): called(each) for each in summary["by_party"]}
+        rows += [[f"people {what}", f"{count:,}"] for what, count in lines(covered, names)]
     rows.append(["digest of all ids, SHA-256", of["ids"]])
     blocks: list[str | Facts | Points] = [Facts(["item", "value"], rows, 2)]
     if of["classes"]:

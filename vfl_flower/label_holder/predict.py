@@ -11,7 +11,7 @@ has its test rows predicted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.coverage import coverage
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictions import (
@@ -112,6 +113,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         "rows": len(rows.ids),
         "unknown_rows": int((~known).sum()),
     }
+    figures["coverage"] = _coverage(rows, present, known, there, transport.left_out)
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     learnt = 0 if rows.learnt is None else int(rows.learnt.sum())
     if of_labels and learnt and not mechanism_of(found.config).hides_labels:
@@ -140,6 +142,26 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         )
     if transport.medium != "none":  # else the caller prints it
         notice.info("predictions: %s", path)
+
+
+def _coverage(
+    rows: RowsToPredict,
+    present: NDArray[np.bool_],
+    known: NDArray[np.bool_],
+    there: AvailableParties | None,
+    left_out: Sequence[str],
+) -> dict[str, Any]:
+    """Return which people of the label holder's file have a score, and why others have none."""
+    asked = len(rows.table.ids) if rows.table else len(rows.ids)
+    scored = int(known.sum())
+    if there is None:
+        left = {"a party lacks them": asked - scored}
+        return coverage(asked, scored, scored, left, rows.known)
+    left_out = [*left_out, *(f"Party {n} is left out by without." for n in sorted(there.without))]
+    aligned = int(rows.known_by(there.parties).any(1).sum())
+    left = {"no party that answered knows them": asked - scored}
+    by_party = dict(enumerate(present.sum(0).tolist()))
+    return coverage(asked, aligned, scored, left, by_party, left_out)
 
 
 def _of_labels(

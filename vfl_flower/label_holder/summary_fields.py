@@ -50,6 +50,13 @@ FIELDS: dict[str, dict[str, Field]] = {
             "`label_deviation`. Shares, mean and deviation are null where noise on labels or "
             "scalars does not cover them.",
         ),
+        "coverage": Field(
+            "object",
+            "People: `asked` (in the label holder's file), `aligned`, `scored` (in the test "
+            "figures), `left_out` (reason -> number) and `by_party` (the number that a party has, "
+            "as far as it is known). `left_out_parties` has sentences about parties. The figures "
+            "of `vfl predict` have this field too: there, `scored` people have a score.",
+        ),
     },
     "Schedule": {
         "schedule": Field("text", "`sync`, `async` or `t-sync`."),

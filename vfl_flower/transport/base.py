@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from threading import Event
@@ -54,6 +54,7 @@ class Transport(Grid):
     largest : kind of an order -> most bytes of the arrays of its answer. For a kind that is not in
         it, `SMALL` holds. The run sets it (`expect`), since rows and sizes follow from the run.
     parties : number of parties, if some party may not know it, else 0.
+    left_out : sentences about parties that failed, or were not there, and are left out.
     """
 
     engine: str
@@ -66,6 +67,7 @@ class Transport(Grid):
     clock: float = 0.0
     largest: Mapping[str, int] = MappingProxyType({})
     parties: int = 0
+    left_out: Sequence[str] = ()
 
     def counted(self, order: O) -> O:
         """Return an order with the number of parties, if some party may not know it."""

@@ -117,7 +117,12 @@ class _Questions(Outbox):
         if not self.lenient:
             raise failure from None
         self.failures += 1
-        notice.warning("%s It is left out.", failure)
+        self.leave_out(f"{failure} It is left out.")
+
+    def leave_out(self, sentence: str) -> None:
+        """Say, and remember, who is left out and why."""
+        self.transport.left_out = [*self.transport.left_out, sentence]
+        notice.warning("%s", sentence)
 
     def late(self) -> None:
         """Raise an error if the deadline has passed while nodes owe an answer."""
@@ -149,7 +154,7 @@ def gather(
     while questions.out:
         answers |= questions.answers(kind, questions.deadline)
         if lenient and questions.out and time.monotonic() > questions.deadline:
-            notice.warning("%d parties do not answer: they are left out.", len(questions.out))
+            questions.leave_out(f"{len(questions.out)} parties do not answer: they are left out.")
             break
         questions.late()
     return answers
@@ -225,7 +230,7 @@ def gather_all(
             notice.info("%s", _waited_for(found, total, without))
         if time.monotonic() > questions.deadline:
             if there:
-                notice.warning("%d parties are not there: they are left out.", away)
+                questions.leave_out(f"{away} parties are not there: they are left out.")
                 break
             questions.late()
             _refuse_few(found, away, running)

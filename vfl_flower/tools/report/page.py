@@ -22,7 +22,7 @@ from vfl_flower.tools.report.sections import (
     versions,
 )
 from vfl_flower.tools.report.segments import segments
-from vfl_flower.tools.report.subsets import subsets, worth
+from vfl_flower.tools.report.subsets import people, subsets, worth
 
 _ENGINES = {"local": "in one process", "ray": "on Ray", "supernodes": "on SuperNodes"}
 _SCHEDULES = {"sync": "synchronous", "async": "asynchronous", "t-sync": "t-synchronous"}
@@ -57,6 +57,7 @@ def page(runs: Sequence[Shown]) -> dict[str, Any]:
         information(runs),
         drift(runs),
         None if several else curves(runs),
+        people(runs),
         subsets(runs),
         worth(runs),
         by_party(runs),

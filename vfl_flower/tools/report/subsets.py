@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vfl_flower.label_holder.coverage import lines
 from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, measured, shown
 from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
 
 _KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²"}
 _WHO = {"test_by_parties": "", "test_by_party": "{} alone"}
+
+
+def people(runs: Sequence[Shown]) -> Section | None:
+    """Show which people of the label holder's file were aligned and scored, and why not others."""
+    tables, notes = [], []
+    for run in runs:
+        of = {"": run.figures, "predictions": run.predictions}
+        for kind, covered in ((kind, mapping(each.get("coverage"))) for kind, each in of.items()):
+            if not covered:
+                continue
+            covered |= {each: mapping(covered.get(each)) for each in ("by_party", "left_out")}
+            names = {each: run.called(each) for each in covered["by_party"]}
+            title = ", ".join(filter(None, (run.title if len(runs) > 1 else "", kind)))
+            said = dict(lines(covered, names))
+            rows: list[Row] = [(what, shown(number(said, what), ",.0f")) for what in said]
+            tables.append(Table(["people", "number"], [rows], caption=title))
+            left_out = covered.get("left_out_parties")
+            notes += [("", text(each)) for each in left_out] if isinstance(left_out, list) else []
+    return Section("People", tables, notes) if tables else None
 
 
 def subsets(runs: Sequence[Shown]) -> Section | None:

@@ -1,0 +1,52 @@
+"""People of the label holder's file that a run or a prediction covers, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def coverage(
+    asked: int,
+    aligned: int,
+    scored: int,
+    left_out: Mapping[str, int],
+    by_party: Mapping[int, int],
+    left_out_parties: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the field ``coverage`` of a summary, or of the figures of predictions.
+
+    Parameters
+    ----------
+    asked : people in the label holder's file.
+    aligned : people that as many parties have as the rows need.
+    scored : people in the figures of a run, or with a score.
+    left_out : reason -> number of people.
+    by_party : party -> number of people that it has, as far as this is known.
+    left_out_parties : sentences about parties that were left out.
+    """
+    return {
+        "asked": asked,
+        "aligned": aligned,
+        "scored": scored,
+        "left_out": {why: number for why, number in left_out.items() if number},
+        "by_party": {str(party): by_party[party] for party in sorted(by_party)},
+        "left_out_parties": list(left_out_parties),
+    }
+
+
+def lines(found: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """Return a coverage as lines of a table: what, and the number of people.
+
+    Parameters
+    ----------
+    names : number of a party -> what it is called.
+    """
+    by_party, left_out = found.get("by_party") or {}, found.get("left_out") or {}
+    return [
+        ("in the label holder's file", found.get("asked")),
+        *((f"at {names.get(each, each)}", number) for each, number in by_party.items()),
+        ("aligned", found.get("aligned")),
+        ("scored", found.get("scored")),
+        *((f"left out: {why}", number) for why, number in left_out.items()),
+    ]
