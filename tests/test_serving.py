@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -430,6 +430,54 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
         assert after[1]["missing"] == {}
         got, due = after[1]["probabilities"]["1"], before[1]["probabilities"]["1"]
         assert got == pytest.approx(due, abs=1e-6)  # the file's rows have another order now
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_changed_file_of_a_party_stalls_no_request(
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """The control: the party reads its file while it answers."""
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    reading, read_on = threading.Event(), threading.Event()
+    own_source = scoring.own_source
+
+    def slow(context: Context) -> Any:
+        reading.set()
+        assert read_on.wait(30)
+        return own_source(context)
+
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
+        both = found.loaded.embeddings.present.all(1)
+        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+        before = found.ask(gone, kept)
+        monkeypatch.setattr(scoring, "own_source", slow)
+        monkeypatch.setattr(scoring, "_LOOK", 0.0)
+        if not apart:
+            inline = SimpleNamespace(submit=lambda call, *given: _done(call(*given)))
+            monkeypatch.setattr(scoring, "_readers", inline)
+        change(own.files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(found.ask, gone, kept)
+                assert reading.wait(30)
+                if apart:  # by the earlier rows
+                    assert asked.result(30) == before and found.ask(gone, kept) == before
+                else:
+                    with pytest.raises(TimeoutError):
+                        asked.result(0.5)
+                read_on.set()
+        finally:
+            read_on.set()
+        _until(lambda: found.ask(gone)[0]["missing"] == {"1": "unknown"})
+        assert found.ask(kept)[0]["missing"] == {}
+
+
+def _done(value: Any) -> Future[Any]:
+    found = Future[Any]()
+    found.set_result(value)
+    return found
 
 
 def test_the_end_of_a_session_gives_back_what_was_counted_ahead(

@@ -137,11 +137,14 @@ class OpenSet:
         self._rules = rules_of(context, "psi")
         check_method(self._rules, "psi")
         self._asked = asked_ids.Session(context, Rules.of(context.node_config))
-        self.read(own)
+        self.use(own, self.found(own))
 
-    def read(self, own: Source) -> None:
-        """Find the set, and add new ids of the party's data to it."""
-        found = blinded_ids.find(self._context, own, self._order, self._rules)
+    def found(self, own: Source) -> blinded_ids.FoundSet | None:
+        """Return the set, with new ids of the party's data; None if there is none."""
+        return blinded_ids.find(self._context, own, self._order, self._rules)
+
+    def use(self, own: Source, found: blinded_ids.FoundSet | None) -> None:
+        """Use a set that was found, and the data that it was found for."""
         self._set = found.stored if found else None
         self._at = found.at if found else np.zeros(0, np.int64)
         self._ids = own.ids if found else []

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,8 +83,10 @@ class _Served:
     audit: AuditLog
     drift: DriftReports
     opened: OpenSet | None = None  # to find ids outside the alignment
+    reading: Future[Callable[[], None]] | None = None  # of the file, which has changed
 
 
+_readers = ThreadPoolExecutor(2, "reading")  # of files that have changed
 _served: dict[tuple[int, int], _Served] = {}
 """(Flower run, party) -> what this process serves."""
 
@@ -142,10 +145,8 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     served = _of(context)
     asked = order.arrays.get("rows", np.zeros(0))
     places = order.arrays.get("places", np.zeros(0, np.int32))
-    for each in (asked, places):
-        if each.dtype != np.int32 or each.ndim != 1:
-            raise VflError("was asked to score without a list of rows.")
-    if not len(asked) + len(places):
+    lists = all(each.dtype == np.int32 and each.ndim == 1 for each in (asked, places))
+    if not lists or not len(asked) + len(places):
         raise VflError("was asked to score without a list of rows.")
     rows = _current(context, served)
     if len(asked) and (asked.min() < 0 or asked.max() >= len(rows.at)):
@@ -197,6 +198,7 @@ def open_set(context: Context, order: OpenSetOrder) -> SetKept:
         raise VflError("has no ids.")
     if served.opened:
         served.opened.close()
+    _finish_reading(served)  # else the new set would be of the earlier rows
     served.opened = OpenSet(context, served.rows.own, order)
     proof = served.opened.proof
     return SetKept(party=index, parties=parties, arrays={} if proof is None else {"proof": proof})
@@ -343,34 +345,56 @@ def _version(file: Path | None) -> int:
 
 
 def _current(context: Context, served: _Served) -> _Rows:
-    """Return the rows, read again if the party's file has changed."""
+    """Return the rows. If the party's file has changed, another thread reads it meanwhile."""
     rows, now = served.rows, time.monotonic()
-    if now < rows.looked + _LOOK:
+    if served.reading and served.reading.done():
+        _finish_reading(served)
+    if served.reading or now < rows.looked + _LOOK:
         return rows
     rows.looked, version = now, _version(rows.file)
-    if version in (0, rows.version):
-        return rows
-    rows.version = version
+    if version not in (0, rows.version):
+        rows.version = version
+        served.reading = _readers.submit(_read_again, context, served)
+    return rows
+
+
+def _finish_reading(served: _Served) -> None:
+    if served.reading:
+        use, served.reading = served.reading.result, None
+        use()()
+
+
+def _read_again(context: Context, served: _Served) -> Callable[[], None]:
+    """Read the party's file; return what uses it from then on."""
+    rows, opened, new_set = served.rows, served.opened, None
     try:
         own = own_source(context)
         row_of = {one: row for row, one in enumerate(own.ids)}
     except (VflError, OSError) as error:  # it may be half written
         log.warning("The party serves the earlier rows, since its file has changed: %s", error)
-        return rows
+        return lambda: None
     found = np.array([row_of.get(one, -1) for one in rows.ids], np.int64)
     there = found >= 0
     try:
         assert served.block.preparation is not None
-        if there.any():
-            rows.features = prepared(own, found[there], served.block.preparation)
-            rows.at = np.where(there, np.cumsum(there) - 1, -1)
-        if served.opened:
-            served.opened.read(own)
-        rows.own, rows.single, rows.places = own, {}, found
-        served.drift.forget_waiting()
+        features = prepared(own, found[there], served.block.preparation) if there.any() else None
+        new_set = opened.found(own) if opened else None
+        usable = True
     except (VflError, OSError) as error:
         log.warning("The party serves the earlier columns, since its file has changed: %s", error)
-    # A removed row is not scored, even if the rest of the file cannot be used.
-    rows.at = np.where(there, rows.at, -1)
-    log.info("The party has read its file again: %d rows have gone.", (~there).sum())
-    return rows
+        usable = False
+
+    def use() -> None:
+        if usable:
+            if features is not None:
+                rows.features = features
+                rows.at = np.where(there, np.cumsum(there) - 1, -1)
+            if opened:
+                opened.use(own, new_set)
+            rows.own, rows.single, rows.places = own, {}, found
+            served.drift.forget_waiting()
+        # A removed row is not scored, even if the rest of the file cannot be used.
+        rows.at = np.where(there, rows.at, -1)
+        log.info("The party has read its file again: %d rows have gone.", (~there).sum())
+
+    return use
