@@ -30,7 +30,7 @@ from flwr.app import Context, Message
 
 from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, change, cut, read, write
-from tests.serving import TOKEN, Served, served
+from tests.serving import TOKEN, Served, SlowGrid, served
 from vfl_flower import client_app
 from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import find, verify
@@ -39,14 +39,15 @@ from vfl_flower.config.files import unsealed
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
-from vfl_flower.label_holder.serving import guard, web
+from vfl_flower.label_holder.serving import guard, joining, web
 from vfl_flower.label_holder.serving import listening as listening_module
 from vfl_flower.label_holder.serving import serve as serve_module
+from vfl_flower.label_holder.serving.parties import Parties
 from vfl_flower.label_holder.serving.requests import Piece, Request, UnavailableError
 from vfl_flower.label_holder.serving.serve import lasting, serve
 from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party import scoring
+from vfl_flower.party import inputs, scoring
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Scored
@@ -400,6 +401,83 @@ def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
     assert scoring._served[some.grid.run_id, 1] is not kept
 
 
+def started_anew(found: Served, party: int) -> None:
+    """Have a party forget all that its process knew."""
+    scoring._served.pop((found.grid.run_id, party)).audit.close()
+    found.grid.contexts[found.node(party)].state.clear()
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
+    trained: Organisations,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    joins: bool,
+) -> None:
+    """The control: nobody looks for it. Requests are answered while it aligns."""
+    here: list[int] = []
+    every = SlowGrid.get_node_ids
+    monkeypatch.setattr(joining, "_FIRST", 0.1 if joins else 3600.0)
+    monkeypatch.setattr(SlowGrid, "get_node_ids", lambda grid: list(every(grid))[: 1 + len(here)])
+    keys = {"dataset": f"files:{trained.labels}", "model": str(trained.folder / "any")}
+    table = read(predict_local({**keys, "out": f"{tmp_path}/p.csv"}, trained.node_configs))
+    table = table[table["parties"] == "0+1"].set_index(ID)
+    ids = table.index[:20].tolist()
+    keys |= {"party-timeout": 0.5}
+    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
+        assert {tuple(each["parties"]) for each in found.ask(*ids)} == {(0,)}
+        found.grid.late[found.node(1)] = 0.2
+        here.append(1)
+        if not joins:
+            time.sleep(0.5)
+            assert found.ask(ids[0])[0]["parties"] == [0]
+            return
+        for restarts in range(2):
+            _until(lambda: found.ask(ids[0])[0]["parties"] == [0, 1])
+            found.grid.late.clear()
+            chances = [each["probabilities"]["1"] for each in found.ask(*ids)]
+            np.testing.assert_allclose(chances, table["probability_1"][:20], atol=1e-6)
+            if not restarts:
+                started_anew(found, 1)
+                assert found.ask(ids[0])[0]["missing"] == {"1": "down"}
+    assert "Party 1 has joined the service." in caplog.text and "anew" not in caplog.text
+
+
+@pytest.mark.parametrize("run", ["any", "run"])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_party_that_started_anew_with_another_file_is_aligned_again(
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, again: bool
+) -> None:
+    """The control: it is out until the service starts anew."""
+    monkeypatch.setattr(joining, "_FIRST", 0.1 if again else 3600.0)
+    if not again:
+        monkeypatch.setattr(Parties, "must_align", False)
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(folder / run, tmp_path, keys, own.node_configs) as found:
+        both = found.loaded.embeddings.present.all(1)
+        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+        before = found.ask(kept)[0]
+        change(own.files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
+        started_anew(found, 1)
+
+        def is_whole() -> bool:
+            reply = found.http.post("/v1/predict", json={"ids": [kept]})
+            return reply.status_code == 200 and not reply.json()["predictions"][0]["missing"]
+
+        if not again:
+            _until(lambda: not is_whole() and "aligned anew" in found.loaded.parties._all[1].why)
+            assert not is_whole()
+            return
+        _until(is_whole)
+        after = found.ask(gone, kept)
+        assert after[0]["missing"]["1"] == "unknown"
+        got, due = after[1]["probabilities"]["1"], before["probabilities"]["1"]
+        assert got == pytest.approx(due, abs=1e-6)
+
+
 def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> None:
     one = int(whole.loaded.rows.ids[0])
     assert whole.ask(one)[0]["parties"] == [0, 1]
@@ -440,12 +518,11 @@ def test_a_changed_file_of_a_party_stalls_no_request(
     folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
     own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
     reading, read_on = threading.Event(), threading.Event()
-    own_source = scoring.own_source
 
     def slow(context: Context) -> Any:
         reading.set()
         assert read_on.wait(30)
-        return own_source(context)
+        return inputs.own_source(context)
 
     keys = {"dataset": f"files:{own.labels}"}
     with served(folder / "any", tmp_path, keys, own.node_configs) as found:

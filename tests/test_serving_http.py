@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -357,6 +359,26 @@ def test_connections_that_wait_stay_open_for_their_time(tmp_path: Path, tls: boo
         until(lambda: held(front) == len(made))
         assert front.ask(b"GET /open HTTP/1.0\r\n\r\n").endswith(b"answered")
         assert held(front) >= len(made)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_idle_connection_stays_open_for_the_documented_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    """The control: uvicorn's own time for idle connections, here 0 seconds."""
+    monkeypatch.setattr(uvicorn, "Config", partial(uvicorn.Config, timeout_keep_alive=0))
+    if not ours:
+        without_bounds(monkeypatch)
+    with opened(tmp_path) as front:
+        made = front.socket()
+        for _ in range(3):
+            made.sendall(OPEN)
+            assert made.recv(2**16).endswith(b"answered")
+            assert front.ask(OPEN.replace(b"1.1", b"1.0")).endswith(b"answered")  # a later turn
+            if not ours:
+                until(lambda: not is_open(made))
+                return
+            assert is_open(made)
 
 
 def test_a_head_that_comes_in_drops_does_not_last_longer(

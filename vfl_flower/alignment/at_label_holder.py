@@ -52,6 +52,7 @@ def align(
     available: AvailableParties | None = None,
     lasting: bool = True,
     order: RowOrder | None = None,
+    node: int | None = None,
 ) -> Alignment:
     """Align all parties; return the label holder's rows that every party has.
 
@@ -65,6 +66,7 @@ def align(
         all rows, and leaves out a party that fails.
     lasting : whether to keep blinded ids and use them again.
     order : reorders the rows. Without it, their order is random, or the order of their ids.
+    node : the only node to align, for predictions.
 
     Raises
     ------
@@ -77,7 +79,7 @@ def align(
     else:
         if lasting:
             steps.blinding = lasting_blinding()
-        steps.find_sets(run, lasting)
+        steps.find_sets(run, lasting, node)
         places = steps.match()
         steps.choose_rows(places, order)
         questions = steps.tell(places)
@@ -126,12 +128,17 @@ class _Steps:
 
     # --- step 0: find the sets that parties keep ------------------------------------------------
 
-    def find_sets(self, run: str, lasting: bool) -> None:
-        """Ask each party whether it keeps the set that the label holder keeps."""
+    def find_sets(self, run: str, lasting: bool, node: int | None) -> None:
+        """Ask each party whether it keeps the set that the label holder keeps; or one node."""
         stored = party_sets.stored_sets(self.own.whose) if lasting else {}
         order = party_sets.set_order(stored, run, self.about)
         running = self.config.running
-        answers = gather_all(self.transport, order, SetKept, running, self.available)
+        if self.available and node is not None:
+            asked = gather(self.transport, {node: order}, SetKept, self.timeout, self.lenient)
+            new = set(range(self.available.parties)) - self.available.without
+            answers = {node: answer for node, answer in asked.items() if answer.party in new}
+        else:
+            answers = gather_all(self.transport, order, SetKept, running, self.available)
         for node, answer in answers.items():
             path, found = stored.get(answer.party, (None, None))
             if not path or not found or not party_sets.is_proved(answer, found, run):

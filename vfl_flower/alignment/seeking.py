@@ -75,6 +75,12 @@ class Seeker:
         self._points[party] = _as_one(stored.arrays["points"])
         return True
 
+    def take(self, party: int, other: Seeker) -> None:
+        """Know the set of a party as another one does, after a later alignment."""
+        self.opening = other.opening
+        if party in other._sets:
+            self._sets[party] = other._sets[party]
+
     def knows(self, party: int) -> int:
         """Return how many points of a party the label holder has; 0 without an open set."""
         return len(self._points.get(party, ()))

@@ -78,6 +78,7 @@ class RowsToPredict:
     psi : whether ids were compared by "psi".
     places : places of the rows in the label holder's file, [N], if it has one.
     known : party -> number of the label holder's ids that it has, as far as this is known.
+    words : the options of the alignment of these rows, if they were aligned.
     chosen : number of each row among the rows that a party has, or -1, [N, M]. It is None if all
         rows are wanted.
     """
@@ -98,6 +99,7 @@ class RowsToPredict:
     chosen: Array | None = None
     learnt: NDArray[np.bool_] | None = None
     known: Mapping[int, int] = field(default_factory=dict)
+    words: RunConfig | None = None
 
     def only(self, wanted: NDArray[np.bool_], parties: int) -> RowsToPredict:
         """Return these rows alone, by a mask [N]."""
@@ -197,7 +199,7 @@ def rows_to_predict(
     )
     by_psi = words.data.align != "ids"
     of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
-    of_rows = replace(of_rows, learnt=learnt, known=common.known)
+    of_rows = replace(of_rows, learnt=learnt, known=common.known, words=words)
     of_rows = replace(of_rows, segments=file.segments_of(rows))
     return replace(of_rows, called=file.id) if file.has_ids else of_rows
 

@@ -21,7 +21,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment.party_rows import common_rows
+from vfl_flower.alignment.party_rows import common_rows, is_aligned
 from vfl_flower.alignment.seeking import OpenSet
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import OutOfStepError, VflError
@@ -155,7 +155,7 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     there = np.concatenate([at, singles]) >= 0
     ids = [rows.ids[row] if rows.ids else b"i:%d" % row for row in asked.tolist()]
     ids += served.opened.ids(singles) if served.opened and len(singles) else []
-    party, block = served.party, served.block
+    party, block, embed = served.party, served.block, served.party.learner.fresh_embeddings
     with _recorded(served, "score", len(ids), ids) as line:
         rows_of = block.test_rows, block.tested[asked]
         refused, why = refused_rows(party.limits, served.budget, *rows_of, there, bool(party.seal))
@@ -167,14 +167,12 @@ def score(context: Context, order: ScoreOrder) -> Scored:
     if why:
         at[refused[refused < len(at)]] = -1
         singles[refused[refused >= len(at)] - len(at)] = -1
-    embedding = np.zeros((len(there), served.party.learner.size), np.float32)
+    embedding = np.zeros((len(there), party.learner.size), np.float32)
     if (at >= 0).any():
         places_in_memory = at[at >= 0].astype(np.int32)
-        embedding[: len(at)][at >= 0] = _embeddings(served, rows.features, places_in_memory)
+        embedding[: len(at)][at >= 0] = embed(rows.features, places_in_memory)
     if (singles >= 0).any():
-        embedding[len(at) :][singles >= 0] = _embeddings(
-            served, _singles(served, singles[singles >= 0])
-        )
+        embedding[len(at) :][singles >= 0] = embed(_singles(served, singles[singles >= 0]))
     arrays |= served.drift.of_scores(served.block, rows.own, asked, at, rows.places, singles)
     if seal:
         if not there.all():
@@ -221,13 +219,6 @@ def seek(context: Context, order: SeekOrder) -> Sought:
         arrays, why = served.opened.again(points, order.known)
         line |= {"refused": len(arrays["refused"])} if why else {}
     return Sought(arrays=arrays, why=why)
-
-
-def _embeddings(
-    served: _Served, features: Any, places: NDArray[np.int32] | None = None
-) -> NDArray[np.float32]:
-    """Return embeddings, with fresh noise if the run has any."""
-    return served.party.learner.fresh_embeddings(features, places)
 
 
 def _of(context: Context) -> _Served:
@@ -296,6 +287,8 @@ def _new_rows(
 ) -> FeatureBlock:
     """Return the party's own features of the rows just aligned; add their ids and places."""
     assert own is not None
+    if not is_aligned(context):  # its process has started anew since it was told its rows
+        raise OutOfStepError("was not told its rows.")
     common = common_rows(context, own)
     mine = common.rows[common.rows >= 0]  # the party may lack some rows
     places += mine.tolist()

@@ -15,7 +15,8 @@ from vfl_flower.data.ids import encoded as encoded_id
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
-from vfl_flower.label_holder.serving.parties import REFUSED, UNKNOWN, Parties
+from vfl_flower.label_holder.serving.parties import Parties
+from vfl_flower.label_holder.serving.requests import REFUSED, UNKNOWN
 from vfl_flower.protocol.aggregation.base import Collection
 from vfl_flower.transport.early_messages import SeekOrder, Sought
 from vfl_flower.transport.messages import Arrays, Order, Scored, ScoreOrder
@@ -81,7 +82,7 @@ class Embeddings:
         self._drift = drift  # takes the parties' reports
         self.present = rows.known_by(self._count)
         """Whether a party has a row, [N, M]."""
-        self._at = (np.cumsum(self.present, axis=0) - 1).astype(np.int32)  # among its own rows
+        self.number()
         self._used_up: dict[int, int] = {}  # row of masked sums -> party whose rule forbids it
 
     @property
@@ -89,6 +90,10 @@ class Embeddings:
         """Return whether parties can be asked about ids outside the alignment."""
         seeker = self._parties.seeker
         return seeker is not None and any(map(seeker.knows, range(self._count)))
+
+    def number(self) -> None:
+        """Number the rows that each party has, after a party has joined."""
+        self._at = (np.cumsum(self.present, axis=0) - 1).astype(np.int32)  # among its own rows
 
     def embed(self, rows: NDArray[np.int64], found: Found, until: float) -> Embedded:
         """Return embeddings of aligned rows [n], and then of ids that were found, [k].

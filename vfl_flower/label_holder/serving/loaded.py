@@ -59,6 +59,7 @@ class Loaded:
         self.parties.begin(there)
         self.drift = DriftWatch(found, self.predictor.columns)
         self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
+        self.parties.joined = self.embeddings.number
         self.releases = Releases(config, found, len(self.rows.ids))
         self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-import numpy as np
 from flwr.app import Message
 
-from vfl_flower.alignment.reuse import proof_of
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.config.names import in_words
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
+from vfl_flower.label_holder.serving.joining import Joining
 from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.requests import Score, UnavailableError
+from vfl_flower.label_holder.serving.records import ASKED, DOWN, LATE, LOADING, READY, PartyRecord
+from vfl_flower.label_holder.serving.requests import FAULTY, REFUSED
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,
@@ -53,7 +50,6 @@ notice = logging.getLogger("flwr.notice")
 
 P = TypeVar("P", bound=Payload)
 
-READY, ASKED, LATE, LOADING, DOWN = "ready", "asked", "late", "loading", "down"
 _NEW = 100_000  # most places that a party's set gains between two questions
 MOST_ROWS = 10_000
 """Most rows of a batch."""
@@ -62,29 +58,6 @@ _TELL = 60.0  # seconds between two log lines about parties that do not answer
 _AGAIN = 2.0  # seconds between two tries to load a model
 _FAILING = 5.0  # seconds after a failure until the party counts as ready again
 _LASTING = 86400.0 * 30  # seconds that a message may live
-
-UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
-"""Reasons, besides `LATE` and `DOWN`, why a party's embedding is missing from a score."""
-
-
-@dataclass
-class _Party:
-    """The label holder's knowledge of one party.
-
-    node : Flower's node; None if the party has not come yet.
-    key, order, sent : the message that is out to it, what it asks, and when it was sent.
-    why : the reason of the party's last refusal.
-    failed : when it last failed a whole order, instead of some rows.
-    """
-
-    number: int
-    node: int | None
-    state: str = DOWN
-    key: str = ""
-    order: Order | None = None
-    sent: float = 0.0
-    why: str = ""
-    failed: float = -math.inf
 
 
 class Parties:
@@ -106,13 +79,16 @@ class Parties:
     ) -> None:
         self._transport, self._config, self._predictor = transport, config, predictor
         self._rows, self._run, self._metrics = rows, run, metrics
-        sizes = predictor.sizes
-        self._all = [_Party(number, None) for number in range(len(sizes))]
+        self._all = PartyRecord.of_all(len(predictor.sizes), rows)
         self._apart = False  # whether parties of masked sums have served other orders
         self._tried = 0.0
         self._told = time.monotonic()  # or when all parties answered last
         # Finds ids outside the alignment. Masked sums need the same order to all parties, which
         # places in their different sets would not be.
+        self._joining: Joining | None = None
+        self._there: AvailableParties | None = None
+        self.joined: Callable[[], None] = lambda: None
+        self.lost_rows = False  # whether a party of a model of all parties must be aligned anew
         self.seeker = None if predictor.aggregation.abreast else rows.seeker(run)
 
     # --- the beginning ----------------------------------------------------------------------------
@@ -153,9 +129,48 @@ class Parties:
             timeout, lenient = running.party_timeout, there is not None
             for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
                 self.seeker.opened(said.party, said)
+        self._there = there
+        self._begin_joining()
+
+    def _begin_joining(self) -> None:
+        """Look for parties that were left out at the start, or have lost their rows."""
+        if self._there:
+            about = json.dumps(self._predictor.found.config.values()) if self.seeker else ""
+            self._joining = Joining(
+                *(self._transport, self._all, self._there.without, self._rows, self._run),
+                *(self._config.running.party_timeout, self._load_order, about),
+            )
+
+    def _take_joined(self) -> None:
+        """Use the parties that have joined since."""
+        for party, found in self._joining.arrived() if self._joining else ():
+            self.joined()
+            try:
+                self._loaded(party, found.answer)
+            except VflError as error:
+                self.refused(party.number, str(error))
+                continue
+            party.node = found.node
+            if self.seeker and found.seeker and found.opened:
+                self.seeker.take(party.number, found.seeker)
+                self.seeker.opened(party.number, found.opened)
+            notice.info("Party %d has joined the service.", party.number)
+
+    @property
+    def must_align(self) -> bool:
+        """Return whether a party that the model needs has lost its rows, while all are there."""
+        return self.lost_rows and all(map(self._reaches, self._all))
+
+    def close(self) -> None:
+        """Take no further party."""
+        if self._joining:
+            self._joining.close()
+            self._joining = None
 
     def begin_again(self) -> None:
         """Have the parties load this version again, since they may have loaded another."""
+        self.lost_rows = False
+        self._begin_joining()
         for party in self._all:
             self._lose(party)
 
@@ -165,7 +180,7 @@ class Parties:
         about = json.dumps(self._predictor.found.config.values())
         return OpenSetOrder(config=about, arrays=self.seeker.opening.arrays)
 
-    def _loaded(self, party: _Party, answer: Serving) -> None:
+    def _loaded(self, party: PartyRecord, answer: Serving) -> None:
         """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
 
         The message continues a sentence that names the party.
@@ -174,7 +189,7 @@ class Parties:
         mine = int(self._rows.known_by(len(self._all))[:, party.number].sum())
         same = (answer.party, answer.alignment, answer.code_digest, answer.rows) == (
             party.number,
-            self._rows.alignment,
+            party.alignment,
             code_digest(),
             mine,
         )
@@ -182,7 +197,7 @@ class Parties:
             raise VflError("serves other rows, or runs another version of the code.")
         self._set(party, READY)
 
-    def _set(self, party: _Party, state: str) -> None:
+    def _set(self, party: PartyRecord, state: str) -> None:
         connected = state in (READY, ASKED)
         if connected != (party.state in (READY, ASKED)):
             self._metrics.connected(party.number, connected)
@@ -229,7 +244,7 @@ class Parties:
                 self._lose(party) if party in lost else self._set(party, LATE)
             if left <= 0:
                 break
-            for message in self._receive([each.key for each in waiting], min(left, 0.05)):
+            for message in self._transport.wait([each.key for each in waiting], min(left, 0.05)):
                 party = self._party_of(message)
                 self._metrics.party(party.number, time.monotonic() - party.sent)
                 self._set(party, READY)
@@ -258,8 +273,13 @@ class Parties:
     def look(self, seconds: float) -> None:
         """Look after parties that are late or down, for at most so long or until `wake`."""
         out = [each.key for each in self._all if each.key]
-        for message in self._receive(out, seconds):
-            self._answered(self._party_of(message), message)
+        if self._joining:
+            self._joining.carried.carry()
+            out += self._joining.carried.out
+        for message in self._transport.wait(out, seconds) if out or seconds else ():
+            if not self._joining or not self._joining.carried.take(message):
+                self._answered(self._party_of(message), message)
+        self._take_joined()
         now = time.monotonic()
         self._tell(now)
         if self._apart:
@@ -297,7 +317,9 @@ class Parties:
             self._tried = time.monotonic()
             try:
                 if self._rows.shown is not None:  # one of them may have started anew
-                    orders = {each.node: self._reuse for each in self._all if each.node is not None}
+                    orders = {
+                        each.node: self._reuse(each) for each in self._all if each.node is not None
+                    }
                     timeout = self._config.running.party_timeout
                     for said in gather(self._transport, orders, Reused, timeout).values():
                         self._check_kept(said)
@@ -306,7 +328,7 @@ class Parties:
             except VflError as error:
                 notice.warning("The parties have not agreed on keys: %s", error)
 
-    def _answered(self, party: _Party, message: Message) -> None:
+    def _answered(self, party: PartyRecord, message: Message) -> None:
         order = party.order
         try:
             if isinstance(order, ReuseOrder):
@@ -329,37 +351,31 @@ class Parties:
             self.refused(party.number, str(error))
             self._set(party, DOWN)
 
-    def _lose(self, party: _Party) -> None:
+    def _lose(self, party: PartyRecord) -> None:
         """Note that a party has lost its model, or cannot be reached."""
         party.key, party.sent = "", 0.0
         self._set(party, DOWN)
 
-    def _ask_to_load(self, party: _Party) -> None:
+    def _ask_to_load(self, party: PartyRecord) -> None:
         """Have a party that has come back use the same rows, and load its model."""
         aligned = self._rows.shown is not None
-        self._send(party, self._reuse if aligned else self._load_order, LOADING)
+        self._send(party, self._reuse(party) if aligned else self._load_order, LOADING)
 
-    @property
-    def _reuse(self) -> ReuseOrder:
-        """Return the order to use the rows of this service's alignment again."""
-        assert self._rows.shown is not None
-        parties = len(self._all)
-        who = sorted(self._rows.nodes) if self._rows.nodes else range(parties)
-        proofs = np.zeros((parties, 32), np.uint8)
-        for number, shown in zip(who, self._rows.shown, strict=True):
-            proof = proof_of(shown, self._rows.alignment, self._run)
-            proofs[number] = np.frombuffer(proof, np.uint8)
-        about = json.dumps(self._predictor.found.config.values())
-        return ReuseOrder(alignment=self._rows.alignment, config=about, arrays={"proofs": proofs})
+    def _reuse(self, party: PartyRecord) -> ReuseOrder:
+        return party.reuse(self._all, self._run, self._predictor.found.config)
 
-    @staticmethod
-    def _check_kept(answer: Reused) -> None:
-        if answer.became != "kept":
-            raise VflError("has lost its rows. Start the service anew.")
+    def _check_kept(self, answer: Reused) -> None:
+        if answer.became == "kept":
+            return
+        if self._joining:
+            self._all[answer.party].node = None  # it joins anew
+        else:
+            self.lost_rows = True
+        raise VflError("has other ids than at the alignment, or has lost it. It is aligned anew.")
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _send(self, party: _Party, order: Order, state: str) -> None:
+    def _send(self, party: PartyRecord, order: Order, state: str) -> None:
         assert party.node is not None
         message = to_message(
             self._transport.counted(order), party.node, _LASTING, self._transport.calls
@@ -368,13 +384,10 @@ class Parties:
         party.order, party.sent = order, time.monotonic()
         self._set(party, state)
 
-    def _reaches(self, party: _Party) -> bool:
+    def _reaches(self, party: PartyRecord) -> bool:
         return party.node is not None and self._transport.reaches(party.node)
 
-    def _receive(self, keys: list[str], seconds: float) -> list[Message]:
-        return self._transport.wait(keys, seconds) if keys or seconds else []
-
-    def _party_of(self, message: Message) -> _Party:
+    def _party_of(self, message: Message) -> PartyRecord:
         key = message.metadata.reply_to_message_id
         party = next(each for each in self._all if each.key == key)
         party.key = ""
@@ -384,16 +397,3 @@ class Parties:
         sizes = self._transport.largest
         largest = max(sizes.get(each, SMALL) for each in (ScoreOrder.kind, SeekOrder.kind))
         return read_reply(message, kind, largest)
-
-
-def refusal_of(scores: Sequence[Score]) -> UnavailableError | None:
-    """Return the refusal of a request, if a party that its scores need does not answer."""
-    gone = {
-        party: why for score in scores for party, why in score["missing"].items() if why != UNKNOWN
-    }
-    if not gone:
-        return None
-    who = ", ".join(f"party {party} ({why})" for party, why in sorted(gone.items()))
-    return UnavailableError(
-        in_words(f"The model needs all its parties, and these do not answer: {who}.")
-    )

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.names import in_words
 
 Ids = Sequence[int | str]
 
@@ -25,6 +26,9 @@ BATCH = 2048
 _SMALL = BATCH // 16  # most ids of a small request, and work of a batch while such requests come
 _LULL = 1.0  # seconds after a small request until batches are large again
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
+
+UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
+"""Reasons, besides late and down, why a party's embedding is missing from a score."""
 
 UNASKED = ("full", "new-ids", "ending")
 """Outcomes of requests whose ids no party was asked about."""
@@ -235,3 +239,16 @@ def _share(works: Sequence[int], room: int) -> int:
             return share
         left -= work
     return room
+
+
+def refusal_of(scores: Sequence[Score]) -> UnavailableError | None:
+    """Return the refusal of a request, if a party that its scores need does not answer."""
+    gone = {
+        party: why for score in scores for party, why in score["missing"].items() if why != UNKNOWN
+    }
+    if not gone:
+        return None
+    who = ", ".join(f"party {party} ({why})" for party, why in sorted(gone.items()))
+    return UnavailableError(
+        in_words(f"The model needs all its parties, and these do not answer: {who}.")
+    )

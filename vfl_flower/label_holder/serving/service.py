@@ -29,16 +29,17 @@ from vfl_flower.label_holder.serving.guard import Refusals
 from vfl_flower.label_holder.serving.loaded import Loaded
 from vfl_flower.label_holder.serving.metrics import Metrics
 from vfl_flower.label_holder.serving.new_ids import NewIds
-from vfl_flower.label_holder.serving.parties import UNKNOWN, refusal_of
 from vfl_flower.label_holder.serving.requests import (
     MOST_IDS,
     UNASKED,
+    UNKNOWN,
     Answers,
     Piece,
     Queue,
     Request,
     Score,
     UnavailableError,
+    refusal_of,
 )
 from vfl_flower.label_holder.serving.turns import Turns, apart
 
@@ -47,6 +48,7 @@ notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 _WAITING = 40_000  # most ids of a caller that wait
 _MORE = 256  # work of a batch for which parties get `score-timeout` once more
+_APART = 30.0  # seconds between two alignments because of a party
 _LOOK = 1.0  # seconds between two looks for a new version
 _FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
@@ -75,6 +77,7 @@ class Service:
         self._refusing = Future[None]()  # of the last calls that were refused
         self._refusing.set_result(None)
         self._looked = time.monotonic()
+        self._aligned = -_APART
         self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
 
@@ -135,6 +138,7 @@ class Service:
 
     def close(self) -> None:
         """End the threads of this service, once no request comes any more."""
+        self.loaded.parties.close()
         self._counting.close()
         self.recording.close()
 
@@ -182,6 +186,7 @@ class Service:
     def reload(self) -> None:
         """Load the current version. If it cannot be loaded, go on with the last one."""
         last = self.loaded
+        last.parties.close()
         try:
             self.loaded = self._load(self.metrics)
         except VflError as error:
@@ -205,7 +210,9 @@ class Service:
             self._looked = now
             if self._refusing.done():
                 self._refusing = self.recording.submit(self._record_refusals)
-            if self.loaded.is_outdated:
+            parties_changed = self.loaded.parties.must_align and now > self._aligned + _APART
+            if self.loaded.is_outdated or parties_changed:
+                self._aligned = now
                 while begun := self.queue.take(begun=True):  # one version answers a request
                     self._answer(begun)
                 self.reload()
