@@ -424,8 +424,8 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     table = read(predict_local({**keys, "out": f"{tmp_path}/p.csv"}, trained.node_configs))
     table = table[table["parties"] == "0+1"].set_index(ID)
     ids = table.index[:20].tolist()
-    keys |= {"party-timeout": 0.5}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
+    timed: dict[str, Any] = {**keys, "party-timeout": 0.5}
+    with served(trained.folder / "any", tmp_path, timed, trained.node_configs) as found:
         assert {tuple(each["parties"]) for each in found.ask(*ids)} == {(0,)}
         found.grid.late[found.node(1)] = 0.2
         here.append(1)

@@ -7,6 +7,7 @@ it sends the messages of this thread, and hands it the replies.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -160,18 +161,21 @@ class Joining:
         self.carried.closed.set()
 
     def _run(self) -> None:
-        pause = _FIRST
-        while not self.carried.closed.wait(pause):
+        pauses: dict[int, tuple[float, float]] = {}  # by node: its next try, and the pause after
+        while not self.carried.closed.wait(_FIRST):
             nodes = {each.number: each.node for each in self._parties}
             lacking = {each for each, node in nodes.items() if node is None} - self._without
-            pause = _FIRST if not lacking else min(2 * pause, _MOST)
+            if not self._joined.empty():  # the service has not taken the last one yet
+                continue
             try:
-                for node in (
-                    set(self.carried.get_node_ids()) - set(nodes.values()) if lacking else ()
-                ):
+                there = set(self.carried.get_node_ids()) if lacking else set()
+                for node in there - set(nodes.values()):
+                    due, pause = pauses.get(node, (0.0, _FIRST))
+                    if time.monotonic() < due:
+                        continue
+                    pauses[node] = time.monotonic() + pause, min(2 * pause, _MOST)
                     if found := self._ask(node, lacking):
                         self._joined.put(found)
-                        pause = _FIRST
             except Exception as error:  # the service goes on without it
                 log.warning("No party joins the service now: %s", error)
 

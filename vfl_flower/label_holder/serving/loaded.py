@@ -59,10 +59,11 @@ class Loaded:
         self.parties.begin(there)
         self.drift = DriftWatch(found, self.predictor.columns)
         self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
-        self.parties.joined = self.embeddings.number
         self.releases = Releases(config, found, len(self.rows.ids))
         self.name = f"{found.run}/{found.number}"
         ids = self.rows.ids.tolist()
+        self.parties.joined = self.embeddings.number
+        self.parties.look_for_others()
         self._row_of = {encoded(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
 
     def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:

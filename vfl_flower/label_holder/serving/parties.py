@@ -130,9 +130,8 @@ class Parties:
             for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
                 self.seeker.opened(said.party, said)
         self._there = there
-        self._begin_joining()
 
-    def _begin_joining(self) -> None:
+    def look_for_others(self) -> None:
         """Look for parties that were left out at the start, or have lost their rows."""
         if self._there:
             about = json.dumps(self._predictor.found.config.values()) if self.seeker else ""
@@ -170,7 +169,7 @@ class Parties:
     def begin_again(self) -> None:
         """Have the parties load this version again, since they may have loaded another."""
         self.lost_rows = False
-        self._begin_joining()
+        self.look_for_others()
         for party in self._all:
             self._lose(party)
 
