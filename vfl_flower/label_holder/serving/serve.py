@@ -76,7 +76,7 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         exits.callback(service.close)
         torch.set_num_threads(1)  # a batch is too small for more
         # Else a small request waits for 5 ms each time that another thread makes a large answer.
-        sys.setswitchinterval(0.0005)
+        sys.setswitchinterval(0.001)
         with (
             _process_file(folder / PROCESS),
             _ended_by_signal(service.queue.close),
