@@ -48,6 +48,7 @@ from vfl_flower.transport.stream.grid import StreamGrid
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
+_BY_MODEL = ("predict", "serve", "explain")  # tasks with the model of an earlier run
 
 logs.without_colours()
 
@@ -101,16 +102,18 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
 def _serve(
     transport: Transport, config: RunConfig, context: Context, callbacks: Sequence[Callback]
 ) -> None:
-    run = str(context.run_id)
+    run, given = str(context.run_id), parse(context.run_config)
+    if config.task in _BY_MODEL and transport.medium == "messages":
+        config = earlier_run.reached_as_before(config, given)
     if config.task == "predict":
         with _streams(transport, config) as transport:
-            predict(transport, config, parse(context.run_config), run)
+            predict(transport, config, given, run)
     elif config.task == "serve":
         with _streams(transport, lasting(config)) as transport:
-            serve_model(transport, config, parse(context.run_config), run)
+            serve_model(transport, config, given, run)
     elif config.task == "explain":
         with _streams(transport, lasting(config)) as transport:
-            explain(transport, config, parse(context.run_config), run)
+            explain(transport, config, given, run)
     elif config.task == "align":
         with _streams(transport, config) as transport:
             _align(transport, config, run)

@@ -317,7 +317,6 @@ def sent_to(streamed: Streamed, host: str, rule: str = "", **more: Any) -> tuple
     [
         ("0.0.0.0", "", "0.0.0.0"),
         ("vfl.example", "", "vfl.example"),
-        ("127.0.0.1", "vfl.example, other.example:443", "127.0.0.1"),
         ("127.0.0.1", "127.0.0.1:1", "127.0.0.1"),
     ],
 )
@@ -332,6 +331,16 @@ def test_a_party_connects_only_where_its_owner_has_said(
     assert len(told) == 1 and f"add stream-address='{added}' to party " in told[0]
     assert told[0].endswith("Messages travel over Flower now, not over streams.")
     assert sum(line.startswith("The party may not connect to") for line in logged) == 2
+
+
+def test_a_label_holder_that_names_no_host_is_told_to_name_one(
+    streamed: Streamed, logged: list[str]
+) -> None:
+    nodes, _ = sent_to(streamed, "127.0.0.1", "vfl.example, other.example:443")
+    streamed.train(nodes)
+    (told,) = [line for line in logged if line.startswith("A party may not connect to 127.0.0.1")]
+    assert "set stream-address in the run configuration" in told
+    assert "node configuration" not in told and "vfl.example" not in told
 
 
 @pytest.mark.parametrize("rule", ["0.0.0.0", "vfl.example, 0.0.0.0:{port}"])

@@ -29,8 +29,10 @@ def to_go_on_from(folder: str | Path) -> Checkpoint:
     return found
 
 
+_REACHED = ("stream-address", "stream-ports")  # by which parties reach the label holder
+
 _MAY_DIFFER = (  # a resumed run may change these options: they do not change its results
-    *("transport", "stream-address", "stream-ports", "session-seconds", "parties"),
+    *("transport", *_REACHED, "session-seconds", "parties"),
     *("party-timeout", "on-party-failure", "checkpoint-every", "log-format", "resume"),
     *("serve-address", "serve-certificate", "serve-key", "serve-token"),
 )
@@ -70,6 +72,17 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
     return found.config.with_values(anew)
 
 
+def reached_as_before(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration with the address and ports of the streams of its model's run.
+
+    Options that are given stay.
+    """
+    if not config.model:
+        return config
+    then = load(config.model).config
+    return config.with_values({name: KEYS[name].of(then) for name in _REACHED if name not in given})
+
+
 NOISE_ON_EMBEDDINGS = ("embedding-noise", "inner-noise", "embedding-bound")
 """Options that do nothing without a mechanism."""
 
@@ -102,7 +115,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a run that warm-starts from an earlier run.
 
     Take options that are not given from the earlier run. With another strategy, inherit only
-    options of data and models.
+    options of data and models, and how parties reach the label holder.
     """
     folder: str = given["grow"]
     found = load(folder)
@@ -118,7 +131,8 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     inherited = {
         each.name: each.of(then)
         for each in KEYS.values()
-        if (alike or each.section in ("data", "models")) and each.name not in _OF_ONE_RUN
+        if (alike or each.section in ("data", "models") or each.name in _REACHED)
+        and each.name not in _OF_ONE_RUN
     }
     before = then.training.optimizer
     if kind_of(given.get("optimizer", before)) != kind_of(before):

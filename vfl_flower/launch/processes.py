@@ -129,6 +129,8 @@ class SuperLink:
         self, run_config: Mapping[str, Any], nodes: int, log: Path
     ) -> subprocess.Popen[bytes]:
         """Start `flwr run` with this configuration; the process ends with the run."""
+        if not self.simulation:  # an earlier run may have been reached by another host
+            run_config = {"stream-address": "127.0.0.1", **run_config}
         _write_toml(self.home / "run.toml", run_config)
         app = self.home / "vfl-app"
         app.mkdir(exist_ok=True)

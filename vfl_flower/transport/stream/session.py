@@ -42,12 +42,7 @@ def serve(
     largest : returns the most bytes of the arrays of the next order.
     """
     if not simulated(context) and not _allowed(order.address, context):
-        party = context.node_config.get("partition-id")
-        host = order.address.rpartition(":")[0] or order.address
-        cause = (
-            f"may not connect to {host}: if the label holder is there, add stream-address='{host}' "
-            f"to party {party}'s node configuration"
-        )
+        cause = _refusal(order.address, context)
         log.warning("The party %s.", cause)
         return SessionEnd(connected=False, served=0, cause=cause)
     session = Session(app, context, order.token, largest)
@@ -63,6 +58,21 @@ def serve(
     return SessionEnd(connected=session.connected, served=session.served, cause=cause)
 
 
+def _refusal(address: str, context: Context) -> str:
+    """Say where a party may not connect to, and which side can change that."""
+    host = host_and_port(address)[0]
+    if is_loopback(host) and not any(is_loopback(each) for each, _ in _permitted(context)):
+        return (
+            f"may not connect to {host}, which is its own machine: set stream-address in the run "
+            "configuration to the label holder's host"
+        )
+    party = context.node_config.get("partition-id")
+    return (
+        f"may not connect to {host}: if the label holder is there, add stream-address='{host}' to "
+        f"party {party}'s node configuration"
+    )
+
+
 def _allowed(address: str, context: Context) -> bool:
     """Return whether ``stream-address`` in the node configuration permits this.
 
@@ -74,11 +84,16 @@ def _allowed(address: str, context: Context) -> bool:
         If ``stream-address`` has an invalid address.
     """
     host, port = host_and_port(address)
-    named = Rules.of(context.node_config).stream_address
-    if not named:
+    every = _permitted(context)
+    if not every:
         return is_loopback(host)
-    every = [host_and_port(each.strip()) for each in named.split(",")]
     return any(host.lower() == h.lower() and p in (None, port) for h, p in every)
+
+
+def _permitted(context: Context) -> list[tuple[str, int | None]]:
+    """Return the hosts and ports of ``stream-address`` in the node configuration."""
+    named = Rules.of(context.node_config).stream_address
+    return [host_and_port(each.strip()) for each in named.split(",")] if named else []
 
 
 class Session:
