@@ -5,34 +5,82 @@
 #
 # FOLDER is that of superlink.sh, which must run. OPTIONS are the text after `flwr run -c`. The exit status is 0 if
 # the run has completed, else 1. SIGTERM and Ctrl-C stop the run, which would otherwise go on at the SuperLink.
+# If this script was killed, its next start goes on with the run that it had started. With other OPTIONS, it ends
+# that run first. FOLDER/started has a file for each run, which its script holds locked.
 set -euo pipefail
 umask 077
 FLWR_HOME=$(CDPATH= cd -- "$1" && pwd)
 export FLWR_HOME
 app=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 
-field() { # a value in the JSON that `flwr` prints
-    python -P -c 'import json, sys; found = json.load(sys.stdin); print((found.get("runs") or [found])[0].get(sys.argv[1], ""))' "$1"
+field() { # a value in the JSON that `flwr` prints; empty without one
+    python -P -c 'import json, sys
+try: found = json.load(sys.stdin)
+except ValueError: sys.exit()
+print((found.get("runs") or [found])[0].get(sys.argv[1], ""))' "$1"
 }
-run='' log='' status='' stopped=''
+ask() { # set `status`: "lost" if the SuperLink does not know the run; wait while it does not answer
+    local said told=''
+    status=''
+    while [ -z "$stopped" ]; do
+        said=$(timeout 60 flwr list vfl --run-id "$1" --format json 2> /dev/null || true)
+        case "$said" in *"not found"*) status=lost ;; *) status=$(field status <<< "$said") ;; esac
+        [ -z "$status" ] || break
+        [ -n "$told" ] || echo "run.sh: the SuperLink does not say how run $1 goes. It is asked again." >&2
+        told=yes
+        sleep 1
+    done
+}
+run='' log='' status='' stopped='' kept=$FLWR_HOME/started
 trap 'stopped=yes; [ -z "$log" ] || kill "$log" 2> /dev/null || true' TERM INT
-if ! said=$(flwr run "$app" vfl --format json -c "$2"); then
-    echo "$said" >&2
-    exit 1
+mkdir -p "$kept"
+for file in "$kept"/*; do
+    [ -f "$file" ] || continue
+    exec 9<> "$file" # no child may hold it open, and so locked
+    flock --nonblock 9 || continue # its script lives
+    earlier=${file##*/}
+    ask "$earlier" 9>&-
+    case "$status" in
+        '') break ;; # stopped
+        finished:* | lost) rm -f "$file"; continue ;;
+    esac
+    if [ "$(cat "$file")" = "$2" ]; then
+        run=$earlier
+        echo "Run $run goes on, whose script was killed."
+        break
+    fi
+    echo "Run $earlier is ended, whose script was killed."
+    flwr stop "$earlier" vfl 9>&- || true
+    rm -f "$file"
+    sleep 15 9>&- # until it has released its folder and its port
+done
+[ -z "$stopped" ] || exit 143
+if [ -z "$run" ]; then
+    said=$(flwr run "$app" vfl --format json -c "$2" 9>&- || true)
+    run=$(field run-id <<< "$said")
+    if [ -z "$run" ]; then
+        echo "$said" >&2
+        exit 1
+    fi
+    exec 9> "$kept/.$run"
+    flock 9
+    printf %s "$2" >&9
+    mv "$kept/.$run" "$kept/$run"
 fi
-run=$(field run-id <<< "$said")
 until [ -n "$stopped" ]; do
-    flwr log "$run" vfl --stream & # it may end before the run, if the connection breaks
+    flwr log "$run" vfl --stream 9>&- & # it may end before the run, if the connection breaks
     log=$!
     wait "$log" || true
     [ -z "$stopped" ] || break
-    status=$(flwr list vfl --run-id "$run" --format json | field status)
-    case "$status" in finished:*) break ;; esac
-    sleep 1
+    ask "$run" 9>&-
+    case "$status" in finished:* | lost) break ;; esac
+    sleep 1 9>&-
 done
 if [ -n "$stopped" ]; then
-    flwr stop "$run" vfl
+    flwr stop "$run" vfl || true
+    rm -f "$kept/$run"
     exit 143
 fi
+rm -f "$kept/$run"
 echo "Run $run: $status"
 [ "$status" = finished:completed ]
