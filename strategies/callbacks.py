@@ -18,7 +18,13 @@ from typing import Any
 
 from strategies.party_record import PartyRecord
 from strategies.run import Run
-from vfl_flower.config.errors import TERMINATING, Interrupted, Terminated, terminate
+from vfl_flower.config.errors import (
+    TERMINATING,
+    Interrupted,
+    Terminated,
+    signal_in_words,
+    terminate,
+)
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import reached, validated
 from vfl_flower.transport.messages import RestoreOrder
@@ -26,6 +32,7 @@ from vfl_flower.transport.messages import RestoreOrder
 log = logging.getLogger("flwr")
 
 _HINT = b"\nStopping at the next checkpoint; again, to stop without one.\n"
+_SAVING = 8  # seconds that a run on nodes has for a last checkpoint: containers are killed after 10
 
 
 def callbacks_of(
@@ -146,6 +153,9 @@ class EndBySignal(Callback):
 
     A second signal has its usual effect, at once. A handler that belongs to other code stays. All
     handlers stay outside the main thread, where Python permits no change.
+
+    On nodes, parties may be ending too. So the run ends after some seconds, with its last
+    checkpoint. Further signals count from then on. Flower's messages would not pass any more.
     """
 
     def __init__(self) -> None:
@@ -164,8 +174,17 @@ class EndBySignal(Callback):
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         """Save the run; from now on, signals have their usual effect."""
-        self.ended()
+        if self._came is not None:
+            return
         self._came = signal.Signals(number)
+        transport = self.run.transport
+        if transport.engine != "supernodes":
+            self.ended()
+        elif transport.medium == "messages":
+            self._give_up()
+        else:
+            signal.signal(signal.SIGALRM, self._give_up)
+            signal.alarm(_SAVING)
         self.run.save()
         with suppress(OSError, ValueError, AttributeError):  # it may interrupt a print
             os.write(sys.stderr.fileno(), _HINT)
@@ -180,12 +199,28 @@ class EndBySignal(Callback):
         """
         if self._came is None:
             return
-        when = f"ended the run after {self.run.state.epoch:.3g} epochs."
-        if self._came == signal.SIGINT:
-            raise Interrupted(f"Ctrl-C {when}", str(self._folder))
-        raise Terminated(self._came, f"{self._came.name} {when}", str(self._folder))
+        if self._before[self._came] is signal.default_int_handler:
+            raise Interrupted(f"Ctrl-C {self._when}", str(self._folder))
+        raise Terminated(self._came, self._sentence, str(self._folder))
+
+    def _give_up(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """End the run without a new checkpoint."""
+        assert self._came is not None
+        raise Terminated(self._came, f"{self._sentence} Its last checkpoint is older.")
+
+    @property
+    def _when(self) -> str:
+        return f"ended the run after {self.run.state.epoch:.3g} epochs."
+
+    @property
+    def _sentence(self) -> str:
+        assert self._came is not None
+        return f"{signal_in_words(self._came)} {self._when}"
 
     def ended(self) -> None:
         """Restore the former handlers."""
+        if signal.getsignal(signal.SIGALRM) == self._give_up:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
         for each, handler in self._before.items():
             signal.signal(each, handler)

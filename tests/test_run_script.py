@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -177,6 +176,6 @@ def test_sigterm_ends_a_script_while_the_superlink_is_away(deployed: Deployed) -
 
 
 def test_a_run_that_does_not_start_is_told(deployed: Deployed) -> None:
-    deployed.write("flwr", "#!/bin/sh\necho '{\"success\": false, \"error-message\": \"No.\"}'\n")
+    deployed.write("flwr", '#!/bin/sh\necho \'{"success": false, "error-message": "No."}\'\n')
     script = deployed.start("task='serve'")
     assert "No." in said(script) and script.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +19,15 @@ from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config import logs, names
-from vfl_flower.config.errors import ConfigError, VflError, places, raised, why
+from vfl_flower.config.errors import (
+    ConfigError,
+    Terminated,
+    VflError,
+    places,
+    raised,
+    terminating,
+    why,
+)
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
@@ -42,6 +51,7 @@ from vfl_flower.label_holder.serving.serve import serve as serve_model
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.base import Transport, transport_of
+from vfl_flower.transport.nodes.watch import watched
 from vfl_flower.transport.shared_actor import SharedActors
 from vfl_flower.transport.stream.grid import StreamGrid
 
@@ -61,11 +71,16 @@ def main(grid: Grid, context: Context) -> None:
 
     Flower sends the text of an error to the SuperLink. So on real nodes it is one without text.
     """
-    try:
+    if transport_of(grid).engine != "supernodes":
         serve(grid, context)
+        return
+    try:
+        with terminating(signal.SIGINT):  # Flower's own handlers leave a run no time to save
+            serve(grid, context)
+    except Terminated as error:
+        signal.raise_signal(error.number)  # now Flower tells its SuperLink
+        raise
     except Exception as error:
-        if transport_of(grid).engine != "supernodes":
-            raise
         if not isinstance(error, VflError):
             log.error("%s", places(error))
         raise VflError(_outside(error)) from None
@@ -95,7 +110,8 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
     with about(context.run_config.get("log-format")):
         config = earlier_run.configured(context.run_config)
         # A run to resume may have another format.
-        with about(config.running.log_format), names.named({}):
+        watch = watched(transport) if transport.engine == "supernodes" else nullcontext()
+        with about(config.running.log_format), names.named({}), watch:
             _serve(transport, config, context, callbacks)
 
 

@@ -211,7 +211,7 @@ class Terminated(SystemExit):
     def __init__(self, number: int, sentence: str = "", folder: str = "") -> None:
         super().__init__(128 + number)
         self.number, self.folder = number, folder
-        self.sentence = sentence or f"{signal.Signals(number).name} ended the run."
+        self.sentence = sentence or f"{signal_in_words(number)} ended the run."
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments, and not only the exit status."""
@@ -225,13 +225,18 @@ TERMINATING = signal.SIGTERM, signal.SIGHUP
 """Signals that end a process. A terminal that closes sends SIGHUP."""
 
 
+def signal_in_words(number: int) -> str:
+    """Return what has sent a signal to a ServerApp, or the signal's name."""
+    return "`flwr stop`" if number == signal.SIGINT else signal.Signals(number).name
+
+
 @contextmanager
-def terminating() -> Iterator[None]:
-    """Have `TERMINATING` raise `Terminated`, so that the processes of a run end too.
+def terminating(*more: signal.Signals) -> Iterator[None]:
+    """Have `TERMINATING` and more raise `Terminated`, so that the processes of a run end too.
 
     A signal that is ignored stays ignored, as SIGHUP under nohup.
     """
-    before = {each: signal.getsignal(each) for each in TERMINATING}
+    before = {each: signal.getsignal(each) for each in (*TERMINATING, *more)}
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(each, terminate)

@@ -55,6 +55,7 @@ class Transport(Grid):
         it, `SMALL` holds. The run sets it (`expect`), since rows and sizes follow from the run.
     parties : number of parties, if some party may not know it, else 0.
     left_out : sentences about parties that failed, or were not there, and are left out.
+    silent : whether Flower's SuperLink has not answered for some seconds.
     """
 
     engine: str
@@ -68,6 +69,7 @@ class Transport(Grid):
     largest: Mapping[str, int] = MappingProxyType({})
     parties: int = 0
     left_out: Sequence[str] = ()
+    silent: bool = False
 
     def counted(self, order: O) -> O:
         """Return an order with the number of parties, if some party may not know it."""

@@ -26,6 +26,7 @@ from vfl_flower.transport.stream.links import Link, Streams
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, said, to_message
 
+log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _STARTING = 30.0  # seconds after which to send another Flower message, if no session has begun
@@ -95,11 +96,17 @@ class StreamGrid(Transport):
             self._streams.closed = True
             for link in self._links:
                 self._streams.end(link)
-        deadline = time.monotonic() + _CLOSING
+        # A run that a signal has ended has little time.
+        waits = error is None or isinstance(error, Exception)
+        deadline = time.monotonic() + _CLOSING * waits
         try:
             while any(link.used for link in self._links) and time.monotonic() < deadline:
+                if self._transport.silent:
+                    break
                 self._ended_sessions()
                 time.sleep(POLL / 2)
+        except Exception as failure:  # after `flwr stop`, Flower refuses all calls
+            log.warning("Parties were not seen to end their sessions: %s.", type(failure).__name__)
         finally:
             self._streams.stop()
 
@@ -196,6 +203,8 @@ class StreamGrid(Transport):
         with self._streams.lock:
             waiting = [link for link in self._links if link.in_flight and not link.stream]
         if not waiting or (not at_once and time.monotonic() < self._looked + POLL):
+            return
+        if self._transport.silent:  # a call would wait without end
             return
         self._looked = time.monotonic()
         for link, reply in self._ended_sessions():
