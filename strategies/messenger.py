@@ -129,7 +129,7 @@ class Messenger(Outbox):
         if not self.out:
             return replies
         node, sent_at = min(self.out.values(), key=itemgetter(1))
-        messages = self.transport.receive(self.out, sent_at + self.timeout)
+        messages = self.receive(sent_at + self.timeout)
         if not messages:
             self.failed(node, VflError(f"did not answer within {self.timeout:g} s."))
         for message in messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -220,6 +221,11 @@ class Run:
     def costs(self) -> list[dict[str, Any]]:
         """Return the cost of each party so far."""
         return [record.figures() for record in self.records]
+
+    def waits(self) -> dict[int, float]:
+        """Return the seconds since each party's message without an answer; 0 without one."""
+        now = time.monotonic()
+        return {each.party: now - each.sent_at if each.in_flight else 0.0 for each in self.records}
 
     def stop(self, reason: str) -> None:
         """Order no more steps, and log why."""

@@ -31,6 +31,7 @@ OF_RUN = {
     "vfl_loss": {"rows"},
     "vfl_metric": {"name", "rows"},
     "vfl_party_in_training": {"party"},
+    "vfl_party_wait_seconds": {"party"},
     "vfl_failures_total": {"party"},
     "vfl_exchanges_total": {"party"},
     "vfl_bytes_total": {"party", "direction"},

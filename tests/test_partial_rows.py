@@ -665,7 +665,8 @@ def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], tim
 def test_a_wait_for_parties_names_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("vfl_flower.transport.gather._TELL", -1.0)  # a minute passes at each look
+    for name in ("_SOON", "_TELL"):  # a minute passes at each look
+        monkeypatch.setattr(f"vfl_flower.transport.gather.{name}", -1.0)
     zero, one, two = (Introduction(party=m, parties=3) for m in range(3))
     with caplog.at_level(logging.INFO, "flwr.notice"):
         assert asked_of({1: one, 2: zero, 3: two}, set(), 60) == [0, 1, 2]

@@ -18,12 +18,14 @@ from typing import Any
 
 import httpx
 import pytest
+from flwr.app import Context, Message
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ALL_ROWS
 from tests.monitored import OF_RUN, OF_SERVICE
 from tests.serving import TOKEN, served
 from tests.test_faults import Misbehaving, gone, raises
+from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, Interrupted
 from vfl_flower.label_holder import results, run_metrics
 from vfl_flower.label_holder.callbacks import Callback
@@ -163,6 +165,25 @@ def test_the_metrics_are_the_numbers_of_the_history_and_of_the_summary(
     assert 0 < last["vfl_results_free_bytes",] <= shutil.disk_usage(tmp_path).free * 1.1
     assert last["vfl_checkpoints_total",] == 1
     assert began < last["vfl_checkpoint_timestamp_seconds",] < time.time()
+
+
+def test_the_party_that_a_run_waits_for_has_the_seconds_of_its_wait(
+    keys: dict[str, Any], port: int
+) -> None:
+    scrape = Scrape(port)
+
+    def slow(message: Message, context: Context) -> Message:
+        late = message.metadata.message_type == "train" and context.node_config["partition-id"] == 1
+        if late and len(scrape.found) == 2:  # both have been asked
+            time.sleep(0.2)
+            scrape.ask()
+        return client_app.app(message, context)
+
+    app: Any = slow
+    run_local(2, keys, app, observers=[scrape])
+    others = [by_party(each, "vfl_party_wait_seconds") for each in scrape.found]
+    assert others[2][1] >= 0.2
+    assert others[0] == others[-1] == [0, 0]  # the controls
 
 
 def test_a_failed_party_is_counted_and_not_in_training(keys: dict[str, Any], port: int) -> None:

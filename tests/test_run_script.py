@@ -13,7 +13,7 @@ import pytest
 from tests.fleet import until
 
 SCRIPT = Path(__file__).parents[1] / "deploy/run.sh"
-# States of runs lie in $RUNS: a file RUN with its status. Without the file `up`, no call is answered.
+# $RUNS has a file with the status of each run. Without the file `up`, no call is answered.
 FLWR = """#!/usr/bin/env bash
 echo "$*" >> "$RUNS/calls"
 case "$1 $2" in

@@ -63,7 +63,7 @@ class RunState:
 class TrainingRun(Protocol):
     """A run as a callback sees it: its state, and the requests that it accepts.
 
-    Another thread may read `state` and `costs`. All else is for the methods of a callback.
+    Another thread may read `state`, `costs` and `waits`. All else is for the methods of a callback.
     """
 
     config: RunConfig
@@ -79,6 +79,9 @@ class TrainingRun(Protocol):
 
     def costs(self) -> list[dict[str, Any]]:
         """Return the cost of each party so far, as ``by_party`` of summary.json."""
+
+    def waits(self) -> dict[int, float]:
+        """Return the seconds since each party's message without an answer; 0 without one."""
 
     def stop(self, reason: str) -> None:
         """Order no more steps, and log the reason.

@@ -109,6 +109,11 @@ class RunMetrics(Collector):
         failures = CounterMetricFamily("vfl_failures", "Failures and refusals.", labels=party)
         exchanges = CounterMetricFamily("vfl_exchanges", "Messages answered.", labels=party)
         sent = CounterMetricFamily("vfl_bytes", "Array bytes.", labels=["party", "direction"])
+        waits = GaugeMetricFamily(
+            "vfl_party_wait_seconds", "Time since a message that has no answer.", labels=party
+        )
+        for number, seconds in self._run.waits().items():
+            waits.add_metric([str(number)], seconds)
         for cost in self._run.costs():
             number, who = cost["party"], [str(cost["party"])]
             takes_part.add_metric(who, int(number not in state.failed))
@@ -116,7 +121,7 @@ class RunMetrics(Collector):
             exchanges.add_metric(who, cost["exchanges"])
             for direction in ("up", "down"):
                 sent.add_metric([*who, direction], cost[f"bytes_{direction}"])
-        yield from (takes_part, failures, exchanges, sent)
+        yield from (takes_part, waits, failures, exchanges, sent)
 
 
 def _of_model(state: RunState) -> Iterator[Metric]:

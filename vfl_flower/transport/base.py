@@ -55,6 +55,7 @@ class Transport(Grid):
         it, `SMALL` holds. The run sets it (`expect`), since rows and sizes follow from the run.
     parties : number of parties, if some party may not know it, else 0.
     left_out : sentences about parties that failed, or were not there, and are left out.
+    numbers : node -> number of its party, for parties that have introduced themselves.
     silent : whether Flower's SuperLink has not answered for some seconds.
     """
 
@@ -69,6 +70,7 @@ class Transport(Grid):
     largest: Mapping[str, int] = MappingProxyType({})
     parties: int = 0
     left_out: Sequence[str] = ()
+    numbers: Mapping[int, int] = MappingProxyType({})
     silent: bool = False
 
     def counted(self, order: O) -> O:

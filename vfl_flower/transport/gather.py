@@ -24,7 +24,9 @@ from vfl_flower.transport.wire import read_reply, to_message
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_TELL = 60.0  # seconds between two log lines about parties that are waited for
+_LOOK = 1.0  # seconds between two looks for such parties
+_SOON = 10.0  # seconds before the first log line about parties that are waited for
+_TELL = 60.0  # seconds between two such lines
 
 P = TypeVar("P", bound=Payload)
 I = TypeVar("I", bound=Introduction)  # noqa: E741
@@ -44,6 +46,7 @@ class Outbox(ABC):
         self.transport = transport
         self.timeout = timeout
         self.out: dict[str, tuple[int, float]] = {}  # by message id: the node, and when it was sent
+        self._told: tuple[str, float] = "", 0.0  # parties of the last log line, and its time
 
     def post(self, messages: Iterable[Message]) -> None:
         """Send messages."""
@@ -51,6 +54,27 @@ class Outbox(ABC):
         if messages:
             for key, message in zip(self.transport.send(messages), messages, strict=True):
                 self.out[key] = message.metadata.dst_node_id, now
+
+    def receive(self, deadline: float) -> list[Message]:
+        """Return replies after one is in, or none at the deadline; log who is waited for."""
+        while True:
+            until = min(deadline, time.monotonic() + _LOOK)
+            messages = self.transport.receive(self.out, until)
+            now = time.monotonic()
+            if messages or until == deadline or now < until:  # none will come, in one process
+                return messages
+            late = sorted(
+                {self._called(node) for node, at in self.out.values() if now > at + _SOON}
+            )
+            who = ", ".join(late)
+            if who and (who != self._told[0] or now > self._told[1] + _TELL):
+                self._told = who, now
+                longest = now - min(at for _, at in self.out.values())
+                notice.info("The run waits for %s: no answer for %d s.", who, longest)
+
+    def _called(self, node: int) -> str:
+        number = self.transport.numbers.get(node)
+        return f"node {node}" if number is None else f"party {number}"
 
     def read(self, message: Message, kind: type[P], order: str) -> P:
         """Return the answer in a reply; its order is out no more.
@@ -98,7 +122,7 @@ class _Questions(Outbox):
     def answers(self, kind: type[P], until: float) -> dict[int, P]:
         """Return the answers that are in, after waiting for one: node id -> answer."""
         found: dict[int, P] = {}
-        for message in self.transport.receive(self.out, until) if self.out else []:
+        for message in self.receive(until) if self.out else []:
             key = message.metadata.reply_to_message_id
             if key in self.out:  # else it came twice
                 node = self.out[key][0]
@@ -193,13 +217,14 @@ def gather_all(
         transport.parties = there.parties
     questions = _Questions(transport, running.party_timeout, there is not None)
     found: dict[int, I] = {}
-    waiting, told = False, time.monotonic()
+    waiting, told = False, time.monotonic() + _SOON - _TELL
     while True:
         new = [node for node in transport.get_node_ids() if node not in questions.asked]
         questions.ask(dict.fromkeys(new, order))
-        soon = time.monotonic() + (POLL if there else _TELL)
+        soon = time.monotonic() + (POLL if there else _LOOK)
         answers = questions.answers(kind, min(questions.deadline, soon))
         found |= answers
+        transport.numbers = {**transport.numbers, **{n: a.party for n, a in answers.items()}}
         said = answers if there else found
         called = {each.party: each.name for each in said.values() if each.name}
         if there:

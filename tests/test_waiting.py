@@ -1,0 +1,91 @@
+"""A run's log names the parties that the run waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.transport import gather
+from vfl_flower.transport.base import Transport
+
+
+class Slow(Transport):
+    """A transport whose replies come when a test says."""
+
+    engine, medium, cost = "supernodes", "stream", "cheap"
+
+    def __init__(self) -> None:
+        self.due: dict[str, float] = {}
+
+    def get_node_ids(self) -> list[int]:
+        return [7, 8, 9]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
+        return [key for key in message_ids if self.due.get(key, 1e9) <= time.monotonic()]
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+
+class Box(gather.Outbox):
+    def failed(self, node: int, error: VflError) -> None:
+        raise error
+
+
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Box:
+    for name, seconds in (("_LOOK", 0.02), ("_SOON", 0.2), ("_TELL", 0.4)):
+        monkeypatch.setattr(gather, name, seconds)
+    caplog.set_level("INFO", "flwr.notice")
+    transport = Slow()
+    transport.numbers = {7: 0, 8: 1}
+    return Box(transport, 600.0)
+
+
+def sent(box: Box, key: str, node: int, seconds: float) -> None:
+    """Send a message whose reply comes after so many seconds."""
+    box.out[key] = node, time.monotonic()
+    box.transport.due[key] = time.monotonic() + seconds  # type: ignore[attr-defined]
+
+
+def test_the_log_names_a_party_that_is_late_and_no_other(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent(box, "a", 7, 0.0)
+    assert box.receive(time.monotonic() + 9) == ["a"]
+    del box.out["a"]
+    sent(box, "b", 8, 0.1)
+    assert box.receive(time.monotonic() + 9) == ["b"]  # the control: soon enough
+    assert not caplog.messages
+    del box.out["b"]
+    sent(box, "c", 8, 0.3)
+    assert box.receive(time.monotonic() + 9) == ["c"]
+    assert caplog.messages == ["The run waits for party 1: no answer for 0 s."]
+    sent(box, "d", 9, 0.3)  # it has not introduced itself
+    del box.out["c"]
+    assert box.receive(time.monotonic() + 9) == ["d"]
+    assert caplog.messages[1:] == ["The run waits for node 9: no answer for 0 s."]
+
+
+def test_the_log_names_it_again_once_in_a_while_until_the_deadline(
+    box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent(box, "a", 7, 1e6)
+    sent(box, "b", 8, 1e6)
+    assert box.receive(time.monotonic() + 1.3) == []
+    assert 2 <= len(caplog.messages) <= 3
+    assert {each.partition(":")[0] for each in caplog.messages} == {
+        "The run waits for party 0, party 1"
+    }
