@@ -24,6 +24,7 @@ from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config import logs
 from vfl_flower.config.errors import (
     CodeError,
+    ConfigError,
     OutOfStepError,
     VflError,
     in_own_code,
@@ -32,6 +33,7 @@ from vfl_flower.config.errors import (
 )
 from vfl_flower.config.names import in_words
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.provenance import running
 from vfl_flower.party import builder, explain, information, scoring, stacked, state, state_file
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
@@ -80,7 +82,7 @@ from vfl_flower.transport.node import describe_records, index_and_parties, simul
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream import session as stream
 from vfl_flower.transport.stream.messages import SessionOrder
-from vfl_flower.transport.wire import read_order, to_failure, to_reply
+from vfl_flower.transport.wire import SAME_VERSION, read_order, to_failure, to_reply, version_in
 
 logs.without_colours()
 
@@ -131,7 +133,7 @@ class PartyApp(ClientApp):
         for message, context in zip(messages, contexts, strict=True):
             try:
                 with describe_records(context):
-                    order = read_order(message, kind, between.largest_order(context))
+                    order = _read(message, kind, context)
                     check_order(context, order)
                     turns.append(StackedTurn(between.resume(context), order))
             except Exception as error:
@@ -176,11 +178,22 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
     return decorate
 
 
+def _read(message: Message, kind: type[O], context: Context) -> O:
+    """Return the order in a message, after a comparison of both sides' versions."""
+    theirs = version_in(message)
+    if theirs != running():
+        raise ConfigError(
+            f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
+            f"holder runs {theirs or 'an older version'}. {SAME_VERSION}"
+        )
+    return read_order(message, kind, between.largest_order(context))
+
+
 def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) -> Message:
     """Answer a message: read its order, check it, and serve it."""
     with describe_records(context):
         try:
-            order = read_order(message, kind, between.largest_order(context))
+            order = _read(message, kind, context)
             check_order(context, order)
             answer = serve(context, order)
             if isinstance(answer, Introduction):

@@ -23,6 +23,12 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=1)
+def running() -> str:
+    """Return the version of this package, and a short digest of its code."""
+    return f"vfl-flower {version('vfl-flower')} (code {code_digest()[:12]})"
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     packages = ("flwr", "torch", "numpy", "ray", "scikit-learn")

@@ -18,6 +18,7 @@ from pydantic import Field
 from vfl_flower.config.checks import Line
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import Name
+from vfl_flower.config.provenance import running
 from vfl_flower.transport.magnitude import peak
 
 Arrays = dict[str, NDArray[Any]]
@@ -65,11 +66,12 @@ class Order(Payload):
     """A message from the label holder to a party.
 
     ``of_parties`` is the number of parties, if the label holder has counted more than some party
-    knows of; else 0.
+    knows of; else 0. ``version`` is the label holder's. A party compares it before all else.
     """
 
     kind: ClassVar[str]  # Flower's message type
     of_parties: Number = 0
+    version: Text = field(default_factory=running)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.checks import Check, InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.config.provenance import running
 from vfl_flower.transport.flower_internals import (
     ARRAYS,
     SCALARS,
@@ -44,6 +45,9 @@ _MOST_ARRAYS = 1024  # with shared labels, a message has three arrays of each pa
 _LONGEST = 128  # letters of a text or a name
 _AXES = 8  # most axes of an array
 _SAID = 300  # most letters shown of a sentence from the other side
+SAME_VERSION = "Install the same version at both, and restart the SuperNode."
+_OLDER = re.compile(r"There is no option '[^']*'\.|was sent a \w+ that has an unknown field")
+"""Begin the answers of versions that do not compare versions."""
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*|\x1b.?", re.DOTALL)
 _DTYPES = {  # NumPy's name of a dtype -> the dtype, for all numeric dtypes
     str(dtype): dtype
@@ -141,7 +145,12 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
     if not plain and _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
-        raise kind_of_error(f"failed: {said(failure.get('cause')) or 'it did not say why'}")
+        cause = said(failure.get("cause")) or "it did not say why"
+        if _OLDER.match(cause):  # it compares no versions
+            raise VflError(
+                f"runs an older version, and the label holder runs {running()}. {SAME_VERSION}"
+            )
+        raise kind_of_error(f"failed: {cause}")
     return _read(message, kind, largest)
 
 
@@ -155,6 +164,19 @@ def said(text: Any) -> str:
     plain = _ESCAPES.sub(" ", text[: 10 * _SAID])
     line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
     return line if len(line) <= _SAID else f"{line[:_SAID]} ..."
+
+
+def version_in(message: Message) -> str:
+    """Return the label holder's version in an order of any version; empty without one."""
+    payload = message.payload if isinstance(message, Call) else None
+    if payload is not None:
+        return payload.version if isinstance(payload, Order) else ""
+    parts = message.parts if isinstance(message, Framed) else None
+    try:
+        scalars = parts.scalars if parts else record_of(message.content, SCALARS, ConfigRecord)
+    except (KeyError, VflError):
+        return ""
+    return said(scalars.get("version"))
 
 
 def _read(message: Message, kind: type[P], largest: float) -> P:
