@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import time
 from base64 import b64decode
@@ -22,6 +23,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
 from vfl_flower.config.run_config import flower_defaults
+
+log = logging.getLogger("flwr")
 
 
 def app_of_this_package() -> str:
@@ -157,3 +160,56 @@ def ask_each_second() -> None:
     """Have this process's SuperNode ask for messages each second; Flower's asks each third."""
     supernode: Any = import_module("flwr.supernode.start_client_internal")
     supernode.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 1.0)))
+
+
+RUNS_AT_ONCE = 4
+"""Runs that a SuperNode serves at once: for example a service, a training and a prediction."""
+_MOST_HELD = 16  # messages that wait at a SuperNode for a run
+
+
+def serve_runs_at_once() -> None:
+    """Have this process's SuperNode serve several runs at once, and one message of each.
+
+    Flower's waits for the answer to each message before it asks for the next one. A session is one
+    message, and a service's session lasts as long as the service.
+    """
+    from flwr.common.constant import Status
+
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    pull = supernode._pull_and_store_message
+    unfinished = [Status.PENDING, Status.STARTING, Status.RUNNING]
+    held: list[tuple[Any, Any]] = []  # messages with their trees, in the order in which they came
+    told: set[int] = set()
+
+    def pulled(*, state: Any, receive: Callable[[], Any], **more: Any) -> int | None:
+        """Take a message, if one can be served. Return a run if there are answers to send."""
+
+        def entries() -> list[Any]:
+            with state.lock_msg_store:
+                return [each.message.metadata for each in state.msg_store.values()]
+
+        # A message stays until its answer is sent. A task may end a little later.
+        busy = {each.run_id for each in entries()}
+        busy |= {task.run_id for task in state.get_tasks(statuses=unfinished)}
+
+        def next_message() -> Any:
+            if len(held) < _MOST_HELD and (found := receive()):
+                held.append(found)
+            for each in held:
+                run = each[0].metadata.run_id
+                if run not in busy and len(busy) < RUNS_AT_ONCE:
+                    held.remove(each)
+                    return each
+                if run not in busy | told:
+                    told.add(run)
+                    log.warning(
+                        "Run %d waits: this SuperNode serves runs %s, and no more at once. It "
+                        "serves run %d when one of them ends. `flwr stop RUN` ends one.",
+                        *(run, ", ".join(map(str, sorted(busy))), run),
+                    )
+            return None
+
+        pull(state=state, receive=next_message, **more)
+        return next((each.run_id for each in entries() if each.reply_to_message_id), None)
+
+    supernode._pull_and_store_message = pulled

@@ -44,6 +44,7 @@ from vfl_flower.transport.flower_processes import (
     guard_fleet,
     keep_token,
     run_installed_code_only,
+    serve_runs_at_once,
     start_tasks_by,
 )
 from vfl_flower.transport.nodes.gate import Gate, LogBudget
@@ -74,6 +75,7 @@ def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
     run_installed_code_only()
     ask_each_second()
+    serve_runs_at_once()
     try:
         with _described(options):
             address = _address(options, 9094)
