@@ -158,6 +158,8 @@ class EndBySignal(Callback):
     checkpoint. Further signals count from then on. Flower's messages would not pass any more.
     """
 
+    run: Run
+
     def __init__(self) -> None:
         self._came: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}

@@ -97,6 +97,6 @@ def test_an_older_node_that_compares_no_versions_is_told_so(cause: str) -> None:
 
 def test_an_older_label_holder_is_told_so() -> None:
     message = to_message(DescribeOrder(outputs=1), 1, 60.0)
-    del message.content["scalars"]["version"]  # type: ignore[attr-defined]
+    del message.content["scalars"]["version"]
     with pytest.raises(VflError, match="the label holder runs an older version"):
         read_reply(client_app.app(message, node()), Payload)

@@ -54,6 +54,10 @@ def box(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Bo
     return Box(transport, 600.0)
 
 
+def received(box: Box, seconds: float = 9.0) -> list[Any]:
+    return [*box.receive(time.monotonic() + seconds)]
+
+
 def sent(box: Box, key: str, node: int, seconds: float) -> None:
     """Send a message whose reply comes after so many seconds."""
     box.out[key] = node, time.monotonic()
@@ -64,18 +68,18 @@ def test_the_log_names_a_party_that_is_late_and_no_other(
     box: Box, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent(box, "a", 7, 0.0)
-    assert box.receive(time.monotonic() + 9) == ["a"]
+    assert received(box) == ["a"]
     del box.out["a"]
     sent(box, "b", 8, 0.1)
-    assert box.receive(time.monotonic() + 9) == ["b"]  # the control: soon enough
+    assert received(box) == ["b"]  # the control: soon enough
     assert not caplog.messages
     del box.out["b"]
     sent(box, "c", 8, 0.3)
-    assert box.receive(time.monotonic() + 9) == ["c"]
+    assert received(box) == ["c"]
     assert caplog.messages == ["The run waits for party 1: no answer for 0 s."]
     sent(box, "d", 9, 0.3)  # it has not introduced itself
     del box.out["c"]
-    assert box.receive(time.monotonic() + 9) == ["d"]
+    assert received(box) == ["d"]
     assert caplog.messages[1:] == ["The run waits for node 9: no answer for 0 s."]
 
 
@@ -84,7 +88,7 @@ def test_the_log_names_it_again_once_in_a_while_until_the_deadline(
 ) -> None:
     sent(box, "a", 7, 1e6)
     sent(box, "b", 8, 1e6)
-    assert box.receive(time.monotonic() + 1.3) == []
+    assert received(box, 1.3) == []
     assert 2 <= len(caplog.messages) <= 3
     assert {each.partition(":")[0] for each in caplog.messages} == {
         "The run waits for party 0, party 1"

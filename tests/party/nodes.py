@@ -47,7 +47,7 @@ def asked(context: Context, order: Order, kind: type[Payload] = Upload) -> Any:
 
 def train(exchange: int, steps: int = 6, epoch: int = 0, first: int = 0, **sent: Any) -> TrainOrder:
     """An order for some mini-batches; without more, for a whole pass."""
-    place = {"epoch": epoch, "first": first, "steps": steps}
+    place: dict[str, Any] = {"epoch": epoch, "first": first, "steps": steps}
     return TrainOrder(exchange=exchange, coordinated=True, arrays=sent, **place)
 
 
