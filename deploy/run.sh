@@ -5,8 +5,9 @@
 #
 # FOLDER is that of superlink.sh, which must run. OPTIONS are the text after `flwr run -c`. The exit status is 0 if
 # the run has completed, else 1. SIGTERM and Ctrl-C stop the run, which would otherwise go on at the SuperLink.
-# If this script was killed, its next start goes on with the run that it had started. With other OPTIONS, it ends
-# that run first. FOLDER/started has a file for each run, which its script holds locked.
+# If this script was killed, its next start with these OPTIONS goes on with the run that it had started. It ends other
+# runs whose scripts were killed if they use the same folder or the same address. FOLDER/started has a file for each
+# run, which its script holds locked.
 set -euo pipefail
 umask 077
 FLWR_HOME=$(CDPATH= cd -- "$1" && pwd)
@@ -18,6 +19,10 @@ field() { # a value in the JSON that `flwr` prints; empty without one
 try: found = json.load(sys.stdin)
 except ValueError: sys.exit()
 print((found.get("runs") or [found])[0].get(sys.argv[1], ""))' "$1"
+}
+claims() { # the folders and the address that OPTIONS name, one a line
+    case "$1" in *serve-address=*) ;; *task=*serve*) echo "serve-address=''" ;; esac
+    grep -oE "\b(model|out|resume|serve-address)=('[^']*'|\"[^\"]*\"|[^ ]+)" <<< "$1" || true
 }
 ask() { # set `status`: "lost" if the SuperLink does not know the run; wait while it does not answer
     local said told=''
@@ -44,11 +49,13 @@ for file in "$kept"/*; do
         '') break ;; # stopped
         finished:* | lost) rm -f "$file"; continue ;;
     esac
-    if [ "$(cat "$file")" = "$2" ]; then
+    options=$(cat "$file")
+    if [ "$options" = "$2" ]; then
         run=$earlier
         echo "Run $run goes on, whose script was killed."
         break
     fi
+    grep -qxFf <(claims "$2") <(claims "$options") || continue
     echo "Run $earlier is ended, whose script was killed."
     flwr stop "$earlier" vfl 9>&- || true
     rm -f "$file"

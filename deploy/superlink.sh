@@ -31,6 +31,7 @@ own=$credentials/superlink
 [ -f "$own.crt" ] || python -P -m vfl_flower.transport.nodes.certificates host "$own" "$host" "${@:3}"
 [ ! -f "$credentials/serve.token" ] || [ "$credentials" = "$folder" ] || ln -sf "$credentials/serve.token" "$folder/serve.token"
 
+rm -f "$folder"/started/* # runs of run.sh, which ended with the last SuperLink
 rm -f "$folder"/loopback.* # nobody else has it, and so it is made anew
 python -P -m vfl_flower.transport.nodes.certificates host "$folder/loopback" localhost 127.0.0.1
 printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s"\n' \

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
@@ -137,7 +136,7 @@ def check(
     parties: int,
     sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    """Refuse a party whose columns, rows, ids or code do not fit the run.
+    """Refuse a party whose columns, rows or ids do not fit the run.
 
     Parameters
     ----------
@@ -179,10 +178,4 @@ def check(
             f"{who} has embeddings of size {given}, and the run configuration gives {size}. A sum "
             "or a mean of embeddings, or labels = 'shared', needs equal sizes: leave the party's "
             "embedding-size out, or set combine = 'concat'."
-        )
-    if description.code_digest != code_digest():
-        raise ConfigError(
-            f"{who} runs another version of this application's code: install the same on all, "
-            "restart its SuperNode, and stop a local SuperLink that was started from another "
-            "checkout."
         )

@@ -458,4 +458,8 @@ def test_all_can_be_ended_and_started_again_at_once(deployed: Deployed) -> None:
     deployed.here.terminate()
     assert deployed.here.wait(STARTING) == 143
     deployed.end()
+    started = deployed.home / "superlink/started/1"  # a run that ended with its SuperLink
+    started.parent.mkdir(mode=0o700, exist_ok=True)
+    started.touch()
     deployed.start_nodes()
+    assert not started.exists()

@@ -513,7 +513,6 @@ def test_a_party_has_no_more_features_than_it_had_columns(noisy: Path) -> None:
             "parties": 2,
             "exchange": 1,
             "alignment": "",
-            "code_digest": "",
         }
         return [Explained(**text, features=features)]
 

@@ -72,7 +72,7 @@ def test_a_node_of_another_version_names_both_before_all_else(order: Any, call: 
     said = str(PartyError("The party on node 1", str(raised.value)))
     assert said == (
         f"Party 1 runs {running()}, and the label holder runs {LATER}. Install the same version "
-        "at both, and restart the SuperNode."
+        "at both, and restart SuperNode and SuperLink."
     )
     control = replace(order, version=running())
     with pytest.raises(VflError) as raised:

@@ -65,7 +65,6 @@ ANSWERS = [
         columns=5,
         embedding_size=4,
         alignment="a",
-        code_digest="b",
         exchange=0,
     ),
     Upload(party=1, exchange=3, peak_memory_mb=12.5),

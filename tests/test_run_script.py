@@ -116,17 +116,42 @@ def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> No
     assert not [*(deployed.folder / "started").iterdir()]
 
 
-def test_with_other_options_it_ends_that_run_first(deployed: Deployed) -> None:
-    killed = deployed.start("task='serve' model='a'")
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ("task='serve' model='a'", "task='serve' model='b'"),  # at the default address
+        (
+            "task='serve' model='a' serve-address='h:1'",
+            "task='serve' model='b' serve-address='h:1'",
+        ),
+        ("epochs=3 out='/runs/1'", "epochs=4 out='/runs/1'"),
+    ],
+)
+def test_it_ends_a_run_that_would_be_in_its_way(then: str, now: str, deployed: Deployed) -> None:
+    killed = deployed.start(then)
     deployed.follows("run-1")
     killed.kill()
     killed.wait()
-    again = deployed.start("task='serve' model='b'")
+    again = deployed.start(now)
     deployed.follows("run-2")
     assert deployed.calls.index("stop run-1 vfl") < deployed.calls.index("log run-2 vfl --stream")
     again.terminate()
     assert "Run run-1 is ended" in said(again) and again.returncode == 143
     assert "stop run-2 vfl" in deployed.calls
+
+
+def test_it_leaves_the_run_of_another_script_that_was_killed(deployed: Deployed) -> None:
+    """That script is about to start again, and goes on with its run."""
+    killed = deployed.start("task='serve' model='a' serve-address='h:1'")
+    deployed.follows("run-1")
+    killed.kill()
+    killed.wait()
+    deployed.start("task='serve' model='b' serve-address='h:2'")
+    deployed.follows("run-2")
+    assert not any(each.startswith("stop") for each in deployed.calls)
+    deployed.start("task='serve' model='a' serve-address='h:1'")
+    deployed.follows("run-1", 2)
+    assert deployed.started == 2
 
 
 def test_a_run_whose_script_lives_is_left_alone(deployed: Deployed) -> None:

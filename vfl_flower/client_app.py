@@ -181,7 +181,7 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 def _read(message: Message, kind: type[O], context: Context) -> O:
     """Return the order in a message, after a comparison of both sides' versions."""
     theirs = version_in(message)
-    if theirs != running():
+    if theirs.split()[-1:] != running().split()[-1:]:
         raise ConfigError(
             f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
             f"holder runs {theirs or 'an older version'}. {SAME_VERSION}"

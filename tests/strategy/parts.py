@@ -19,7 +19,6 @@ from strategies.party_record import PartyRecord, State
 from strategies.run import Run
 from strategies.step_budget import StepBudget, Waiting
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.metrics import Metrics
@@ -283,7 +282,6 @@ FITS = Description(
     columns=5,
     embedding_size=32,
     alignment="rows",
-    code_digest=code_digest(),
     exchange=0,
 )
 TRAIN = TrainOrder(exchange=0, epoch=0, first=0, steps=5, coordinated=False)

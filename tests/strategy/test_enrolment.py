@@ -67,12 +67,6 @@ def test_embeddings_of_another_size_need_a_top_model_that_reads_them_side_by_sid
             "mean of embeddings, or labels = 'shared', needs equal sizes: leave the party's "
             "embedding-size out, or set combine = 'concat'.",
         ),
-        (
-            {"code_digest": "older"},
-            "Party 1 runs another version of this application's code: install the same on all, "
-            "restart its SuperNode, and stop a local SuperLink that was started from another "
-            "checkout.",
-        ),
     ],
     ids=lambda each: str(next(iter(each))) if isinstance(each, dict) else "",
 )

@@ -7,7 +7,7 @@ import platform
 import resource
 import sys
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -25,8 +25,12 @@ def code_digest() -> str:
 
 @lru_cache(maxsize=1)
 def running() -> str:
-    """Return the version of this package, and a short digest of its code."""
-    return f"vfl-flower {version('vfl-flower')} (code {code_digest()[:12]})"
+    """Return the version of this package; its last word is a short digest of the code."""
+    try:
+        number = version("vfl-flower")
+    except PackageNotFoundError:  # a checkout that is not installed
+        number = "of a checkout"
+    return f"vfl-flower {number} (code {code_digest()[:12]})"
 
 
 def versions() -> dict[str, str]:

@@ -24,7 +24,6 @@ from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.party import builder, explained_table, state, state_file
@@ -251,7 +250,6 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
         exchange=scalars["exchange"],
         checkpoint=saved.number,
         alignment=block.alignment,
-        code_digest=code_digest(),
         arrays=arrays,
     )
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import OutOfStepError, VflError
-from vfl_flower.config.provenance import code_digest, peak_memory_mb
+from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock, load_partition
 from vfl_flower.models.training import load_model
@@ -196,7 +196,6 @@ class Party:
             columns=self.inputs.columns,
             embedding_size=self.learner.size,
             alignment=self.inputs.block.alignment,
-            code_digest=code_digest(),
             exchange=self.exchange or self.origin.exchange,
             checkpoint=self.origin.checkpoint,
         )

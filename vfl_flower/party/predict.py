@@ -9,7 +9,6 @@ from flwr.app import Context
 
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation
 from vfl_flower.party import builder, state
@@ -54,7 +53,6 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
         exchange=scalars["exchange"],
         checkpoint=saved.number,
         alignment=block.alignment,
-        code_digest=code_digest(),
         arrays=arrays,
     )
 

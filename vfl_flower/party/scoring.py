@@ -26,7 +26,6 @@ from vfl_flower.alignment.seeking import OpenSet
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source
 from vfl_flower.party import about, builder, state, state_file
@@ -127,7 +126,6 @@ def load(context: Context, saved: Saved, order: ServeOrder) -> Serving:
         exchange=scalars["exchange"],
         checkpoint=saved.number,
         alignment=block.alignment,
-        code_digest=code_digest(),
         arrays=tags,
     )
 

@@ -269,7 +269,6 @@ class Description(Introduction):
     columns: Number
     embedding_size: Positive
     alignment: Text
-    code_digest: Text
     exchange: Number
     checkpoint: Number = 0
     best: Number = 0
@@ -297,7 +296,6 @@ class Predicted(Introduction):
     exchange: Number
     checkpoint: Number = 0
     alignment: Text
-    code_digest: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +310,6 @@ class Serving(Introduction):
     exchange: Number
     checkpoint: Number = 0
     alignment: Text
-    code_digest: Text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ _MOST_ARRAYS = 1024  # with shared labels, a message has three arrays of each pa
 _LONGEST = 128  # letters of a text or a name
 _AXES = 8  # most axes of an array
 _SAID = 300  # most letters shown of a sentence from the other side
-SAME_VERSION = "Install the same version at both, and restart the SuperNode."
+SAME_VERSION = "Install the same version at both, and restart SuperNode and SuperLink."
 _OLDER = re.compile(r"There is no option '[^']*'\.|was sent a \w+ that has an unknown field")
 """Begin the answers of versions that do not compare versions."""
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*|\x1b.?", re.DOTALL)

@@ -16,6 +16,7 @@ from flwr.app import Message
 
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.provenance import code_digest
+from vfl_flower.config.names import in_words
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictor import Predictor
@@ -194,6 +195,9 @@ class Parties:
         )
         if not same:
             raise VflError("serves other rows, or runs another version of the code.")
+        known = party.number, self._rows.alignment, mine
+        if (answer.party, answer.alignment, answer.rows) != known:
+            raise VflError("serves other rows.")
         self._set(party, READY)
 
     def _set(self, party: PartyRecord, state: str) -> None:
