@@ -157,7 +157,8 @@ def test_a_mod_can_change_what_a_party_answers() -> None:
 def test_a_party_refuses_what_a_mod_has_spoilt() -> None:
     def spoil(message: Message, context: Context, serve: ClientAppCallable) -> Message:
         if message.metadata.message_type == "train":
-            message.content["scalars"] = ConfigRecord({"exchange": 1})
+            version = message.content.config_records["scalars"]["version"]
+            message.content["scalars"] = ConfigRecord({"exchange": 1, "version": version})
         return serve(message, context)
 
     with pytest.raises(PartyError, match="TrainOrder whose of_parties is missing"):
