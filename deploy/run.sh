@@ -5,9 +5,9 @@
 #
 # FOLDER is that of superlink.sh, which must run. OPTIONS are the text after `flwr run -c`. The exit status is 0 if
 # the run has completed, else 1. SIGTERM and Ctrl-C stop the run, which would otherwise go on at the SuperLink.
-# If this script was killed, its next start with these OPTIONS goes on with the run that it had started. It ends other
-# runs whose scripts were killed if they use the same folder or the same address. FOLDER/started has a file for each
-# run, which its script holds locked.
+# If this script was killed, its next start with these OPTIONS goes on with the run that it had started. With other
+# OPTIONS it first ends a run whose script was killed, if both write to one folder, or are services of one model or
+# address. FOLDER/started has a file for each run, which its script holds locked.
 set -euo pipefail
 umask 077
 FLWR_HOME=$(CDPATH= cd -- "$1" && pwd)
@@ -20,9 +20,11 @@ try: found = json.load(sys.stdin)
 except ValueError: sys.exit()
 print((found.get("runs") or [found])[0].get(sys.argv[1], ""))' "$1"
 }
-claims() { # the folders and the address that OPTIONS name, one a line
+claims() { # what a run with these OPTIONS needs for itself, one a line; many runs may read one model
+    local names='out|resume|serve-address'
+    case "$1" in *task=*serve*) names="$names|model" ;; esac
     case "$1" in *serve-address=*) ;; *task=*serve*) echo "serve-address=''" ;; esac
-    grep -oE "\b(model|out|resume|serve-address)=('[^']*'|\"[^\"]*\"|[^ ]+)" <<< "$1" || true
+    { grep -oE "\b($names)=('[^']*'|\"[^\"]*\"|[^ ]+)" <<< "$1" || true; } | sed -E 's/^resume=/out=/'
 }
 ask() { # set `status`: "lost" if the SuperLink does not know the run; wait while it does not answer
     local said told=''

@@ -130,7 +130,7 @@ class Checkpoints:
             rows=self.keeper.rows,
             present=self.keeper.present,
             used=self.keeper.used,
-            about_labels=run.labels.about(hides_labels),
+            about_labels=run.labels.about(hides_labels) | {"coverage": run.labels.coverage},
             strategy=state,
             arrays=arrays,
         ).save(self.keeper.folder)

@@ -57,7 +57,7 @@ TABLE = """
 plain                       94      94     94      93     93      92       30      85
 label noise 1               N50     N50    N50     N65    N50     N05      N05     N05
 label noise 4               4       4      4       4      A72     5        4       8
-noise on embeddings         3       3      3       3      3       E65      3       E35
+noise on embeddings         3       3      3       3      3       E65      E05     E35
 secure                      3       a      c       s      c       a        a       a
 presence                    P82     P82    P82     k      P70     P72      D05     P45
 laser                       P82     P82    P82     k      P75     P78      l       P50

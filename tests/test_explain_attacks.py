@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from vfl_flower.launch.explaining import explain_local
 from vfl_flower.party import explain, explained_people, explained_table, limits
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
+from vfl_flower.tools import audit_explain
 from vfl_flower.tools.audit_explain import Cheat, figures
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
 from vfl_flower.transport.wire import pack, read_reply, to_reply
@@ -522,3 +524,14 @@ def test_a_party_has_no_more_features_than_it_had_columns(noisy: Path) -> None:
     for seat in found.strategy["seats"]:
         del seat["columns"]  # as in checkpoints of 0.2.0
     at_label_holder._check_features(said(9), found)
+
+
+def test_columns_with_one_value_give_no_correlation() -> None:
+    """A column of float32 with one value may have a deviation above 0, by rounding."""
+    generator = np.random.default_rng(0)
+    truth = np.column_stack([np.full(100, 0.1, np.float32), generator.random(100, np.float32)])
+    assert truth[:, 0].std() > 0
+    change = truth[:, 1:] - truth[::-1, 1:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 0.1 < audit_explain._alike(truth[:, 1:], change, truth) <= 1

@@ -221,7 +221,7 @@ def plain(found: Any, folder: Path) -> str:
     text = found if isinstance(found, str) else repr(found)
     for name in (str(folder), str(folder).replace("_", r"\_")):
         text = text.replace(name, "FOLDER")
-    text = re.sub(r"(seconds|vfl_\w+_seconds\w*)\W+[0-9.e+-]+", r"\1", text)
+    text = re.sub(r"(seconds|vfl_\w+_(?:seconds|bytes)\w*)\W+[0-9.e+-]+", r"\1", text)
     return re.sub(_OF_MACHINE, "", text)
 
 

@@ -125,6 +125,7 @@ def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> No
             "task='serve' model='b' serve-address='h:1'",
         ),
         ("epochs=3 out='/runs/1'", "epochs=4 out='/runs/1'"),
+        ("epochs=3 out='/runs/1'", "resume='/runs/1'"),
     ],
 )
 def test_it_ends_a_run_that_would_be_in_its_way(then: str, now: str, deployed: Deployed) -> None:
@@ -140,13 +141,18 @@ def test_it_ends_a_run_that_would_be_in_its_way(then: str, now: str, deployed: D
     assert "stop run-2 vfl" in deployed.calls
 
 
-def test_it_leaves_the_run_of_another_script_that_was_killed(deployed: Deployed) -> None:
+@pytest.mark.parametrize(
+    "other", ["task='serve' model='b' serve-address='h:2'", "task='predict' model='a'", "epochs=3"]
+)
+def test_it_leaves_the_run_of_another_script_that_was_killed(
+    other: str, deployed: Deployed
+) -> None:
     """That script is about to start again, and goes on with its run."""
     killed = deployed.start("task='serve' model='a' serve-address='h:1'")
     deployed.follows("run-1")
     killed.kill()
     killed.wait()
-    deployed.start("task='serve' model='b' serve-address='h:2'")
+    deployed.start(other)
     deployed.follows("run-2")
     assert not any(each.startswith("stop") for each in deployed.calls)
     deployed.start("task='serve' model='a' serve-address='h:1'")

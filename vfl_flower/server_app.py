@@ -259,7 +259,8 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         common = Alignment(name, keeper.rows, keeper.present)
     before = (keeper.found or keeper.earlier) if config.running.grow else None
     labels = load_own_labels(config.data, own, common, before.about_labels if before else None)
-    covered = _coverage(config, own, common, len(labels.tested.test))
+    then = keeper.found.about_labels.get("coverage") if keeper.found else None
+    covered = then or _coverage(config, own, common, len(labels.tested.test))
     labels = replace(labels, coverage=covered)
     if keeper.earlier and config.data.test_fraction:
         tested = labels.tested.test_places

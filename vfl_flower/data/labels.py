@@ -134,6 +134,7 @@ class Labels:
 
     def differ_from(self, about: Mapping[str, Any]) -> bool:
         """Return whether rows, classes or values differ from a checkpoint's (`about`)."""
+        about = {name: value for name, value in about.items() if name != "coverage"}
         return not alike(self.about(private=not about["labels"]), about)
 
     def prior(self, kept: float) -> list[float]:

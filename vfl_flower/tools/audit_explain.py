@@ -181,7 +181,7 @@ def _columns(
     success: dict[str, list[float]] = {"plain": [], "explained": [], "difference": []}
     for feature, new in zip(features, permuted, strict=False):
         truth = rows[feature.index].reshape(len(rows), -1)
-        if not truth[known].std() or not truth[others].std():
+        if not np.ptp(truth[known]) or not np.ptp(truth[others]):  # a deviation rounds
             continue
         change = new - plain
         for name, view in (("plain", plain), ("explained", np.hstack([plain, change]))):
@@ -218,9 +218,11 @@ def _alike(plain: Rows, change: Rows, truth: Rows) -> float:
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     main = left[:, :1] * sizes[0]
     decoded = audit_features.reconstruct(plain, np.arange(len(plain)), main)
-    varied = truth[:, truth.std(0) > 0]
+    varied = truth[:, np.ptp(truth, axis=0) > 0]
     return max(
         float(np.mean([np.corrcoef(found[:, 0], column)[0, 1] ** 2 for column in varied.T]))
+        if np.ptp(found)
+        else 0.0
         for found in (main, decoded)
     )
 
