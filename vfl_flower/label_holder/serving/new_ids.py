@@ -66,7 +66,7 @@ class NewIds:
         if counts[caller] > most:
             left = max(0, most - self._counts.get(caller, 0))
             raise UnavailableError(
-                f"The request has {len(new)} ids that the label holder does not know, and this "
+                f"The request has {len(new)} ids that the alignment does not have, and this "
                 f"caller may ask about {left} more today. Ask again tomorrow (UTC), or ask the "
                 f"label holder to raise new-ids-per-day = {most}.",
                 *("new-ids", 429, max(1, (self._day + 1) * _DAY - now)),
