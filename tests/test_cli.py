@@ -210,6 +210,7 @@ def test_help_names_every_command_and_engine(capsys: pytest.CaptureFixture[str])
     assert all(f"{engine}: " in text for engine in ENGINES.known)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("words", "light"),
     [

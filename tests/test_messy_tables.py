@@ -98,6 +98,7 @@ def shell(paths: dict[str, Path], nodes: list[str], out: Path) -> list[str]:
 PEOPLE = [pytest.param(1200), pytest.param(20_000, marks=pytest.mark.nightly)]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("people", PEOPLE)
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
 def test_the_second_command_works_on_messy_files(

@@ -292,6 +292,7 @@ def _level(page: Page, chart: str) -> float:
     return -float(line.attrib["d"].split()[2])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("seeds", [False, True])
 def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool) -> None:
     """The control: without its figures in the summary, it is the last epoch's."""

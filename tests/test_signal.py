@@ -138,6 +138,7 @@ def test_the_rule_agrees_with_measured_runs(
     assert any("may be too small" in line for line in own_log) is not supported
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "cascaded", "centralised", "local-only"])
 def test_a_model_at_chance_says_so_and_another_does_not(
     strategy: str, run: Start, own_log: list[str], tmp_path: Path
@@ -148,6 +149,7 @@ def test_a_model_at_chance_says_so_and_another_does_not(
         assert any(LATE in line for line in own_log) is (effect == 0), effect
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("kind", "said"),
     [("three", "validation rows, accuracy is 0."), ("numbers", "the mean alone has 0.")],
