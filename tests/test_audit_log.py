@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -523,6 +523,28 @@ def test_a_line_that_does_not_fit_leaves_nothing(
         log.write("predict", request="r2")
     assert [json.loads(line).get("request") for line in lines_of(path)] == [None, "r0", "r2"]
     assert verify(path).torn == ()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_log_can_be_written_while_a_line_is_under_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """Another thread asks meanwhile whether the service is ready. The control is a full disk."""
+    seen: list[bool] = []
+
+    def write_all(descriptor: int, content: bytes) -> None:
+        seen.append(log.is_writable)
+        if not fits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        files.write_all(descriptor, content)
+
+    monkeypatch.setattr(audit_log, "_APART", 3600.0)
+    with AuditLog(path) as log:
+        monkeypatch.setattr(audit_log, "write_all", write_all)
+        with nullcontext() if fits else pytest.raises(VflError):
+            log.write("predict")
+        assert seen[0] and log.is_writable == fits
+        monkeypatch.undo()
 
 
 def test_lines_that_cannot_be_sealed_are_an_error_until_they_can(

@@ -176,8 +176,11 @@ class AuditLog:
         with self._lock:
             if self._failure:
                 raise VflError(self._failure)
-            self._failed = True  # until the line is written
-            self._append(event, fields)
+            try:
+                self._append(event, fields)
+            except VflError:
+                self._failed = True
+                raise
             self._failed = False
 
     def _append(self, event: str, fields: dict[str, Any]) -> None:
