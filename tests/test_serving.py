@@ -49,10 +49,11 @@ from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import inputs, scoring
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Scored
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
-from vfl_flower.transport.wire import to_reply
+from vfl_flower.transport.wire import to_failure, to_reply
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -444,6 +445,33 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     assert "Party 1 has joined the service." in caplog.text and "anew" not in caplog.text
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in(
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The control: it does not fail."""
+    failures = [fails]
+
+    def client(message: Message, context: Context) -> Message:
+        first, kind = context.node_config["partition-id"] == 0, message.metadata.message_type
+        if first and kind == ConfirmOrder.kind and any(failures):
+            failures.clear()
+            return to_failure("The disk is full.", message)
+        return client_app.app(message, context)
+
+    monkeypatch.setattr(joining, "_FIRST", 0.1)
+    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
+    with served(trained.folder / "any", tmp_path, keys, nodes, client) as found:
+        loaded = found.loaded
+        one = int(loaded.rows.ids[loaded.embeddings.present.all(1)][0])
+        assert set(loaded.rows.nodes or ()) == ({1} if fails else {0, 1})
+        _until(lambda: found.ask(one)[0]["parties"] == [0, 1])
+        started_anew(found, 1)
+        assert found.ask(one)[0]["missing"] == {"1": "down"}
+        _until(lambda: found.ask(one)[0]["parties"] == [0, 1])
+        assert loaded.parties._all[1].alignment == loaded.rows.alignment  # it was not aligned anew
+
+
 @pytest.mark.parametrize("run", ["any", "run"])
 @pytest.mark.parametrize("again", [True, False])
 def test_a_party_that_started_anew_with_another_file_is_aligned_again(
@@ -476,6 +504,52 @@ def test_a_party_that_started_anew_with_another_file_is_aligned_again(
         assert after[0]["missing"]["1"] == "unknown"
         got, due = after[1]["probabilities"]["1"], before["probabilities"]["1"]
         assert got == pytest.approx(due, abs=1e-6)
+
+
+def lost(number: int) -> Any:
+    """Return what a party answers which says, as this number, that it has lost its rows."""
+    return lambda **said: Reused(**{**said, "party": number, "became": "gone"})
+
+
+@pytest.mark.parametrize("number", [1, 0, 99])
+def test_a_party_that_answers_as_another_harms_only_itself(
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The control: party 1 gives its own number."""
+    monkeypatch.setattr(joining, "_FIRST", 3600.0)
+    monkeypatch.setattr("vfl_flower.alignment.reuse.Reused", lost(number))
+    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
+    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+        records = found.loaded.parties._all
+        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+        started_anew(found, 1)
+        assert found.ask(one)[0]["missing"] == {"1": "down"}
+        _until(lambda: "aligned anew" in records[1].why)
+        assert (records[0].node, records[1].node) == (found.node(0), None)
+        assert found.ask(one)[0]["parties"] == [0]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_equal_ids_are_compared_with_all_parties_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """With align = 'ids', a party is not aligned apart. The control: one that has its rows."""
+    monkeypatch.setattr(joining, "_FIRST", 0.1)
+    own = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    own.run("run", {**SHORT, "subsets": "sampled", "align": "ids"})
+    keys = {"dataset": f"files:{own.labels}"}
+    with served(tmp_path / "run", tmp_path, keys, own.node_configs) as found:
+        first, one = found.loaded, int(found.loaded.rows.ids[0])
+        before = found.ask(one)
+        with monkeypatch.context() as patched:
+            if apart:
+                patched.setattr("vfl_flower.alignment.reuse.Reused", lost(1))
+            started_anew(found, 1)
+            assert found.ask(one)[0]["missing"] == {"1": "down"}
+            _until(lambda: "aligned anew" in first.parties._all[1].why or not apart)
+        _until(lambda: not found.ask(one)[0]["missing"])
+        assert found.ask(one) == before
+        assert (found.loaded is first) != apart
 
 
 def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> None:

@@ -278,7 +278,8 @@ class _Steps:
             if lasting and (node in done or each.stored):
                 each.keep(answers.get(each.party, none))
         told = {(self.sets or done)[node].party: node for node in done}
-        shown = np.concatenate([answers[party] for party in sorted(answers)] or [none])
+        agreed = [answers[party] for party in sorted(answers) if party in told]
+        shown = np.concatenate(agreed or [none])
         known = self.known if self.sets else dict.fromkeys(told, len(self.rows))
         return Alignment(name, self.rows, self.present, told, shown, known)
 

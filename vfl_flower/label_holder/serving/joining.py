@@ -182,7 +182,8 @@ class Joining:
     def _ask(self, node: int, lacking: set[int]) -> Joined | None:
         """Align a party and have it load its model; None if it fails, or is not lacking."""
         rows, common, carried = self._rows, None, self.carried
-        if rows.table is not None and rows.words is not None:
+        if rows.nodes is not None:  # each party is aligned apart from the others
+            assert rows.table is not None and rows.words is not None
             others = frozenset(range(len(self._parties))) - lacking
             there = AvailableParties(len(self._parties), others)
             lasting = not rows.words.data.dataset.startswith("memory:")

@@ -310,12 +310,11 @@ class Parties:
             self._tried = time.monotonic()
             try:
                 if self._rows.shown is not None:  # one of them may have started anew
-                    orders = {
-                        each.node: self._reuse(each) for each in self._all if each.node is not None
-                    }
+                    every = {each.node: each for each in self._all if each.node is not None}
+                    orders = {node: self._reuse(each) for node, each in every.items()}
                     timeout = self._config.running.party_timeout
-                    for said in gather(self._transport, orders, Reused, timeout).values():
-                        self._check_kept(said)
+                    for node, said in gather(self._transport, orders, Reused, timeout).items():
+                        self._check_kept(every[node], said)
                 self.begin(None)
                 self._apart = False
             except VflError as error:
@@ -325,7 +324,7 @@ class Parties:
         order = party.order
         try:
             if isinstance(order, ReuseOrder):
-                self._check_kept(self._read(message, Reused))
+                self._check_kept(party, self._read(message, Reused))
                 self._send(party, self._load_order, LOADING)
             elif isinstance(order, ServeOrder):
                 self._loaded(party, self._read(message, Serving))
@@ -357,11 +356,11 @@ class Parties:
     def _reuse(self, party: PartyRecord) -> ReuseOrder:
         return party.reuse(self._all, self._run, self._predictor.found.config)
 
-    def _check_kept(self, answer: Reused) -> None:
+    def _check_kept(self, party: PartyRecord, answer: Reused) -> None:
         if answer.became == "kept":
             return
-        if self._joining:
-            self._all[answer.party].node = None  # it joins anew
+        if self._joining and self._rows.nodes is not None:
+            party.node = None  # it joins anew
         else:
             self.lost_rows = True
         raise VflError("has other ids than at the alignment, or has lost it. It is aligned anew.")

@@ -46,7 +46,7 @@ class PartyRecord:
         """Return a record of each party, with the alignment of these rows."""
         found = [cls(number, None, alignment=rows.alignment) for number in range(parties)]
         if rows.shown is not None:
-            who = sorted(rows.nodes) if rows.nodes else range(parties)
+            who = range(parties) if rows.nodes is None else sorted(rows.nodes)
             for number, shown in zip(who, rows.shown, strict=True):
                 found[number].shown = shown
         return found
