@@ -622,6 +622,12 @@ def test_a_certificate_needs_a_name_and_may_have_any_if_all_addresses_are_served
     dated(tmp_path, -1, 9, "localhost")
     with opened(tmp_path, given=tmp_path):  # this name leads to the address
         pass
+    monkeypatch.setattr(certificate, "names_of", lambda found: ["a.invalid", "localhost"])
+    with opened(tmp_path, given=tmp_path):  # as the second one does
+        pass
+    monkeypatch.setattr(certificate, "names_of", lambda found: ["a.invalid", "b.invalid"])
+    with pytest.raises(ConfigError, match="but serve-address"), opened(tmp_path, given=tmp_path):
+        pass
     monkeypatch.setattr(certificate, "names_of", lambda found: [])
     with (
         pytest.raises(ConfigError, match="names no host, so callers refuse it"),
@@ -675,10 +681,12 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
         assert shown(front) == old
         made = front.socket()  # a connection goes on with the certificate that it has seen
         with monkeypatch.context() as patched:  # the control
-            patched.setattr(Certificate, "look", lambda self: None)
+            looked = threading.Event()
+            patched.setattr(Certificate, "look", lambda self: looked.set())
+            assert looked.wait(30)  # so no earlier look is under way
             rotate(folder)
-            threading.Event().wait(0.1)
-            assert shown(front) == old
+            looked.clear()
+            assert looked.wait(30) and shown(front) == old
         new = (folder / "superlink.crt").read_text().strip()
         until(lambda: shown(front) == new)
         assert new != old and is_open(made)

@@ -102,7 +102,7 @@ class Certificate:
         if _is_any(self._host):
             self.host = names[0]
         elif not names_host(names, self._host) and _addresses(self._host).isdisjoint(
-            *map(_addresses, names)
+            set().union(*map(_addresses, names))
         ):
             raise ConfigError(
                 f"{said}, but serve-address names {self._host}. Name a certificate for this host, "
