@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
+import pickle
 import pwd
 import secrets
 import shutil
@@ -15,6 +16,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
+from flwr.app import RecordDict
+from torch import nn
 
 from tests.test_checkpoint import CANCER, Cut, cut_after, resumed
 from vfl_flower.config import files
@@ -23,7 +27,8 @@ from vfl_flower.config.files import check_own
 from vfl_flower.label_holder import checkpoint, earlier_run, results
 from vfl_flower.label_holder.earlier_run import PartyState, check_states
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party import state_file
+from vfl_flower.models import training
+from vfl_flower.party import state, state_file
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.flower_internals import state_to_bytes
 
@@ -33,6 +38,26 @@ KEYS: dict[str, Any] = {**CANCER, "epochs": 3, "checkpoint-every": 12, "strategy
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+@pytest.mark.parametrize("how", ["in place", "new", "grown"])
+def test_a_state_has_the_tensor_that_a_module_has_now(how: str) -> None:
+    """The control: a tensor that changes in place, which the state has anyway."""
+    model, kept = nn.BatchNorm1d(3), RecordDict()
+    state.save_group(kept, "model", training.kept(model))
+    assert model.running_mean is not None
+    if how == "in place":
+        model.running_mean.fill_(7)
+    elif how == "new":
+        model.running_mean = torch.full((3,), 7.0)
+    else:
+        model.running_mean.data = torch.full((5,), 7.0)
+    shares = state.shares_memory(kept["model"], training.kept(model))
+    assert shares == (how == "in place")
+    if not shares:
+        state.save_group(kept, "model", training.kept(model))
+    found = state.load_arrays(pickle.loads(pickle.dumps(kept)), "model")["running_mean"]
+    assert (found == 7).all() and found.shape == tuple(model.running_mean.shape)
 
 
 # --- states that are not of the checkpoint --------------------------------------------------------

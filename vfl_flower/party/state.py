@@ -51,7 +51,9 @@ def shares_memory(record: Any, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a record's arrays are these tensors."""
     arrays = contents(record)
     return arrays.keys() == tensors.keys() and all(
-        isinstance(array, _LiveArray) and array.live is tensors[name]
+        isinstance(array, _LiveArray)
+        and array.live is tensors[name]
+        and array.shape == tensors[name].shape  # a new ``.data`` may have another
         for name, array in arrays.items()
     )
 
