@@ -66,9 +66,10 @@ class RunMetrics(Collector):
 
         It is twice the longest pause between the last calls, since two of them may read in turn.
         """
-        pauses = [second - first for first, second in itertools.pairwise(self._asked)]
+        asked = list(self._asked)  # another thread adds to it
+        pauses = [second - first for first, second in itertools.pairwise(asked)]
         longest = max(pauses, default=0.0)
-        if not _SHORTEST <= longest <= _LONGEST or time.monotonic() - self._asked[-1] > 2 * longest:
+        if not _SHORTEST <= longest <= _LONGEST or time.monotonic() - asked[-1] > 2 * longest:
             return 0.0
         return 2 * longest
 
