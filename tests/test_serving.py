@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -51,9 +52,9 @@ from vfl_flower.party import inputs, scoring
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
-from vfl_flower.transport.messages import Scored
+from vfl_flower.transport.messages import Predicted, PredictOrder, Scored, ServeOrder, Serving
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
-from vfl_flower.transport.wire import to_failure, to_reply
+from vfl_flower.transport.wire import read_reply, to_failure, to_reply
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -527,6 +528,42 @@ def test_a_party_that_answers_as_another_harms_only_itself(
         _until(lambda: "aligned anew" in records[1].why)
         assert (records[0].node, records[1].node) == (found.node(0), None)
         assert found.ask(one)[0]["parties"] == [0]
+
+
+@pytest.mark.parametrize("number", [1, 0, 99])
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_party_that_loads_as_another_is_left_out(
+    trained: Organisations,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    serves: bool,
+) -> None:
+    """Else its embeddings would count as another's. The control: party 1 gives its number."""
+    kinds: dict[str, Any] = {ServeOrder.kind: Serving, PredictOrder.kind: Predicted}
+    honest = client_app.app
+
+    def client(message: Message, context: Context) -> Message:
+        reply: Message = honest(message, context)
+        kind = kinds.get(message.metadata.message_type)
+        if context.node_config["partition-id"] == 0 or not kind:
+            return reply
+        return to_reply(replace(read_reply(reply, kind), party=number), message)
+
+    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
+    if not serves:
+        model = {"model": str(trained.folder / "any"), **keys}
+        first = predict_local({**model, "without": "1", "out": f"{tmp_path}/1.csv"}, nodes)
+        monkeypatch.setattr(client_app, "app", client)
+        table = read(predict_local({**model, "out": f"{tmp_path}/2.csv"}, nodes)).set_index(ID)
+        alone = read(first).set_index(ID)
+        table = table.loc[alone.index]
+        assert table["probability_1"].equals(alone["probability_1"]) == (number != 1)
+        return
+    with served(trained.folder / "any", tmp_path, keys, nodes, client) as found:
+        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+        assert found.ask(one)[0]["parties"] == ([0, 1] if number == 1 else [0])
+        assert found.loaded.parties._all[0].node == found.node(0)
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -211,7 +211,8 @@ def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bo
     """
     marked = not found.run.isdecimal()  # checkpoints of older versions have a bare run number
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}
-    if len(states) != len(seats) and (whole or not {each.party for each in states} <= seats.keys()):
+    strange = {each.party for each in states} - seats.keys()
+    if strange or (whole and len(states) != len(seats)):
         raise ConfigError(
             f"That run has {len(seats)} parties, but {len(states)} are here. "
             "Start exactly the parties of that run."

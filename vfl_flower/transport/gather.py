@@ -102,10 +102,14 @@ class _Questions(Outbox):
     Parameters
     ----------
     lenient : whether to leave out a node that fails, instead of raising its error.
+    numbers : node -> number of its party, if it may not answer as another one.
     """
 
-    def __init__(self, transport: Transport, timeout: float, lenient: bool) -> None:
+    def __init__(
+        self, transport: Transport, timeout: float, lenient: bool, numbers: Mapping[int, int]
+    ) -> None:
         super().__init__(transport, timeout)
+        self.numbers = numbers
         self.deadline = time.monotonic() + timeout
         self.lenient = lenient
         self.asked: dict[int, Order] = {}
@@ -127,7 +131,11 @@ class _Questions(Outbox):
             if key in self.out:  # else it came twice
                 node = self.out[key][0]
                 try:
-                    found[node] = self.read(message, kind, self.asked[node].kind)
+                    answer = self.read(message, kind, self.asked[node].kind)
+                    due = self.numbers.get(node)
+                    if isinstance(answer, Introduction) and due not in (None, answer.party):
+                        raise VflError(f"answers as party {answer.party}, and was party {due}.")
+                    found[node] = answer
                 except VflError as error:
                     self.failed(node, error)
         return found
@@ -172,7 +180,7 @@ def gather(
         If a party fails, or some do not answer within ``timeout`` seconds. With ``lenient``, a
         notice names the parties left out instead.
     """
-    questions = _Questions(transport, timeout, lenient)
+    questions = _Questions(transport, timeout, lenient, transport.numbers)
     questions.ask(orders)
     answers: dict[int, P] = {}
     while questions.out:
@@ -215,7 +223,7 @@ def gather_all(
     """
     if there:
         transport.parties = there.parties
-    questions = _Questions(transport, running.party_timeout, there is not None)
+    questions = _Questions(transport, running.party_timeout, there is not None, {})
     found: dict[int, I] = {}
     waiting, told = False, time.monotonic() + _SOON - _TELL
     while True:
