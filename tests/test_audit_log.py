@@ -533,17 +533,17 @@ def test_a_log_can_be_written_while_a_line_is_under_way(
     seen: list[bool] = []
 
     def write_all(descriptor: int, content: bytes) -> None:
-        seen.append(log.is_writable)
+        seen.append(found.is_writable)
         if not fits:
             raise OSError(errno.ENOSPC, "No space left on device")
         files.write_all(descriptor, content)
 
     monkeypatch.setattr(audit_log, "_APART", 3600.0)
-    with AuditLog(path) as log:
+    with AuditLog(path) as found:
         monkeypatch.setattr(audit_log, "write_all", write_all)
         with nullcontext() if fits else pytest.raises(VflError):
-            log.write("predict")
-        assert seen[0] and log.is_writable == fits
+            found.write("predict")
+        assert seen[0] and found.is_writable == fits
         monkeypatch.undo()
 
 
