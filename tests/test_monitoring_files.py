@@ -147,6 +147,7 @@ class Hour:
             config=SimpleNamespace(strategy="split-nn"),
             state=RunState(0, 1300, 10, parties=(0, 1), history=(entry,)),
             costs=self.costs,
+            waits=lambda: {0: 0.0, 1: 0.0},
         )
         (folder / "tokens").write_text(f"grafana {TOKEN}\n")
         (folder / "tokens").chmod(0o600)

@@ -105,7 +105,8 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
 
     found = checkpoint.load(tmp_path)
     assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 1, False)
-    assert found.config == parts.config and found.about_labels == LABELS.about()
+    assert found.config == parts.config
+    assert found.about_labels == LABELS.about() | {"coverage": LABELS.coverage}
     assert found.strategy == {
         "seats": [record.state_dict() for record in parts.records],
         "history": {**parts.history.state_dict(), "seconds": found.strategy["history"]["seconds"]},
