@@ -57,9 +57,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="of a single id")
     parser.add_argument("--people", type=int, default=PEOPLE, metavar="N")
-    parser.add_argument(
-        "--seconds", type=float, default=3.0, metavar="S", help="before and after a party is killed"
-    )
+    parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="of each load")
     parser.add_argument("--only", choices=["mixed"], help="measure this alone")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="vfl-serve-") as temporary:

@@ -180,7 +180,8 @@ class EndBySignal(Callback):
             return
         self._came = signal.Signals(number)
         transport = self.run.transport
-        if transport.engine != "supernodes":
+        on_nodes = transport.engine == "supernodes"
+        if not on_nodes:
             self.ended()
         elif transport.medium == "messages":
             self._give_up()
@@ -188,8 +189,9 @@ class EndBySignal(Callback):
             signal.signal(signal.SIGALRM, self._give_up)
             signal.alarm(_SAVING)
         self.run.save()
-        with suppress(OSError, ValueError, AttributeError):  # it may interrupt a print
-            os.write(sys.stderr.fileno(), _HINT)
+        if not on_nodes:  # there, another signal changes nothing
+            with suppress(OSError, ValueError, AttributeError):  # it may interrupt a print
+                os.write(sys.stderr.fileno(), _HINT)
 
     def saved(self) -> None:
         """End the run, if a signal has come.

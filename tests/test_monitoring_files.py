@@ -131,7 +131,7 @@ INSTANCES = {"service": "bank:8443", "run": "bank:8080"}
 class Hour:
     """A service and a training run, and what Prometheus reads of their exporters in each minute.
 
-    gone : those of both that do not answer any more.
+    gone : "service" or "run", if it answers no more.
     free : bytes that are left on the disk.
     """
 

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import psutil
 import pytest
 import uvicorn
+from cryptography import x509
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -692,9 +694,13 @@ def test_a_renewed_certificate_is_shown_without_a_restart(
         assert new != old and is_open(made)
 
 
+MENDED = "The service shows the certificate in its files again."
+
+
 def test_a_service_goes_on_with_its_last_certificate_while_the_files_cannot_be_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level("INFO", "flwr.notice")
     dated(tmp_path, -1, 9, "127.0.0.1")
     file, key = tmp_path / "superlink.crt", tmp_path / "superlink.key"
     found = Certificate(file, key, "127.0.0.1")
@@ -715,9 +721,15 @@ def test_a_service_goes_on_with_its_last_certificate_while_the_files_cannot_be_u
     broken(lambda: dated(tmp_path, -1, 9, "192.0.2.1"), "serve-address names 127.0.0.1")
     broken(lambda: file.write_text(text), "belong together")  # the key is another one
     broken(file.unlink, "No such file")
+    with monkeypatch.context() as odd:
+        twice = x509.DuplicateExtension("Duplicate name", x509.ObjectIdentifier("2.5.29.17"))
+        odd.setattr(certificate, "names_of", Mock(side_effect=twice))
+        broken(lambda: dated(tmp_path, -1, 18, "127.0.0.1"), "Duplicate name")
     dated(tmp_path, -1, 19, "127.0.0.1")  # the control
-    found.look()
+    for _ in range(2):
+        found.look()
     assert found.context is not first and found.end > end
+    assert [each.getMessage() for each in caplog.records[1:]] == [MENDED]
 
 
 def test_a_service_tells_once_that_its_certificate_has_expired(

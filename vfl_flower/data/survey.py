@@ -1,4 +1,4 @@
-"""Message about what all tables of a run need, for the person who has them."""
+"""One message that lists what the tables of a run need, for a person who has all tables."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def to_go_on_from(folder: str | Path) -> Checkpoint:
     return found
 
 
-_REACHED = ("stream-address", "stream-ports")  # by which parties reach the label holder
+_REACHED = ("stream-address", "stream-ports")  # where parties reach the label holder
 
 _MAY_DIFFER = (  # a resumed run may change these options: they do not change its results
     *("transport", *_REACHED, "session-seconds", "parties"),

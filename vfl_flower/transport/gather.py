@@ -24,8 +24,8 @@ from vfl_flower.transport.wire import read_reply, to_message
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_LOOK = 1.0  # seconds between two looks for such parties
-_SOON = 10.0  # seconds before the first log line about parties that are waited for
+_LOOK = 1.0  # seconds between two looks for parties without an answer
+_SOON = 10.0  # seconds before the first log line about them
 _TELL = 60.0  # seconds between two such lines
 
 P = TypeVar("P", bound=Payload)
@@ -56,7 +56,7 @@ class Outbox(ABC):
                 self.out[key] = message.metadata.dst_node_id, now
 
     def receive(self, deadline: float) -> list[Message]:
-        """Return replies after one is in, or none at the deadline; log who is waited for."""
+        """Return replies after one is in, or none at the deadline; log whom the run waits for."""
         while True:
             until = min(deadline, time.monotonic() + _LOOK)
             messages = self.transport.receive(self.out, until)
@@ -152,7 +152,7 @@ class _Questions(Outbox):
         self.leave_out(f"{failure} It is left out.")
 
     def leave_out(self, sentence: str) -> None:
-        """Say, and remember, who is left out and why."""
+        """Log why a party is left out, and keep the sentence for the summary."""
         self.transport.left_out = [*self.transport.left_out, sentence]
         notice.warning("%s", sentence)
 

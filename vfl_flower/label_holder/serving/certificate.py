@@ -16,6 +16,8 @@ from vfl_flower.transport.nodes.certificates import names_host, names_of
 
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
+_UNREADABLE = x509.DuplicateExtension, x509.UnsupportedGeneralNameType  # no ValueError
+
 
 class Certificate:
     """The certificate that a service shows to its callers, until its files have a newer one.
@@ -48,7 +50,7 @@ class Certificate:
     def look(self) -> None:
         """Use the certificate in the files, if it has changed. Go on with the last one otherwise.
 
-        Call it every second. It logs once what is wrong.
+        Call it every second. It logs once what is wrong, and once that it is mended.
         """
         try:
             self._read()
@@ -57,6 +59,8 @@ class Certificate:
                 notice.error("The service goes on with its last certificate: %s", error)
             self._told = str(error)
         else:
+            if self._told:
+                notice.info("The service shows the certificate in its files again.")
             self._told = ""
 
     def _read(self) -> None:
@@ -74,7 +78,7 @@ class Certificate:
                 self._version, self._found, self.context = version, found, context
                 self.end = found.not_valid_after_utc.timestamp()
             self._check_dates(self._found)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, *_UNREADABLE) as error:
             raise ConfigError(
                 f"serve-certificate and serve-key cannot be used: {error}. Name PEM files that "
                 "belong together."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -75,8 +74,6 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         service = Service(load, transport.wake, audit)
         exits.callback(service.close)
         torch.set_num_threads(1)  # a batch is too small for more
-        # Else a small request waits for 5 ms each time that another thread makes a large answer.
-        sys.setswitchinterval(0.001)
         with (
             _process_file(folder / PROCESS),
             _ended_by_signal(service.queue.close),

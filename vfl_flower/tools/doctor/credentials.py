@@ -74,8 +74,8 @@ def expiry(certificate: x509.Certificate, ahead: float = 0.0) -> tuple[str, str]
 
     Parameters
     ----------
-    ahead : seconds by which this clock is ahead of the other side's. If the two clocks do not
-        agree on the certificate, it is not judged.
+    ahead : this clock's time less the other side's, in seconds. If the two clocks do not agree on
+        the certificate, it is not judged.
     """
     now = datetime.datetime.now(datetime.UTC)
     mine = _judged(certificate, now)

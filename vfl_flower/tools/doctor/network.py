@@ -110,7 +110,7 @@ def unreachable(where: Address, error: OSError) -> str:
 def _context(
     trust: Path, is_party: bool, ahead: tuple[float, float] | None = None
 ) -> ssl.SSLContext:
-    """Return whom to trust. Dates count only if this clock and the server's agree."""
+    """Return the authorities to trust. Dates count only if both clocks agree."""
     context = ssl.create_default_context(cafile=str(trust))
     if not is_party:  # the label holder's folder may lack the authority of its certificate
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
