@@ -37,8 +37,7 @@ from vfl_flower.config.errors import (
     place,
 )
 from vfl_flower.launch.engines import Finished as Run
-from vfl_flower.party import about
-from vfl_flower.party import context as context_of_parties
+from vfl_flower.party import about, session
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.codecs.bits import place_bits
 from vfl_flower.protocol.estimators import first_order, zeroth_order
@@ -110,7 +109,7 @@ def answers_in_vain(message: Message, context: Context) -> Message:
 
 def breaks_off(message: Message, context: Context) -> Message:
     """The party has done all that the message asks for, but not yet kept what it learned."""
-    with patch.object(context_of_parties, "keep", side_effect=ValueError):
+    with patch.object(session, "refuse_unused", side_effect=ValueError):
         reply: Message = client_app.app(message, context)
     return reply
 

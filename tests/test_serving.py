@@ -687,10 +687,10 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
         assert counted() == 10  # a hundredth of the limit, ahead
         found.service.queue.close()
         over = SessionEnd(connected=True, served=1, cause="")
-        monkeypatch.setattr("vfl_flower.client_app.stream.serve", lambda *_: over)
+        monkeypatch.setattr("vfl_flower.client_app.stream_session.serve", lambda *_: over)
         context = found.grid.contexts[found.node(1)]
         order = SessionOrder(address="a", certificate="", token="t", keep=False)
-        assert client_app.app.session(context, order) is over
+        assert client_app.app.stream(context, order) is over
         assert counted() == 1
 
 

@@ -18,8 +18,8 @@ from tests.party.nodes import DESCRIBE, ROWS, Array, Node, align, asked, gradien
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.party import context as between
 from vfl_flower.party import limits, state_file
+from vfl_flower.party import session as between
 from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import state_to_bytes
@@ -237,7 +237,7 @@ def test_predictions_are_counted_over_runs_and_restarts(
     own = {"min-rows": 20, **({} if most is None else {"max-predictions": most})}
     served = 0
     for run in range(2, 6):
-        between._parties.clear()
+        between.live.clear()
         predicting = node(own, run_id=run)
         align(predicting, np.arange(20))
         try:
