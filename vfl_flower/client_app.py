@@ -47,7 +47,7 @@ from vfl_flower.party import (
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
-from vfl_flower.party.refusals import check_order
+from vfl_flower.party.refusals import OF_OTHER_RUNS, check_order
 from vfl_flower.party.session import Session
 from vfl_flower.party.stacked import StackedTurn
 from vfl_flower.protocol.aggregation import keys
@@ -143,7 +143,6 @@ class PartyApp(ClientApp):
             try:
                 with describe_records(context):
                     order = _read(message, kind, context)
-                    check_order(context, order)
                     open_session = session.resume(context)
                     turns.append((open_session, StackedTurn(open_session.party, order)))
             except Exception as error:
@@ -189,14 +188,21 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 
 
 def _read(message: Message, kind: type[O], context: Context) -> O:
-    """Return the order in a message, after a comparison of both sides' versions."""
+    """Return the order in a message, if both sides' versions and the party's rules permit it."""
     theirs = version_in(message)
     if theirs.split()[-1:] != running().split()[-1:]:
         raise ConfigError(
             f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
             f"holder runs {theirs or 'an older version'}. {SAME_VERSION}"
         )
-    return read_order(message, kind, session.largest_order(context))
+    own = session.current(context)
+    largest = own.party.largest_order if own else session.largest_order(context)
+    order = read_order(message, kind, largest)
+    if own is None or not own.accepted or order.of_parties or isinstance(order, OF_OTHER_RUNS):
+        check_order(context, order)
+        if own:
+            own.accepted = True
+    return order
 
 
 def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) -> Message:
@@ -204,7 +210,6 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
     with describe_records(context):
         try:
             order = _read(message, kind, context)
-            check_order(context, order)
             answer = serve(context, order)
             if not isinstance(message, Framed):  # the context may leave this process
                 session.hand_over(context)

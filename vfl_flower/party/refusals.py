@@ -67,7 +67,7 @@ def check_order(context: Context, order: Order) -> None:
     node = repr(context.node_config)
     one_owner = simulated(context)
     is_accepted = (written, node, one_owner) in _accepted
-    if is_accepted and not isinstance(order, _OF_OTHER_CONFIGURATIONS):
+    if is_accepted and not isinstance(order, OF_OTHER_RUNS):
         return  # skip repeated checks: there are many messages
     rules = Rules.of(context.node_config)
     if rules.aggregation == "secure" and not rules.sum_peers and not one_owner:
@@ -95,7 +95,7 @@ def check_order(context: Context, order: Order) -> None:
         own_config(context, config)
 
 
-_OF_OTHER_CONFIGURATIONS = (
+OF_OTHER_RUNS = (
     *(EarlyOrder, DescribeOrder, RejoinOrder, ResumeOrder, PredictOrder),
     *(SessionOrder, SharedActorOrder),
 )

@@ -43,6 +43,7 @@ class Session:
     scalars : record of the state's scalars that the party agrees with; ``None`` after a failure.
     node_config : node configuration, with the rules that the state was checked with.
     ahead : whether the party has served messages since it wrote the state.
+    accepted : whether the party's rules permit the run of this state.
     before : exchange, steps and pending window before the message that is being served.
     """
 
@@ -50,7 +51,7 @@ class Session:
         self.context, self.party = context, party
         self.scalars: Any = None
         self.node_config: Mapping[str, Any] = {}
-        self.ahead = False
+        self.ahead = self.accepted = False
         self.before: tuple[int, int, PendingWindow | None] | None = None
 
     def continues(self, context: Context) -> bool:
@@ -110,7 +111,7 @@ class Session:
             groups = {name: state.load_arrays(kept, name) for name in ("model", "optimizer")}
             party.learner.load_state_dict(groups)
         party.learner.learning()  # a failed message may have left another mode
-        self.context, self.ahead = context, False
+        self.context, self.ahead, self.accepted = context, False, False
         self.scalars = kept["scalars"] if shares else None
         self.node_config = dict(context.node_config)
 
@@ -180,6 +181,17 @@ def forget(run: int) -> None:
             live.pop(place, None)
 
 
+def _live(context: Context) -> Session | None:
+    node = context.node_config
+    return live.get((node.get("partition-id"), node.get("num-partitions")))
+
+
+def current(context: Context) -> Session | None:
+    """Return the session that continues a Context, if this process has it."""
+    session = _live(context)
+    return session if session and session.continues(context) else None
+
+
 def resume(context: Context) -> Session:
     """Return the session of a node's party, as its last message left it.
 
@@ -190,8 +202,7 @@ def resume(context: Context) -> Session:
     ConfigError, VflError
         If the party's data, model or training have changed since the run began.
     """
-    node = context.node_config
-    session = live.get((node.get("partition-id"), node.get("num-partitions")))
+    session = _live(context)
     if session and session.before:  # an interrupt has ended the last message
         session.go_back()
     if session is None or not session.continues(context):
@@ -215,8 +226,7 @@ def resume(context: Context) -> Session:
 
 def hand_over(context: Context) -> None:
     """Write the state of a node's party, if it is older than the party."""
-    node = context.node_config
-    session = live.get((node.get("partition-id"), node.get("num-partitions")))
+    session = _live(context)
     if session and session.context is context and session.ahead:
         session.write()
 
