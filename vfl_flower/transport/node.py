@@ -47,7 +47,7 @@ def describe_records(context: Context) -> Iterator[None]:
         role="party",
         party=node.get("partition-id"),
     )
-    with about, names.named(_name_of(node.get("partition-id"), str(node.get("name")))):
+    with about, names.named(_name_of(node.get("partition-id"), node.get("name"))):
         yield
 
 
