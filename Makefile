@@ -26,7 +26,7 @@ $(VENV)/demo: EXTRA = serve
 $(VENV)/installed $(VENV)/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRA)]'
-	$(COMPILE) $(VENV)/lib vfl_flower strategies || true
+	$(COMPILE) $(VENV)/lib vfl_flower strategies vfl_attacks || true
 	touch $@
 
 # The demos need no tools of tests.

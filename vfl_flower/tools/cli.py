@@ -297,7 +297,7 @@ def _audit(
     run as configured. If the run claims an epsilon, a game with canaries
     tries to refute it: the epsilon that it shows must not exceed the claim.
     """
-    from vfl_flower.tools.audit import audit
+    from vfl_attacks.audit import audit
     from vfl_flower.tools.report.read import read
     from vfl_flower.tools.report.sections import audits
 
