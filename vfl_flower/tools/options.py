@@ -237,7 +237,7 @@ vfl doctor
 vfl doctor /srv/vfl --superlink vfl.bank.example:8000
 # a label holder, and whether its run can be resumed and can predict
 vfl doctor /srv/vfl /data/runs/1
-# compare versions and code with what another organisation has sent
+# compare versions and protocol with what another organisation has sent
 vfl doctor --compare party-0.json
 """)
 
