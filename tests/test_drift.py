@@ -23,6 +23,7 @@ from scipy.stats import chi2
 from tests.fleet import until
 from tests.organisations import ID, Organisations, cut, read
 from tests.serving import served
+from vfl_attacks.drift import drift_counts
 from vfl_flower.config.errors import VflError
 from vfl_flower.data import drift as measure
 from vfl_flower.data import tables
@@ -37,7 +38,6 @@ from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party.drift import DriftReports, keep
 from vfl_flower.party.state_file import Saved
-from vfl_flower.tools.audit_drift import drift_counts
 
 pytestmark = pytest.mark.xdist_group("drift")  # its tests share a trained model
 

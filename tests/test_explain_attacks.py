@@ -18,6 +18,8 @@ from sklearn.metrics import roc_auc_score
 
 from tests.organisations import ID, Organisations, cut
 from tests.test_explain import SHORT
+from vfl_attacks import explanation as attack
+from vfl_attacks.explanation import Cheat, figures
 from vfl_flower.alignment import party_rows
 from vfl_flower.config import by_person
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -33,8 +35,6 @@ from vfl_flower.launch.explaining import explain_local
 from vfl_flower.party import explain, explained_people, explained_table, limits
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
-from vfl_flower.tools import audit_explain
-from vfl_flower.tools.audit_explain import Cheat, figures
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
 from vfl_flower.transport.wire import pack, read_reply, to_reply
 
@@ -534,4 +534,4 @@ def test_columns_with_one_value_give_no_correlation() -> None:
     change = truth[:, 1:] - truth[::-1, 1:]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert 0.1 < audit_explain._alike(truth[:, 1:], change, truth) <= 1
+        assert 0.1 < attack._alike(truth[:, 1:], change, truth) <= 1

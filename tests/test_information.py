@@ -19,6 +19,7 @@ from flwr.app import Context, Message, RecordDict
 
 from tests.organisations import ID, Organisations, cut, read
 from tests.releases import learned_from
+from vfl_attacks.information import of_information
 from vfl_flower import client_app
 from vfl_flower.alignment.party_rows import PSI, digest_of, is_aligned, save_state
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -39,7 +40,6 @@ from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.draws import path_of_draws
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.audit_information import of_information
 from vfl_flower.transport.early_messages import (
     ColumnBinsOrder,
     EvidenceOrder,

@@ -12,12 +12,12 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from tests.test_report import Page
 from tests.test_sweep import Crew, KilledError, swept
+from vfl_attacks.canary import _bound
 from vfl_flower.label_holder import results as folders
 from vfl_flower.label_holder.figures import headline
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.privacy.together import Claim, in_words, of_several, together
 from vfl_flower.tools import seeds
-from vfl_flower.tools.audit_canary import _bound
 from vfl_flower.tools.report import report
 from vfl_flower.tools.seeds import mean, repeated
 from vfl_flower.tools.sweep import results

@@ -33,7 +33,7 @@ from vfl_flower.config.errors import (
 )
 from vfl_flower.config.names import in_words
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.config.provenance import running
+from vfl_flower.config.provenance import running, speaks
 from vfl_flower.party import (
     builder,
     explain,
@@ -190,7 +190,7 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 def _read(message: Message, kind: type[O], context: Context) -> O:
     """Return the order in a message, if both sides' versions and the party's rules permit it."""
     theirs = version_in(message)
-    if theirs.split()[-1:] != running().split()[-1:]:
+    if not speaks(theirs):
         raise ConfigError(
             f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
             f"holder runs {theirs or 'an older version'}. {SAME_VERSION}"

@@ -18,7 +18,6 @@ from vfl_flower.config import errors
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated
 from vfl_flower.config.names import named
 from vfl_flower.config.plugins import ENGINES
-from vfl_flower.config.renamed import notify
 from vfl_flower.config.run_config import KEYS, RunConfig
 from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
 from vfl_flower.data.survey import surveyed
@@ -142,7 +141,6 @@ def _train(
         raise ConfigError(f"parties = {errors.shown(parties)} must be a whole number.")
     keys, more = own_code.values_of(config, options)
     _check_engine(engine, keys, more)
-    notify(keys)
     to = out or keys.get("out") or keys.get("resume", "")
     temporary = None if to else tempfile.TemporaryDirectory()
     folder = Path(temporary.name, "run") if temporary else Path(to)

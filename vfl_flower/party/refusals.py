@@ -16,7 +16,6 @@ from typing import Any
 
 from flwr.app import Context
 
-from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.config.run_config import RunConfig, parse
@@ -229,7 +228,7 @@ def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
 
 def _check_system(context: Context, config: RunConfig, systems: str) -> None:
     system, rule = config.strategy, f"its rule is systems = {systems!r}"
-    permitted = [renamed.accepted("strategy", name.strip()) for name in systems.split(",")]
+    permitted = [name.strip() for name in systems.split(",")]
     if system not in permitted:
         raise refused(context, f"strategy = {system!r}: {rule}")
     own = RunConfig.of(load_system(system).defaults)

@@ -1,8 +1,7 @@
 """Write one self-contained HTML page about runs in results folders: `vfl report`.
 
 The page shows what runs, comparisons, sweeps and audits have written. It loads and runs nothing:
-its policy allows only its own style sheet, by digest. The live page of `vfl report --watch` also
-has a script that reloads it.
+its policy allows only its own style sheet, by digest.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from markupsafe import Markup
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_whole
-from vfl_flower.tools.report.page import Banner, page
+from vfl_flower.tools.report.page import page
 from vfl_flower.tools.report.read import read
 from vfl_flower.tools.report.sweep import FILE, Swept
 
 _HERE = Path(__file__).parent
 
 
-def report(folders: Sequence[Path], live: bool = False) -> str:
+def report(folders: Sequence[Path]) -> str:
     """Return the page about the runs of results folders, or about the sweep in one.
 
     Raises
@@ -36,7 +35,7 @@ def report(folders: Sequence[Path], live: bool = False) -> str:
         As `read`.
     """
     swept = len(folders) == 1 and (folders[0] / FILE).is_file()
-    return _laid_out(Swept.read(folders[0]).page() if swept else page(read(folders)), live)
+    return _laid_out(Swept.read(folders[0]).page() if swept else page(read(folders)))
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -55,7 +54,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out = folder / "report.html"
     if out.suffix != ".html":
         raise VflError(f"--out = {out} is not a page: give it the suffix .html.")
-    text = encoded(report(folders))
+    text = report(folders).encode("utf-8", errors="xmlcharrefreplace")
     try:
         write_whole(out.expanduser(), text)
     except VflError as error:
@@ -63,26 +62,13 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     return out.expanduser()
 
 
-def encoded(text: str) -> bytes:
-    """Return a page as bytes."""
-    return text.encode("utf-8", errors="xmlcharrefreplace")
-
-
-def waiting(sentence: str) -> str:
-    """Return a live page that says why there is no report yet."""
-    banner = Banner("open", "Not yet: ", sentence)
-    return _laid_out({"title": "Report", "banner": banner, "tiles": {}, "sections": []}, True)
-
-
-def policy(live: bool = False) -> str:
+def _policy() -> str:
     """Return what a browser lets the page do."""
     rules = ["default-src 'none'", f"style-src {_digest(_file('style.css'))}"]
-    if live:
-        rules += [f"script-src {_digest(_file('watch.js'))}", "connect-src 'self'"]
     return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
 
 
-def _laid_out(shown: dict[str, Any], live: bool) -> str:
+def _laid_out(shown: dict[str, Any]) -> str:
     layout = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,  # all that comes from a folder is text
@@ -90,8 +76,8 @@ def _laid_out(shown: dict[str, Any], live: bool) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("page.html.j2")
-    own = {"style": Markup(_file("style.css")), "policy": Markup(policy(live))}
-    return layout.render(shown, **own, script=Markup(_file("watch.js")) if live else "")
+    own = {"style": Markup(_file("style.css")), "policy": Markup(_policy())}
+    return layout.render(shown, **own)
 
 
 @cache

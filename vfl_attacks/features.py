@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vfl_attacks.clients import Ids, Rows
 from vfl_flower.config.files import whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottom_model import BottomModel
-from vfl_flower.tools.audit_clients import Ids, Rows
 
 _IMAGES = 10  # in the picture
 _STARTS = 4  # starting points of each inversion

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vfl_attacks.clients import Ids, Rows, Wiretap, summed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.tools.audit_clients import Ids, Rows, Wiretap, summed
 
 _DRAWS = 10  # of labelled rows that an attacker knows; success is the mean over draws
 

@@ -17,6 +17,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from sklearn.metrics import roc_auc_score
 
+from vfl_attacks.clients import Ids, Rows
+from vfl_attacks.features import explained, reconstruct
+from vfl_attacks.labels import Finding
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
@@ -31,9 +34,6 @@ from vfl_flower.party.explain import Explanation
 from vfl_flower.party.features import features_of
 from vfl_flower.protocol.aggregation.fixed_point import from_fixed
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.tools import audit_features
-from vfl_flower.tools.audit_clients import Ids, Rows
-from vfl_flower.tools.audit_labels import Finding
 from vfl_flower.transport.explain_messages import (
     Explained,
     ExplainOrder,
@@ -185,9 +185,9 @@ def _columns(
             continue
         change = new - plain
         for name, view in (("plain", plain), ("explained", np.hstack([plain, change]))):
-            decoded = audit_features.reconstruct(view, known, truth[known])
+            decoded = reconstruct(view, known, truth[known])
             mean = truth[known].mean(0)
-            success[name].append(audit_features.explained(truth[others], decoded[others], mean))
+            success[name].append(explained(truth[others], decoded[others], mean))
         success["difference"].append(_alike(plain, change, truth))
     if not success["plain"]:
         return []
@@ -217,7 +217,7 @@ def _alike(plain: Rows, change: Rows, truth: Rows) -> float:
         return 0.0
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     main = left[:, :1] * sizes[0]
-    decoded = audit_features.reconstruct(plain, np.arange(len(plain)), main)
+    decoded = reconstruct(plain, np.arange(len(plain)), main)
     varied = truth[:, np.ptp(truth, axis=0) > 0]
     return max(
         float(np.mean([np.corrcoef(found[:, 0], column)[0, 1] ** 2 for column in varied.T]))

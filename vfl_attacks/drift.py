@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_attacks.clients import Ids, Rows
+from vfl_attacks.features import explained
+from vfl_attacks.labels import Finding
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.drift import HIDING, LARGE, LEAST, MODERATE, Drift, drift_of
-from vfl_flower.tools.audit_clients import Ids, Rows
-from vfl_flower.tools.audit_features import explained
-from vfl_flower.tools.audit_labels import Finding
 
 _TARGETS = 200  # rows to attack
 _REPORTS = 30  # on each row, such as one a day

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vfl_attacks.clients import Ids, Rows
+from vfl_attacks.labels import Finding, finding
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
@@ -16,8 +18,6 @@ from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.label_holder.exact_sums import Shown
 from vfl_flower.label_holder.information import counted_bins
 from vfl_flower.protocol.privacy.randomise import kept_share
-from vfl_flower.tools.audit_clients import Ids, Rows
-from vfl_flower.tools.audit_labels import Finding, finding
 
 _EPSILON = 1.0  # the default of the task
 _TRIALS = 10  # draws of noise

@@ -19,6 +19,13 @@ import numpy as np
 from tqdm import tqdm
 
 from strategies.vertical import strategy_of
+from vfl_attacks import features
+from vfl_attacks.canary import Canary, canary
+from vfl_attacks.clients import Curious, Ids, Wiretap, summed
+from vfl_attacks.drift import drift_counts
+from vfl_attacks.explanation import of_explanation
+from vfl_attacks.information import of_information
+from vfl_attacks.labels import Finding, direct, finding, with_known_rows
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
@@ -35,13 +42,6 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.aggregation.secure import Secure
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools import audit_features as features
-from vfl_flower.tools.audit_canary import Canary, canary
-from vfl_flower.tools.audit_clients import Curious, Ids, Wiretap, summed
-from vfl_flower.tools.audit_drift import drift_counts
-from vfl_flower.tools.audit_explain import of_explanation
-from vfl_flower.tools.audit_information import of_information
-from vfl_flower.tools.audit_labels import Finding, direct, finding, with_known_rows
 from vfl_flower.transport.local import LocalGrid
 
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B
