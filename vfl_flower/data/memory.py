@@ -47,8 +47,12 @@ class Frame(Table):
         return self.id != _NONE
 
     @cached_property
+    def _named(self) -> Any:
+        return self.frame.set_axis(map(str, self.frame.columns), axis=1)
+
+    @cached_property
     def _names(self) -> list[str]:
-        return with_names(map(str, self.frame.columns))
+        return with_names(self._named.columns)
 
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
         """Return an error with the detail, since whoever reads it has the frame.
@@ -59,19 +63,31 @@ class Frame(Table):
         return super(Frame, named).wrong(what, detail, whole * (self.party is None))
 
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
-        frame = self.frame.set_axis(map(str, self.frame.columns), axis=1)[names]
-        return as_typed(frame, texts, self.words)
+        return as_typed(self._named[names], texts, self.words)
 
     def _read_ids(self) -> Any:
-        column = self.frame.set_axis(map(str, self.frame.columns), axis=1)[self.id]
+        column = self._named[self.id]
         return column.replace("", None) if holds_texts(column) else column
 
 
-class ArraySource(Source):
-    """An array [N, ...], scaled by its training rows. Its ids are the row numbers."""
+class RowsInOrder(Source):
+    """Rows without ids, whose numbers stand for them."""
+
+    def __init__(self, items: Any, party: int) -> None:
+        super().__init__({}, party)
+        self._items = items
+
+    @property
+    def id_column(self) -> Array:
+        """Return the numbers of the rows."""
+        return np.arange(len(self._items))
+
+
+class ArraySource(RowsInOrder):
+    """An array [N, ...], scaled by its training rows."""
 
     def __init__(self, array: Array, party: int) -> None:
-        super().__init__({}, party)
+        super().__init__(array, party)
         if array.dtype.kind not in "biuf" or array.ndim < 2:
             raise ConfigError(
                 f"The features of party {party} are {array.dtype} of shape {array.shape}. Give "
@@ -82,16 +98,10 @@ class ArraySource(Source):
                 f"The features of party {party} have no columns (shape {array.shape}). Give the "
                 "party columns, or leave it out."
             )
-        self._array = array
-
-    @property
-    def id_column(self) -> Array:
-        """Return the numbers of the rows."""
-        return np.arange(len(self._array))
 
     def learn(self, train: Array) -> Preparation:
         """Return mean and deviation of each column of a table, or of all pixels at once."""
-        mean, deviation = scaling(self._array[train], per_column=self._array.ndim == 2)
+        mean, deviation = scaling(self._items[train], per_column=self._items.ndim == 2)
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
 
     def raw_columns(
@@ -101,19 +111,19 @@ class ArraySource(Source):
         dates: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Array]]:
         """Yield the columns of a table by their numbers, as `Source.raw_columns`."""
-        if self._array.ndim == 2:
-            wanted = range(self._array.shape[1]) if names is None else map(int, names)
-            yield from ((str(at), self._array[places, at].astype(np.float64)) for at in wanted)
+        if self._items.ndim == 2:
+            wanted = range(self._items.shape[1]) if names is None else map(int, names)
+            yield from ((str(at), self._items[places, at].astype(np.float64)) for at in wanted)
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows, scaled."""
-        if self._array.ndim == 2 and self._array.shape[1] != len(preparation.mean):
+        if self._items.ndim == 2 and self._items.shape[1] != len(preparation.mean):
             raise ConfigError(
-                f"Party {self.party}'s array has {self._array.shape[1]} columns, and its model was "
+                f"Party {self.party}'s array has {self._items.shape[1]} columns, and its model was "
                 f"trained with {len(preparation.mean)}. Give the same columns."
             )
         mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
-        rows = scaled(self._array[places], mean, deviation)
+        rows = scaled(self._items[places], mean, deviation)
         if not np.isfinite(rows).all():
             raise ConfigError(
                 f"The features of party {self.party} have missing or infinite values. Fill them "
@@ -122,23 +132,14 @@ class ArraySource(Source):
         return rows
 
 
-class DataSetSource(Source):
+class DataSetSource(RowsInOrder):
     """A torch data set. Item i is the sample of row i, or a tuple that begins with it."""
 
     lazy = True
 
-    def __init__(self, dataset: Any, party: int) -> None:
-        super().__init__({}, party)
-        self._dataset = dataset
-
-    @property
-    def id_column(self) -> Array:
-        """Return the numbers of the rows."""
-        return np.arange(len(self._dataset))
-
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these samples as the data set gives them."""
-        items = [self._dataset[int(place)] for place in places]
+        items = [self._items[int(place)] for place in places]
         samples = [item[0] if isinstance(item, tuple | list) else item for item in items]
         rows = np.stack([np.asarray(sample, np.float32) for sample in samples])
         finite = np.isfinite(rows).reshape(len(rows), -1).all(1)
@@ -221,8 +222,6 @@ def handed_over(
     ConfigError
         If the data cannot be used, or do not belong together.
     """
-    import pandas as pd
-
     if not isinstance(id, str):
         raise ConfigError(
             f"id = {shown(id)} is not the name of one column. Join several columns in each frame: "
@@ -236,24 +235,12 @@ def handed_over(
     elif data.align == "any":
         raise ConfigError("align = 'any' is for frames with ids. Name the column of ids by id.")
     sources = [_source(part, party, data, id) for party, part in enumerate(features)]
-    rows = len(sources[0].id_column)
-    if labels is None:
-        table = pd.DataFrame(index=range(rows))
-    elif hasattr(labels, "columns"):
-        table = labels
-    else:
-        values = as_array(labels, "The labels")
-        if values.ndim != 1:
-            raise ConfigError(
-                f"The labels have shape {values.shape}. Give one label for each row. For one-hot "
-                "rows, give labels.argmax(1)."
-            )
-        table = pd.DataFrame({data.label: values})
+    table = _table(labels, data, len(sources[0].id_column))
     _check_columns(table, "The labels", id)
-    if not rows:
+    if not len(sources[0].id_column):
         raise ConfigError("The features have no rows. Give at least one.")
     if not id:
-        theirs = f"there are {len(table)} labels" if labels is not None else f"party 0 {rows}"
+        theirs = f"party 0 {len(table)}" if labels is None else f"there are {len(table)} labels"
         for party, source in enumerate(sources):
             if len(source.id_column) != len(table):
                 raise ConfigError(
@@ -261,19 +248,32 @@ def handed_over(
                     "same rows, or name the column of ids by id."
                 )
         _check_order(features, labels)
-    own = Frame(
-        "labels",
-        id=id or _NONE,
-        columns=data.columns,
-        missing=data.missing,
-        missing_words=data.missing_words,
-        text=data.text,
-        dates=data.dates,
-        label=data.label,
-        segments=data.segments,
-        frame=table,
-    )
-    return own, sources
+    own = _frame("labels", table, data, id, label=data.label)
+    return replace(own, columns=data.columns, segments=data.segments), sources
+
+
+def _frame(path: str, frame: Any, data: DataConfig, id: str, **more: Any) -> Frame:
+    """Return a table of a frame. All frames share the options of the run."""
+    options = ("missing", "missing_words", "text", "dates")
+    more |= {name: getattr(data, name) for name in options}
+    return Frame(path, id=id or _NONE, frame=frame, **more)
+
+
+def _table(labels: Any, data: DataConfig, rows: int) -> Any:
+    """Return the labels as a frame with so many rows."""
+    import pandas as pd
+
+    if labels is None:
+        return pd.DataFrame(index=range(rows))
+    if hasattr(labels, "columns"):
+        return labels
+    values = as_array(labels, "The labels")
+    if values.ndim != 1:
+        raise ConfigError(
+            f"The labels have shape {values.shape}. Give one label for each row. For one-hot "
+            "rows, give labels.argmax(1)."
+        )
+    return pd.DataFrame({data.label: values})
 
 
 def _check_no_labels(part: Any, party: int, labels: Any) -> None:
@@ -329,17 +329,7 @@ def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> 
 
 def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
     if hasattr(features, "columns"):
-        return Frame(
-            "features",
-            id=id or _NONE,
-            missing=data.missing,
-            missing_words=data.missing_words,
-            text=data.text,
-            dates=data.dates,
-            label=_NONE,
-            party=party,
-            frame=features,
-        )
+        return _frame("features", features, data, id, label=_NONE, party=party)
     lists = isinstance(features, list | tuple)
     if lists or hasattr(features, "shape") or not hasattr(features, "__getitem__"):
         return ArraySource(as_array(features, f"The features of party {party}"), party)
@@ -353,13 +343,12 @@ def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
 
 def _check_columns(value: Any, whose: str, id: str) -> None:
     """Raise `ConfigError` if a frame has no id column, or a column twice."""
+    names = [str(name) for name in getattr(value, "columns", ())]
     if id and id not in getattr(value, "columns", ()):
         raise ConfigError(
             f"{whose} are not a frame with a column {id!r} of ids. Give such a frame."
         )
-    names = [str(name) for name in getattr(value, "columns", ())]
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise ConfigError(f"{whose} have two columns {twice[0]!r}. Rename one, or drop it.")
 
 
