@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.formats import all_numeric, has_label, of_column, own_columns
@@ -19,8 +19,6 @@ from vfl_flower.data.partitioned import Columns, PartitionedData
 from vfl_flower.data.text import Tokenizer, as_samples
 
 log = logging.getLogger("flwr")
-
-Array = NDArray[Any]
 
 
 def hugging_face(data: DataConfig, place: str) -> PartitionedData:

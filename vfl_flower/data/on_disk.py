@@ -21,8 +21,8 @@ from functools import cached_property
 from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import make_folder
 from vfl_flower.config.provenance import free_memory
@@ -31,8 +31,6 @@ from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.table_file import TableFile, is_csv
 from vfl_flower.transport.flower_internals import flower_home
-
-Array = NDArray[Any]
 
 _LARGE = 2**30  # bytes of a table in double precision; a larger table stays on disk
 

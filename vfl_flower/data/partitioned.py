@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, asked
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.plugins import DATASETS
 from vfl_flower.data.samples import Arrays
 
-Array = NDArray[Any]
 _SHIPPED = ("digits", "breast-cancer")  # in scikit-learn
 OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 _CODE = re.compile(r"((?:[^:]+\.py|\w+(?:\.\w+)+):[A-Za-z_]\w*)(?::(.+))?")  # code, path

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.bins import Bins
-
-Array = NDArray[Any]
 
 MISSING = "missing"
 """The segment of rows without a value."""

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, UnfitError
 from vfl_flower.data.frames import (
     days_of,
@@ -42,7 +42,6 @@ from vfl_flower.data.source import Preparation, scaled, scaling
 
 log = logging.getLogger("flwr")
 
-Array = NDArray[Any]
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
 _SHORT = 12  # columns in an option to paste
