@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from vfl_flower.api import own_code
+from vfl_flower.api.arguments import handed_over, listed
 from vfl_flower.api.keywords import Options
 from vfl_flower.api.model import Features, Model, quiet
 from vfl_flower.config import errors
@@ -20,7 +21,7 @@ from vfl_flower.config.names import named
 from vfl_flower.config.plugins import ENGINES
 from vfl_flower.config.renamed import notify
 from vfl_flower.config.run_config import KEYS, RunConfig
-from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
+from vfl_flower.data.memory import held, node_configs_of
 from vfl_flower.data.survey import surveyed
 from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.progress import shown
