@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from inspect import Parameter, Signature, signature
 from numbers import Integral
 from pathlib import Path
@@ -157,19 +157,8 @@ def _train(
         stack.enter_context(shown(progress))
         if there:
             _check_features(engine, keys, labels, id)
-            id = id or keys.get("id", "")
-            before = keys.get("resume") or keys.get("grow")  # a run whose options hold
-            data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
-            then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
-            found = checkpoint.load(before) if before else None
-            then_named = (found.names, found.parties) if found else ()
-            listing, called = listed(features, *then_named)
-            parties = len(listing)
-            stack.enter_context(named(called))
-            name = stack.enter_context(held(*handed_over(listing, labels, data, id), name=then))
-            keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
-            keys.setdefault("align", data.align if before else "ids")
-            node_configs = node_configs_of(name, parties, called)
+            node_configs = stack.enter_context(_held(keys, features, labels, id))
+            parties = len(node_configs)
         try:
             start = ENGINES.load(engine)
             with surveyed(RunConfig.of(keys), node_configs):
@@ -180,6 +169,26 @@ def _train(
                 temporary.cleanup()
             raise
     return Model(finished.folder, temporary)
+
+
+@contextmanager
+def _held(
+    keys: dict[str, Any], features: Features, labels: Any, id: str
+) -> Iterator[list[dict[str, Any]]]:
+    """Hold features and labels for a run, and complete its options.
+
+    Yield the node configurations of the parties.
+    """
+    id = id or keys.get("id", "")
+    before = keys.get("resume") or keys.get("grow")  # a run whose options hold
+    data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
+    then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
+    found = checkpoint.load(before) if before else None
+    listing, called = listed(features, *((found.names, found.parties) if found else ()))
+    with named(called), held(*handed_over(listing, labels, data, id), name=then) as name:
+        keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
+        keys.setdefault("align", data.align if before else "ids")
+        yield node_configs_of(name, len(listing), called)
 
 
 _options = [

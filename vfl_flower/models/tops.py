@@ -163,9 +163,6 @@ def build_top(
 
     `Aggregation.build_top` calls this with the classes that can read the run's rows.
 
-    The label holder's columns get the bottom model of one more party. The label holder's columns
-    are a table. So that model is an mlp if the parties have a cnn, an lstm or a module of your own.
-
     Parameters
     ----------
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
@@ -181,10 +178,7 @@ def build_top(
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
         blocks.append(embedding_size(config, outputs))
-        of_a_table = models.bottom in BOTTOMS.known and models.bottom not in ("cnn", "lstm")
-        as_mlp = {"bottom-model": "mlp", "model-args": ""}
-        own_config = config if of_a_table else config.with_values(as_mlp)
-        own = build_bottom(own_config, len(sizes), torch.zeros(own_columns), blocks[-1])
+        own = _own_bottom(config, len(sizes), own_columns, blocks[-1])
     precision = config.training.precision
     if models.top not in TOPS.known:
         own_top = kinds[1]
@@ -209,6 +203,17 @@ def build_top(
                 f"{extra[0]!r}, which nothing trains. Combine embeddings without parameters."
             )
     return top
+
+
+def _own_bottom(config: RunConfig, number: int, columns: int, size: int) -> BottomModel:
+    """Build the bottom model of the label holder's columns, as of one more party.
+
+    The columns are a table. So it is an mlp if parties have a cnn, an lstm or their own modules.
+    """
+    bottom = config.models.bottom
+    if bottom not in BOTTOMS.known or bottom in ("cnn", "lstm"):
+        config = config.with_values({"bottom-model": "mlp", "model-args": ""})
+    return build_bottom(config, number, torch.zeros(columns), size)
 
 
 _TRAINED = "layers", "own"  # parts of a `CombiningTop` with parameters
