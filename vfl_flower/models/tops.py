@@ -1,21 +1,9 @@
 """Top models: the label holder's models, from embeddings to outputs.
 
 `config.plugins.TOPS` lists the top models of this project: linear layers with explicit gradients.
-Any other value is a **top model of your own**. It is an import path, ``FILE.py:NAME`` or
-``package.module:NAME``, to a torch module class or to a function that returns a module. The
-contract:
-
-* The project calls ``NAME(sizes, outputs, **arguments)``. ``sizes`` has the embedding size of each
-  party, and of the label holder's columns if it has any. The option ``top-args`` gives the
-  arguments.
-* ``forward(h)`` maps embeddings side by side, [R, sum(sizes)], to outputs [R, outputs]. Outputs are
-  logits of the classes, or numbers. Two classes have one output, the logit of the second.
-* If parties may lack rows, the project calls ``forward(h, present)``. ``present``
-  [R, len(sizes)] is 1 for each available part of h. It is 0 for a missing part, which is zeros.
-* Checkpoints hold the module's ``state_dict``, as for a bottom model of your own
-  (`models.bottoms`).
-
-Autograd gives its gradients, behind the methods of `TopModel`.
+Any other value is a **top model of your own**, as for bottom models (`models.bottoms`). It is
+called with the sizes of all embeddings, the number of outputs and ``top-args``. Autograd gives its
+gradients, behind the methods of `TopModel`. docs/how-to/own-models.md has the contract.
 """
 
 from __future__ import annotations
