@@ -335,8 +335,6 @@ DATASETS = Registry(
         "parquet": "vfl_flower.data.formats:table",
         "svmlight": "vfl_flower.data.formats:svmlight",
         "hf": "vfl_flower.data.hugging_face:hugging_face",
-        "vertibench": "vfl_flower.data.divided_folders:vertibench",
-        "mars-vfl": "vfl_flower.data.divided_folders:mars_vfl",
     },
 )
 """Partitioned data sets, `data.partitioned.PartitionedData`, by the prefix before a colon."""

@@ -1,6 +1,10 @@
 """Folders whose columns are divided among parties already: VertiBench's and MARS-VFL's.
 
+    vfl run --parties 4 -c "dataset='examples/divided_folders.py:vertibench:FOLDER'"
+    vfl run --parties 2 -c "dataset='examples/divided_folders.py:mars_vfl:FOLDER'"
+
 Each party gets the columns that the folder gives it, not an even part. Nothing is unpickled.
+docs/how-to/own-data.md describes the folders.
 """
 
 from __future__ import annotations
@@ -89,6 +93,13 @@ def _as_labels(data: DataConfig, labels: Array) -> Array:
     return labels.astype(np.int64) if whole else labels
 
 
+def _there(data: DataConfig, place: str) -> Path:
+    """Return the path of a folder or a file, which must be there."""
+    if not place or not Path(place).exists():
+        raise ConfigError(f"dataset = {data.dataset!r}: there is no such folder. Correct its path.")
+    return Path(place)
+
+
 def _file(data: DataConfig, path: Path) -> Path:
     """Return the path of a file that must be there."""
     if not path.is_file():
@@ -141,7 +152,7 @@ def vertibench(data: DataConfig, place: str) -> PartitionedData:
     ----------
     place : the folder, or any file of the split to use if the folder has several splits.
     """
-    path = Path(place)
+    path = _there(data, place)
     folder = path if path.is_dir() else path.parent
     splits: dict[_Split, set[tuple[int, str]]] = {}
     for file in sorted(folder.iterdir()):
@@ -307,7 +318,7 @@ def mars_vfl(data: DataConfig, place: str) -> PartitionedData:
     ----------
     place : the data set's folder, as its authors publish it.
     """
-    folder = Path(place)
+    folder = _there(data, place)
     har = next((f for f in (folder, folder / _UCI_HAR) if (f / "features.txt").is_file()), None)
     if har:
         return _partitioned(data, _uci_har(data, har))
@@ -317,7 +328,7 @@ def mars_vfl(data: DataConfig, place: str) -> PartitionedData:
         return _partitioned(data, _nus_wide(data, folder))
     raise ConfigError(
         f"{data.dataset} has no {_UCI_HAR}, {_KU_HAR} or {_IMAGES}. Save MARS-VFL's pickled and "
-        "HDF5 data as NAME_partyN-K_train.npz with X and y, for vertibench:FOLDER."
+        "HDF5 data as NAME_partyN-K_train.npz with X and y, for divided_folders.py:vertibench:DIR."
     )
 
 
