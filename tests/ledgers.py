@@ -10,9 +10,8 @@ from vfl_flower.records.ledger import opened
 def numbers_in(path: Path, name: str) -> dict[int, int]:
     """Return the counts of a name by key, or the numbers of a table."""
     with opened(path) as ledger:
-        question = "SELECT key, value FROM entries WHERE name = ?"
-        counts = dict(ledger._connection.execute(question, (name,)))
-        if not any(isinstance(count, bytes) for count in counts.values()):
-            return counts
-        keys, numbers = ledger._table(name)
+        entries = {key: value for (which, key), value in ledger._entries.items() if which == name}
+        if not isinstance(entries.get(0), bytes):
+            return {key: int(value) for key, value in sorted(entries.items())}
+        keys, numbers = ledger.table(name)
     return dict(zip(keys.tolist(), numbers.tolist(), strict=True))

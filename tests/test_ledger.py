@@ -53,15 +53,24 @@ import numpy as np
 from pathlib import Path
 from vfl_flower.records.ledger import opened
 path, how = Path(sys.argv[1]), sys.argv[2]
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
 print("ready", flush=True)
 for _ in range(int(sys.argv[3])):
     with opened(path) as ledger:
         ledger.add("n", 1)
         if how == "killed before the end":
-            ledger._connection.execute("PRAGMA cache_size = 1")  # so it writes before the end
             ledger.put("m", np.arange(90000), 1)
-            os.kill(os.getpid(), signal.SIGKILL)
-os.kill(os.getpid(), signal.SIGKILL)
+            save = ledger._save
+
+            def half(connection):
+                connection.set_trace_callback(lambda line: line == "COMMIT" and kill())
+                connection.execute("PRAGMA cache_size = 1")  # so it writes before the end
+                save(connection)
+
+            ledger._save = half
+kill()
 """
 
 
@@ -114,7 +123,8 @@ def test_no_changed_bit_counts_less(tmp_path: Path) -> None:
     """The control: SQLite itself reads a smaller count from some of these files."""
     path, copy = tmp_path / "n", tmp_path / "copy"
     with opened(path) as ledger:
-        ledger.write([("n", key, 200) for key in range(2000, 2040)])
+        for key in range(2000, 2040):
+            ledger.write("n", 200, key)
         ledger.put("table", np.arange(8), 3)
     content = path.read_bytes()
     less = refused = 0

@@ -37,7 +37,7 @@ from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.records import budget
 from vfl_flower.records.budget import Budget, Limit, limits_of
-from vfl_flower.records.ledger import Entry, Ledger, opened_by_party
+from vfl_flower.records.ledger import Ledger, Value, opened_by_party
 from vfl_flower.transport.node import refused, simulated
 
 log = logging.getLogger("flwr")
@@ -200,7 +200,7 @@ def _known(ledger: Ledger) -> NDArray[np.uint64]:
 
 
 def _keep(ledger: Ledger, hashes: NDArray[np.uint64]) -> None:
-    ledger.write([(_IDS, 0, hashes.astype("<u8").tobytes())])
+    ledger.write(_IDS, hashes.astype("<u8").tobytes())
 
 
 def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
@@ -228,7 +228,7 @@ def _opened(context: Context) -> Iterator[Ledger]:
             log.info("Party %s has been asked about %d ids: %s", party, asked, path)
 
 
-def _earlier(path: Path) -> Iterator[Entry]:
+def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
     """Read the file of an earlier version: a line of JSON, the key, and the hashes."""
     if not path.exists():
         return

@@ -33,7 +33,7 @@ from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.protocol.privacy.gaussian import mu_of
 from vfl_flower.protocol.privacy.noise import on_grid
-from vfl_flower.records.ledger import Ledger, opened, table_in_file, today
+from vfl_flower.records.ledger import Ledger, content_in_file, opened, today
 
 EPSILON = 1.0
 LEAST, DAYS = 200, 30
@@ -159,4 +159,4 @@ def claim(people: People) -> bool:
 
 
 def _opened() -> AbstractContextManager[Ledger]:
-    return opened(home("") / "explained-labels", table_in_file(_DAYS))
+    return opened(home("") / "explained-labels", content_in_file(_DAYS))

@@ -31,7 +31,7 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import People, people_of_rows
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
-from vfl_flower.records.ledger import opened, table_in_file, today
+from vfl_flower.records.ledger import content_in_file, opened, today
 from vfl_flower.transport.node import refused
 
 log = logging.getLogger("flwr")
@@ -82,7 +82,7 @@ def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
             secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
             number = int.from_bytes(secret[:5])
             alone.enter_context(alone_in(own))  # not in the folder, where the block counts
-            with opened(path, table_in_file(_SETS)) as ledger:
+            with opened(path, content_in_file(_SETS)) as ledger:
                 sets = ledger.numbers(_SETS, people)
         if ((sets >> 16 != number) & (today() - (sets & 0xFFFF) < DAYS)).any():
             raise refused(

@@ -11,17 +11,14 @@ The party writes a set to its disk before it answers. It forgets a set after 30 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.config.files import unsealed
 from vfl_flower.data.evidence import MOST_TOLD, leverages
-from vfl_flower.records.ledger import Entry, opened_by_party
+from vfl_flower.records.ledger import content_in_file, opened_by_party
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import refused, states_folder
 
@@ -54,7 +51,7 @@ def count_labels(
         If the file is damaged or cannot be written.
     """
     path = states_folder(context) / f"party-{context.node_config.get('partition-id')}.information"
-    with opened_by_party(path, _UNCOUNTED, _earlier) as ledger:
+    with opened_by_party(path, _UNCOUNTED, content_in_file("sets")) as ledger:
         known = _recent(ledger.content("sets"))
         asked = np.frombuffer(question, np.uint8)
         if (known["questions"] == asked).all(1).any():
@@ -76,13 +73,7 @@ def count_labels(
             )
         file = BytesIO()
         np.savez(file, allow_pickle=False, **known)
-        ledger.write([("sets", 0, file.getvalue())])
-
-
-def _earlier(path: Path) -> Iterator[Entry]:
-    """Read the file of an earlier version: the arrays alone."""
-    if path.exists():
-        yield "sets", 0, unsealed(path)
+        ledger.write("sets", file.getvalue())
 
 
 def _recent(content: bytes) -> Arrays:

@@ -22,7 +22,7 @@ from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import state_file
 from vfl_flower.records.budget import Budget, limits_of
-from vfl_flower.records.ledger import Entry, Ledger, opened_by_party, table_in_file
+from vfl_flower.records.ledger import Ledger, Value, content_in_file, opened_by_party
 from vfl_flower.transport.node import refused
 
 _UNCOUNTED = "cannot count what it releases. See its own log."
@@ -104,7 +104,7 @@ class Limits:
         return different[~fits]
 
     def _counts(self) -> AbstractContextManager[Ledger]:
-        return opened_by_party(self._path, _UNCOUNTED, table_in_file("uploads"))
+        return opened_by_party(self._path, _UNCOUNTED, content_in_file("uploads"))
 
     @property
     def too_often(self) -> ConfigError:
@@ -153,7 +153,7 @@ class PredictionBudget(Budget):
         return allowed, str(refused(self._context, why)) if rule else ""
 
 
-def _earlier_rows(path: Path) -> Iterator[Entry]:
+def _earlier_rows(path: Path) -> Iterator[tuple[str, int, Value]]:
     """Read the files of an earlier version: the total by key 0, and the rows of each day."""
     for each in (path, path.with_name(f"{path.name}-by-day")):
         content = unsealed(each) if each.exists() else b""

@@ -1,15 +1,15 @@
 """A ledger: a file of SQLite that counts something once, and survives a crash.
 
-An entry of a ledger has a name and a key. Its value is a count, or bytes with a digest, such as a
-table: many ascending keys of 64 bits, and a number for each of them. `opened` gives a ledger to one
-block at a time, among all threads and processes. When the block ends, all its changes are on the
-disk, or none if it failed. So a block counts, and what it counts happens after it. A count is then
-never too low, even if the process is killed.
+An entry of a ledger has a name and a key. Its value is a count or bytes, such as a table: many
+ascending keys of 64 bits, and a number for each of them. `opened` gives a ledger to one block at a
+time, among all threads and processes. When the block ends, all its changes are on the disk, or none
+if it failed. So a block counts, and what it counts happens after it. A count is then never too low,
+even if the process is killed.
 
-SQLite notices a damaged structure, but no changed bit of a count. So ``sums`` has a checksum for
-each name. A damaged ledger is refused. A deleted ledger begins anew, with another `Ledger.secret`.
-The owner of a file can read counts: ``sqlite3 party-0.ids "SELECT * FROM entries WHERE name =
-'asked'"``.
+SQLite notices a damaged structure, but no changed bit of a value. So each entry has a digest, and
+one entry has the number of all entries. A damaged ledger is refused. A deleted ledger begins anew,
+with another secret. The owner of a file can read counts:
+``sqlite3 party-0.ids "SELECT name, key, value FROM entries WHERE name = 'asked'"``.
 
 An earlier version had another format for each file. `opened` reads such a file once, and replaces
 it by a ledger.
@@ -36,26 +36,19 @@ from vfl_flower.config.files import alone_in, make_folder, told, unsealed, whole
 log = logging.getLogger("flwr")
 
 Keys = NDArray[Any]
-"""Keys of entries: whole numbers of 64 bits, [n]."""
-Entry = tuple[str, int, int | bytes]
-Reader = Callable[[Path], Iterable[Entry]]
-"""Reads the entries in a file of an earlier version, if it exists."""
+"""Keys of a table: whole numbers of 64 bits, [n]."""
+Value = int | bytes
+Reader = Callable[[Path], Iterable[tuple[str, int, Value]]]
+"""Reads the name, key and value of entries in a file of an earlier version, if the file exists."""
 
 _FORMAT = 0x56464C31  # "VFL1"
 _SCHEMA = f"""
 PRAGMA application_id = {_FORMAT};
 CREATE TABLE entries (
-    name TEXT, key INTEGER, value NOT NULL, PRIMARY KEY (name, key)
+    name TEXT, key INTEGER, value, digest BLOB, PRIMARY KEY (name, key)
 ) WITHOUT ROWID;
-CREATE TABLE sums (name TEXT PRIMARY KEY, entries INTEGER, checksum INTEGER) WITHOUT ROWID;
 """
-# The moduli are primes: no change of one bit leaves a checksum as it is, and no sum is too large.
-_SUMS = """
-SELECT name, count(*), sum((key % 65521 * 2 + 1) * (1 + CASE typeof(value)
-    WHEN 'integer' THEN value % 1000003 ELSE length(value) END))
-FROM entries GROUP BY name
-"""
-_DIGEST = 16  # bytes
+_NUMBER = "entries", 0  # the entry with the number of all entries
 _WAIT = 600  # seconds for which a block waits for others
 
 
@@ -65,46 +58,41 @@ def today() -> int:
 
 
 class Ledger:
-    """The entries of a ledger that `opened` has opened."""
+    """The entries of a ledger: (name, key) -> value.
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self._path, self._connection = path, connection
+    secret : 32 secret bytes, which no other ledger has.
+    """
+
+    def __init__(self, entries: dict[tuple[str, int], Value]) -> None:
+        self._entries = entries
         self._tables: dict[str, tuple[NDArray[np.uint64], NDArray[np.int64]]] = {}
-        self.changed = False
-
-    @property
-    def secret(self) -> bytes:
-        """Return 32 secret bytes, which no other ledger has."""
-        return self.content("secret")
+        self._changed: set[tuple[str, int]] = set()
+        self.secret = self.content("secret")
 
     def count(self, name: str, key: int = 0) -> int:
-        """Return the count of a key, or 0."""
-        return int(self._value("SELECT value FROM entries WHERE name = ? AND key = ?", name, key))
-
-    def last(self, name: str) -> int:
-        """Return the largest key of all counts of a name, or 0."""
-        return int(self._value("SELECT max(key) FROM entries WHERE name = ?", name))
+        """Return a count, or 0 if it is new."""
+        return int(self._entries.get((name, key), 0))
 
     def add(self, name: str, more: int, key: int = 0) -> None:
-        """Add to the count of a key. It does not fall below 0."""
-        self.write([(name, key, max(0, self.count(name, key) + more))])
+        """Add to a count. It does not fall below 0."""
+        self.write(name, max(0, self.count(name, key) + more), key)
+
+    def last(self, name: str) -> int:
+        """Return the largest key of the counts of a name, or 0."""
+        return max((key for which, key in self._entries if which == name), default=0)
 
     def content(self, name: str) -> bytes:
-        """Return the bytes of a name; none if it is new.
+        """Return the bytes of a name; none if it is new."""
+        return bytes(self._entries.get((name, 0), b""))
 
-        Raises
-        ------
-        VflError
-            If they are damaged.
-        """
-        sealed = self._value("SELECT value FROM entries WHERE name = ?", name) or _sealed(b"")
-        if _sealed(sealed[:-_DIGEST]) != sealed:
-            raise _damaged(self._path)
-        return bytes(sealed[:-_DIGEST])
+    def write(self, name: str, value: Value, key: int = 0) -> None:
+        """Give an entry this value."""
+        self._entries[name, key] = value
+        self._changed.add((name, key))
 
     def numbers(self, name: str, keys: Keys) -> NDArray[np.int64]:
         """Return the numbers of these keys in a table, [n]; 0 for a new key."""
-        known, numbers = self._table(name)
+        known, numbers = self.table(name)
         places, there = _places(keys, known)
         found = np.zeros(len(keys), np.int64)
         found[there] = numbers[places[there]]
@@ -112,61 +100,60 @@ class Ledger:
 
     def put(self, name: str, keys: Keys, numbers: NDArray[np.int64] | int) -> None:
         """Give these keys these numbers in a table. No number is negative."""
-        known, values = self._table(name)
+        known, values = self.table(name)
         new = np.unique(keys[~_places(keys, known)[1]].astype(np.uint64))
         first = np.searchsorted(known, new)
         known, values = np.insert(known, first, new), np.insert(values, first, 0)
         values[_places(keys, known)[0]] = numbers
-        table = np.stack([known, values.astype(np.uint64)]).astype("<u8")
-        self.write([(name, 0, table.tobytes())])
+        self.write(name, np.stack([known, values.astype(np.uint64)]).astype("<u8").tobytes())
         self._tables[name] = known, values
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        """Write entries, in place of entries of the same name and key."""
-        sealed = (
-            (name, key, _sealed(value) if isinstance(value, bytes) else value)
-            for name, key, value in entries
-        )
-        self._connection.executemany("REPLACE INTO entries VALUES (?, ?, ?)", sealed)
-        self.changed = True
-
-    def _value(self, question: str, *about: str | int) -> Any:
-        return (self._connection.execute(question, about).fetchone() or (0,))[0] or 0
-
-    def _table(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return ascending keys and their numbers, [n] each."""
+    def table(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the ascending keys of a table and their numbers, [n] each."""
         if name not in self._tables:
             keys, numbers = np.frombuffer(self.content(name), "<u8").reshape(2, -1)
             self._tables[name] = keys.astype(np.uint64), numbers.astype(np.int64)
         return self._tables[name]
 
-    def _sum(self) -> None:
-        """Write the sums that `_is_sound` compares."""
-        self._connection.execute("DELETE FROM sums")
-        self._connection.execute(f"INSERT INTO sums {_SUMS}")
+    @classmethod
+    def _read(cls, path: Path, connection: sqlite3.Connection) -> Ledger:
+        """Read all entries, or raise `VflError` if they are damaged."""
+        rows = connection.execute("SELECT name, key, value, digest FROM entries").fetchall()
+        entries = {(name, key): value for name, key, value, _ in rows}
+        sound = all(digest == _digest(*entry) for *entry, digest in rows)
+        if not sound or entries.get(_NUMBER) != len(rows):
+            raise _damaged(path)
+        return cls(entries)
 
-    def _is_sound(self) -> bool:
-        due = set(self._connection.execute("SELECT * FROM sums"))
-        return set(self._connection.execute(_SUMS)) == due
+    def _save(self, connection: sqlite3.Connection) -> None:
+        """Write the entries that have changed, and commit."""
+        self._entries.setdefault(_NUMBER, 0)
+        self.write("entries", len(self._entries))
+        changed = [(*which, self._entries[which]) for which in self._changed]
+        rows = [(*entry, _digest(*entry)) for entry in changed]
+        connection.executemany("REPLACE INTO entries VALUES (?, ?, ?, ?)", rows)
+        connection.execute("COMMIT")
 
 
-def no_file(path: Path) -> Iterable[Entry]:
+def check(path: Path) -> None:
+    """Raise `VflError` unless a ledger is sound, or a file that an earlier version sealed."""
+    if _is_ledger(path):
+        with opened(path):
+            pass
+    else:
+        unsealed(path)
+
+
+def no_file(path: Path) -> Iterable[tuple[str, int, Value]]:
     """Raise `VflError` if a file exists: no earlier version wrote this one."""
     if path.exists():
         raise _damaged(path)
     return ()
 
 
-def table_in_file(name: str) -> Reader:
-    """Return a reader of a file that an earlier version sealed: it has one table."""
-
-    def read(path: Path) -> Iterable[Entry]:
-        content = unsealed(path) if path.exists() else b""
-        if len(content) % 16:
-            raise _damaged(path)
-        return [(name, 0, content)]
-
-    return read
+def content_in_file(name: str) -> Reader:
+    """Return a reader of a file that an earlier version sealed: it has the bytes of one entry."""
+    return lambda path: [(name, 0, unsealed(path))] if path.exists() else ()
 
 
 @contextmanager
@@ -193,13 +180,10 @@ def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
         with closing(_connection(path)) as connection:
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("BEGIN IMMEDIATE")
-            ledger = Ledger(path, connection)
-            if not ledger._is_sound():
-                raise _damaged(path)
+            ledger = Ledger._read(path, connection)
             yield ledger
-            if ledger.changed:
-                ledger._sum()
-                connection.execute("COMMIT")
+            if ledger._changed:
+                ledger._save(connection)
     except sqlite3.OperationalError as error:
         raise VflError(f"{path} cannot be written ({error}). Fix that, and try again.") from error
     except sqlite3.DatabaseError as error:
@@ -245,16 +229,23 @@ def _is_ledger(path: Path) -> bool:
 
 def _make(path: Path, earlier: Reader) -> None:
     """Write a new ledger, with what an earlier version wrote."""
+    try:
+        entries = {(name, key): value for name, key, value in earlier(path)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path) from error
+    ledger = Ledger({("secret", 0): secrets.token_bytes(32), **entries})
+    ledger._changed.update(ledger._entries)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.executescript(_SCHEMA)
-        ledger = Ledger(path, connection)
-        try:
-            ledger.write([("secret", 0, secrets.token_bytes(32)), *earlier(path)])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(path) from error
-        ledger._sum()
+        connection.executescript(f"{_SCHEMA} BEGIN")
+        ledger._save(connection)
         with whole(path) as file:
             file.write(connection.serialize())
+
+
+def _digest(name: str, key: int, value: Value) -> bytes:
+    content = value if isinstance(value, bytes) else str(value).encode()
+    about = f"{name} {key} {type(value).__name__} ".encode()
+    return hashlib.blake2b(about + content, digest_size=16).digest()
 
 
 def _places(keys: Keys, known: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
@@ -264,10 +255,6 @@ def _places(keys: Keys, known: NDArray[np.uint64]) -> tuple[NDArray[np.intp], ND
     there = places < len(known)
     there[there] = known[places[there]] == keys[there]
     return places, there
-
-
-def _sealed(content: bytes) -> bytes:
-    return content + hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
 def _damaged(path: Path) -> VflError:
