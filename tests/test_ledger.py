@@ -25,7 +25,9 @@ from vfl_flower.alignment import asked_ids
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder import told_figures
-from vfl_flower.party import explained_people
+from vfl_flower.label_holder.serving.new_ids import NewIds
+from vfl_flower.label_holder.serving.requests import UnavailableError
+from vfl_flower.party import drift, explained_people
 from vfl_flower.party.label_sets import count_labels
 from vfl_flower.party.limits import Limits, PredictionBudget
 from vfl_flower.records.budget import Budget, Limit
@@ -279,13 +281,22 @@ def told(node: Context, path: Path) -> None:
     assert not told_figures.claim(PEOPLE)
 
 
-FILES = {
+def new_ids(node: Context, path: Path) -> None:
+    """A caller has asked about three new ids."""
+    counts = NewIds(path / "serve.new-ids")
+    counts.count("ann", {4, 5}, 5)
+    with pytest.raises(UnavailableError, match="may ask about 0 more today"):
+        counts.count("ann", {6}, 5)
+
+
+FILES: dict[str, Callable[[Context, Path], None]] = {
     "run-1-party-0.uploads": uploads,
     "party-0.predictions": predictions,
     "party-0.ids": ids,
     "party-0.information": labels,
     "party-0.explained": explained,
     "explained-labels": told,
+    "serve.new-ids": new_ids,
 }
 
 
@@ -293,9 +304,15 @@ FILES = {
 def test_a_file_of_the_earlier_version_is_read_once(
     earlier: Context, tmp_path: Path, name: str
 ) -> None:
-    use: Callable[[Context, Path], None] = FILES[name]
-    use(earlier, tmp_path / "states")
+    FILES[name](earlier, tmp_path / "states")
     assert (tmp_path / "states" / name).read_bytes().startswith(b"SQLite format 3")
+
+
+def test_the_last_day_of_drift_in_an_earlier_version_is_read(
+    earlier: Context, tmp_path: Path
+) -> None:
+    with opened(tmp_path / "states" / "party-0.drift-rows", drift._earlier_rows) as ledger:
+        assert ledger.numbers("day", PEOPLE).tolist() == [DAY] * 200
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -305,6 +322,6 @@ def test_a_damaged_file_of_the_earlier_version_is_refused(
     path = tmp_path / "states" / name
     content = path.read_bytes()
     path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
-    with pytest.raises(VflError, match=r"damaged|cannot count"):
+    with pytest.raises(VflError, match=r"damaged|cannot count|cannot be read"):
         FILES[name](earlier, tmp_path / "states")
     assert len(path.read_bytes()) == len(content)
