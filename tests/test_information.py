@@ -23,7 +23,6 @@ from vfl_attacks.information import of_information
 from vfl_flower import client_app
 from vfl_flower.alignment.party_rows import PSI, digest_of, is_aligned, save_state
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.config.files import write_sealed
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels, own_table
 from vfl_flower.data.bins import Bins
@@ -418,16 +417,6 @@ def test_two_runs_at_once_get_no_more_sets(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(ask, enumerate(node.halves(14)))) == 10
-
-
-def test_sets_that_an_older_version_counted_are_still_counted(tmp_path: Path) -> None:
-    node = Asked(tmp_path)
-    (tmp_path / "node").mkdir()
-    write_sealed(tmp_path / "node" / "party-0.information-692", np.arange(9).tobytes())
-    first, second = node.halves(2)
-    node.value(first)
-    with pytest.raises(ConfigError, match="more than 10 sets"):
-        node.value(second)
 
 
 def test_labels_that_differ_in_few_people_are_refused(

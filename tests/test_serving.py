@@ -30,13 +30,13 @@ import pytest
 from flwr.app import Context, Message
 
 from tests.fleet import until
+from tests.ledgers import numbers_in
 from tests.organisations import ID, Organisations, cancer, change, cut, read, write
 from tests.serving import TOKEN, Served, SlowGrid, served
 from vfl_flower import client_app
 from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import find, verify
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.config.files import unsealed
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
@@ -679,7 +679,7 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
     keys = {"dataset": f"files:{trained.labels}"}
 
     def counted() -> int:
-        return int(np.frombuffer(unsealed(states / "party-1.predictions"), "<u8")[-1])
+        return numbers_in(states / "party-1.predictions", "rows")[0]
 
     with served(trained.folder / "any", tmp_path, keys, nodes) as found:
         both = found.loaded.embeddings.present.all(1)

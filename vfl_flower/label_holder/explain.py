@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config import names
-from vfl_flower.config.by_person import People
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
 from vfl_flower.config.files import make_folder, told
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import People
 from vfl_flower.data.source import Preparation
 from vfl_flower.label_holder import checkpoint, explanation, told_figures
 from vfl_flower.label_holder.checkpoint import Checkpoint

@@ -20,19 +20,20 @@ from __future__ import annotations
 
 import math
 import secrets
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import home
-from vfl_flower.config.by_person import People, of_rows, opened, today
+from vfl_flower.data.ids import People, people_of_rows
 from vfl_flower.label_holder.importance import AUC, SURE, Floats, Outputs, Score
 from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.protocol.privacy.gaussian import mu_of
 from vfl_flower.protocol.privacy.noise import on_grid
+from vfl_flower.records.ledger import Ledger, content_in_file, opened, today
 
 EPSILON = 1.0
 LEAST, DAYS = 200, 30
@@ -42,6 +43,7 @@ LATE = (
     f"Parties get no figures: they got figures about these people in the last {DAYS} days. Their "
     "tables stay as they are."
 )
+_DAYS = "day"  # name in the ledger
 _OF_COUNT = 0.1  # part of the squared mu that the count of the second class takes
 
 
@@ -137,24 +139,24 @@ class Noise:
 def people_of(rows: RowsToPredict, dataset: str) -> People:
     """Return a number for the person of each row, [N], the same in all runs."""
     if rows.table is None or rows.places is None:
-        return of_rows(dataset, rows.ids)
+        return people_of_rows(dataset, rows.ids)
     return rows.table.people(rows.places)
 
 
 def fresh(people: People) -> NDArray[np.bool_]:
     """Return the people that parties were told nothing about for 30 days, as a mask."""
-    with opened(_path()) as days:
-        return today() - days.of(people) >= DAYS
+    with _opened() as ledger:
+        return today() - ledger.numbers(_DAYS, people) >= DAYS
 
 
 def claim(people: People) -> bool:
     """Note that parties are told about these people today, unless they were told of one lately."""
-    with opened(_path()) as days:
-        if (today() - days.of(people) < DAYS).any():
+    with _opened() as ledger:
+        if (today() - ledger.numbers(_DAYS, people) < DAYS).any():
             return False  # another explanation was faster
-        days.put(people, today())
+        ledger.put(_DAYS, people, today())
     return True
 
 
-def _path() -> Path:
-    return home("") / "explained-labels"
+def _opened() -> AbstractContextManager[Ledger]:
+    return opened(home("") / "explained-labels", content_in_file(_DAYS))

@@ -25,25 +25,27 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.store import home
-from vfl_flower.config.by_person import People, of_rows, opened, today
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import alone_in, lasting_secret
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import People, people_of_rows
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
+from vfl_flower.records.ledger import content_in_file, opened, today
 from vfl_flower.transport.node import refused
 
 log = logging.getLogger("flwr")
 
 LEAST, DAYS = 200, 30
 """Least rows of an explanation, and the days for which a person is in one set of people."""
+_SETS = "set"  # name in the ledger: person -> number of the set, and the day in the last 16 bits
 
 
 def people_of(context: Context, party: Party, places: NDArray[np.int32]) -> People:
     """Return a number for the person of each row, [n], the same in all runs."""
     block = party.inputs.block
     if not block.preparation:
-        return of_rows(party.config.data.dataset, block.test_rows[places])
+        return people_of_rows(party.config.data.dataset, block.test_rows[places])
     own = own_source(context)
     rows = common_rows(context, own).rows
     return own.people(rows[rows >= 0][places])
@@ -80,17 +82,17 @@ def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
             secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
             number = int.from_bytes(secret[:5])
             alone.enter_context(alone_in(own))  # not in the folder, where the block counts
-            with opened(path) as sets:
-                days, others = sets.of(people) & 0xFFFF, sets.of(people) >> 16 != number
-        if (others & (today() - days < DAYS)).any():
+            with opened(path, content_in_file(_SETS)) as ledger:
+                sets = ledger.numbers(_SETS, people)
+        if ((sets >> 16 != number) & (today() - (sets & 0xFFFF) < DAYS)).any():
             raise refused(
                 context,
                 f"to explain people of an explanation of the last {DAYS} days beside other "
                 "people: differences would show columns. Explain the same rows, or wait",
             )
         yield secret
-        with _counted(), opened(path) as sets:
-            sets.put(people, number << 16 | today())
+        with _counted(), opened(path) as ledger:
+            ledger.put(_SETS, people, number << 16 | today())
 
 
 @contextmanager

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import told, unsealed, write_sealed
+from vfl_flower.config.files import unsealed
 from vfl_flower.label_holder.serving.requests import UnavailableError
+from vfl_flower.records.ledger import Value, opened, today
 
-_DAY = 86400
+_DAY = "day"  # name in the ledger: the last day
 
 
 class NewIds:
@@ -36,12 +37,12 @@ class NewIds:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._asked: dict[str, set[int | str]] = {}  # by caller, since the service began
-        self._day, self._counts = 0, dict[str, int]()
+        self._day = 0
         try:
             if path.exists():
-                said = json.loads(unsealed(path))
-                self._day, self._counts = said["day"], said["counts"]
-        except (OSError, ValueError, KeyError, TypeError, VflError):
+                with opened(path, _earlier) as ledger:
+                    self._day = ledger.count(_DAY)
+        except VflError:
             raise ConfigError(
                 f"{path} cannot be read, which counts the new ids of callers. Delete it."
             ) from None
@@ -56,22 +57,28 @@ class NewIds:
         VflError
             If the file cannot be written.
         """
-        now = int(time.time())
-        if now // _DAY > self._day:  # a clock that is set back must not start a new day
-            self._day, self._counts, self._asked = now // _DAY, {}, {}
+        if today() > self._day:  # a clock that is set back must not start a new day
+            self._day, self._asked = today(), {}
         new = ids - self._asked.get(caller, set())
         if not new:
             return
-        counts = self._counts | {caller: self._counts.get(caller, 0) + len(new)}
-        if counts[caller] > most:
-            left = max(0, most - self._counts.get(caller, 0))
-            raise UnavailableError(
-                f"The request has {len(new)} ids that the alignment does not have, and this "
-                f"caller may ask about {left} more today. Ask again tomorrow (UTC), or ask the "
-                f"label holder to raise new-ids-per-day = {most}.",
-                *("new-ids", 429, max(1, (self._day + 1) * _DAY - now)),
-            )
-        with told(self._path):
-            write_sealed(self._path, json.dumps({"day": self._day, "counts": counts}).encode())
-        self._counts = counts
+        with opened(self._path, _earlier) as ledger:
+            left = most - ledger.count(f"of {caller}", self._day)
+            if len(new) > left:
+                raise UnavailableError(
+                    f"The request has {len(new)} ids that the alignment does not have, and this "
+                    f"caller may ask about {max(0, left)} more today. Ask again tomorrow (UTC), or "
+                    f"ask the label holder to raise new-ids-per-day = {most}.",
+                    *("new-ids", 429, max(1, (self._day + 1) * 86400 - int(time.time()))),
+                )
+            ledger.add(f"of {caller}", len(new), self._day)
+            ledger.write(_DAY, self._day)
         self._asked.setdefault(caller, set()).update(new)
+
+
+def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the file of an earlier version: the last day, and the counts of its callers."""
+    if path.exists():
+        said = json.loads(unsealed(path))
+        yield _DAY, 0, said["day"]
+        yield from ((f"of {caller}", said["day"], ids) for caller, ids in said["counts"].items())
