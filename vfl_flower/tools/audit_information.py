@@ -13,9 +13,9 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import Groups
 from vfl_flower.data.raw_columns import partition_columns
-from vfl_flower.label_holder.exact_sums import Shown
-from vfl_flower.label_holder.information import counted_bins
 from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.tasks.information.exact_sums import Shown
+from vfl_flower.tasks.information.label_holder import counted_bins
 from vfl_flower.tools.audit_clients import Ids, Rows
 from vfl_flower.tools.audit_labels import Finding, finding
 

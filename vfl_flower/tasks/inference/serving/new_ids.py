@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import told, unsealed, write_sealed
-from vfl_flower.label_holder.serving.requests import UnavailableError
+from vfl_flower.tasks.inference.serving.requests import UnavailableError
 
 _DAY = 86400
 

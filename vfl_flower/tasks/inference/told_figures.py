@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import home
 from vfl_flower.config.by_person import People, of_rows, opened, today
-from vfl_flower.label_holder.importance import AUC, SURE, Floats, Outputs, Score
-from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.protocol.privacy.gaussian import mu_of
 from vfl_flower.protocol.privacy.noise import on_grid
+from vfl_flower.tasks.inference.importance import AUC, SURE, Floats, Outputs, Score
+from vfl_flower.tasks.inference.rows import RowsToPredict
 
 EPSILON = 1.0
 LEAST, DAYS = 200, 30
