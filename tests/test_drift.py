@@ -34,10 +34,10 @@ from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.drift import DriftWatch
-from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party.drift import DriftReports, keep
 from vfl_flower.party.state_file import Saved
+from vfl_flower.tasks.inference.predictor import Predictor
 
 pytestmark = pytest.mark.xdist_group("drift")  # its tests share a trained model
 

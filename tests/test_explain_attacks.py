@@ -24,17 +24,19 @@ from vfl_attacks.explanation import Cheat, figures
 from vfl_flower.alignment import party_rows
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint, explanation, results, told_figures
-from vfl_flower.label_holder import explain as at_label_holder
-from vfl_flower.label_holder.importance import Score
-from vfl_flower.label_holder.predict import embeddings
-from vfl_flower.label_holder.told_figures import FiguresToTell, Noise
+from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
-from vfl_flower.party import explain, explained_people, explained_table, limits
+from vfl_flower.party import limits
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
 from vfl_flower.records import ledger
+from vfl_flower.tasks.inference import explain as at_label_holder
+from vfl_flower.tasks.inference import explanation, told_figures
+from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.party import explain, explained_people, explained_table
+from vfl_flower.tasks.inference.predict import embeddings
+from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
 from vfl_flower.transport.wire import pack, read_reply, to_reply
 

@@ -30,15 +30,15 @@ from vfl_flower.data.evidence import MOST_TOLD, leverages
 from vfl_flower.data.ids import by_id
 from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder.exact_sums import Shown
-from vfl_flower.label_holder.information import of_column
 from vfl_flower.launch.engines import run_local
-from vfl_flower.party import information as at_party
 from vfl_flower.party import label_sets
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.draws import path_of_draws
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.information import party as at_party
+from vfl_flower.tasks.information.exact_sums import Shown
+from vfl_flower.tasks.information.label_holder import of_column
 from vfl_flower.transport.early_messages import (
     ColumnBinsOrder,
     EvidenceOrder,

@@ -40,18 +40,20 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import results
-from vfl_flower.label_holder.serving import guard, joining, web
-from vfl_flower.label_holder.serving import listening as listening_module
-from vfl_flower.label_holder.serving import serve as serve_module
-from vfl_flower.label_holder.serving.parties import Parties
-from vfl_flower.label_holder.serving.requests import Piece, Request, UnavailableError
-from vfl_flower.label_holder.serving.serve import lasting, serve
-from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party import inputs, scoring
+from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.serving import joining, web
+from vfl_flower.tasks.inference.serving import serve as serve_module
+from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.requests import Piece, Request, UnavailableError
+from vfl_flower.tasks.inference.serving.serve import lasting, serve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.http import guard
+from vfl_flower.transport.http import listening as listening_module
+from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.messages import Predicted, PredictOrder, Scored, ServeOrder, Serving
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, to_failure, to_reply
@@ -961,7 +963,7 @@ def test_pages_answer_head_too_and_are_rendered_once(some: Served) -> None:
 def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
     some: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl_flower.label_holder.serving.tokens._LOOK", 0.0)
+    monkeypatch.setattr("vfl_flower.transport.http.tokens._LOOK", 0.0)
     tokens = tmp_path / "tokens"
     assert httpx.get(f"{some.url}/readyz").status_code == 200
     tokens.chmod(0o644)
@@ -1101,7 +1103,7 @@ def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_pat
 def test_tokens_can_be_changed_while_the_service_runs(
     some: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl_flower.label_holder.serving.tokens._LOOK", 0.0)
+    monkeypatch.setattr("vfl_flower.transport.http.tokens._LOOK", 0.0)
     tokens, new = tmp_path / "tokens", "another-token-of-enough-letters"
     tokens.write_text(f"# callers\nbank {TOKEN}\nshop {new}\n")
     both = [{"Authorization": f"Bearer {each}"} for each in (TOKEN, new)]

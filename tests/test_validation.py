@@ -45,12 +45,12 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.split import divide, split
 from vfl_flower.label_holder import checkpoint, results
-from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.label_holder.metrics import Metrics
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import session as between
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.transport.flower_internals import begin_task, state_to_bytes
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import EvaluateOrder, RestoreOrder

@@ -26,14 +26,14 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder import explain as at_label_holder
-from vfl_flower.label_holder.told_figures import EPSILON, Noise
 from vfl_flower.launch.explaining import explain_local
-from vfl_flower.party import explain
-from vfl_flower.party.explain import Explanation
-from vfl_flower.party.features import features_of
 from vfl_flower.protocol.aggregation.fixed_point import from_fixed
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference import explain as at_label_holder
+from vfl_flower.tasks.inference.party import explain
+from vfl_flower.tasks.inference.party.explain import Explanation
+from vfl_flower.tasks.inference.party.features import features_of
+from vfl_flower.tasks.inference.told_figures import EPSILON, Noise
 from vfl_flower.transport.explain_messages import (
     Explained,
     ExplainOrder,

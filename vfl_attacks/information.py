@@ -15,9 +15,9 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import Groups
 from vfl_flower.data.raw_columns import partition_columns
-from vfl_flower.label_holder.exact_sums import Shown
-from vfl_flower.label_holder.information import counted_bins
 from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.tasks.information.exact_sums import Shown
+from vfl_flower.tasks.information.label_holder import counted_bins
 
 _EPSILON = 1.0  # the default of the task
 _TRIALS = 10  # draws of noise

@@ -34,24 +34,17 @@ from vfl_flower.config.errors import (
 from vfl_flower.config.names import in_words
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import running, speaks
-from vfl_flower.party import (
-    builder,
-    explain,
-    information,
-    scoring,
-    session,
-    stacked,
-    state,
-    state_file,
-)
+from vfl_flower.party import builder, session, stacked, state, state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
-from vfl_flower.party.predict import predict
 from vfl_flower.party.refusals import OF_OTHER_RUNS, check_order
 from vfl_flower.party.session import Session
 from vfl_flower.party.stacked import StackedTurn
 from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import explain, scoring
+from vfl_flower.tasks.inference.party.predict import predict
+from vfl_flower.tasks.information import party as information
 from vfl_flower.transport import shared_actor
 from vfl_flower.transport.early_messages import (
     AlignOrder,

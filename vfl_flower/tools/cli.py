@@ -337,7 +337,7 @@ def _contribution(
     parties before it, on average over all orders. No party is asked for
     anything. RUN/contribution.json keeps the values for the report.
     """
-    from vfl_flower.label_holder.contribution import contribution
+    from vfl_flower.tasks.inference.contribution import contribution
     from vfl_flower.tools.report.read import read
     from vfl_flower.tools.report.subsets import worth
 

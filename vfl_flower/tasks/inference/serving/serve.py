@@ -20,8 +20,8 @@ from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
-from vfl_flower.label_holder.serving.tokens import tokens_of
 from vfl_flower.transport.base import Transport
+from vfl_flower.transport.http.tokens import tokens_of
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
@@ -57,10 +57,10 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
             "A service needs streams: Flower's messages take seconds. Leave transport out."
         )
     try:
-        from vfl_flower.label_holder.serving.listening import listening
-        from vfl_flower.label_holder.serving.loaded import Loaded
-        from vfl_flower.label_holder.serving.service import Service
-        from vfl_flower.label_holder.serving.web import app_of
+        from vfl_flower.tasks.inference.serving.loaded import Loaded
+        from vfl_flower.tasks.inference.serving.service import Service
+        from vfl_flower.tasks.inference.serving.web import app_of
+        from vfl_flower.transport.http.listening import listening
     except ImportError as error:
         raise ConfigError(
             f"The service needs {error.name}. Install it by `pip install 'vfl-flower[serve]'`."

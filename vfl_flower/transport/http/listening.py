@@ -26,8 +26,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.options import ServingConfig
-from vfl_flower.label_holder.serving.certificate import Certificate
-from vfl_flower.label_holder.serving.guard import Guard
+from vfl_flower.transport.http.certificate import Certificate
+from vfl_flower.transport.http.guard import Guard
 from vfl_flower.transport.nodes.gate import LogBudget
 from vfl_flower.transport.nodes.strangers import Strangers
 

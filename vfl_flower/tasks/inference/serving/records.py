@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.reuse import proof_of
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.label_holder.rows_to_predict import RowsToPredict
+from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.transport.early_messages import ReuseOrder
 from vfl_flower.transport.messages import Order
 

@@ -12,8 +12,8 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_flower.config.audit_log import AuditLog
-from vfl_flower.label_holder.serving.certificate import Certificate
-from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.transport.http.certificate import Certificate
+from vfl_flower.transport.http.tokens import Tokens
 
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 422, 429, 431, 500, 503)
 """Statuses of answers, whose counters begin at zero."""

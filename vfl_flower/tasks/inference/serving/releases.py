@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.predict import UploadCount, counts_uploads
+from vfl_flower.tasks.inference.predict import UploadCount, counts_uploads
 
 
 class Releases:

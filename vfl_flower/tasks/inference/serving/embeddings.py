@@ -13,11 +13,11 @@ from torch import Tensor
 from vfl_flower.config.errors import SumError, VflError
 from vfl_flower.data.ids import encoded as encoded_id
 from vfl_flower.label_holder.drift import DriftWatch
-from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.label_holder.rows_to_predict import RowsToPredict
-from vfl_flower.label_holder.serving.parties import Parties
-from vfl_flower.label_holder.serving.requests import REFUSED, UNKNOWN
 from vfl_flower.protocol.aggregation.base import Collection
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.requests import REFUSED, UNKNOWN
 from vfl_flower.transport.early_messages import SeekOrder, Sought
 from vfl_flower.transport.messages import Arrays, Order, Scored, ScoreOrder
 

@@ -1,6 +1,6 @@
 """A party's half of task "information": weight of evidence of the party's columns.
 
-`label_holder.information` is the other half, and says what each side learns. The party's file
+`tasks.information.label_holder` is the other half, and says what each side learns. The party's file
 beside its states has the names of columns and bins. Nobody else gets them.
 """
 

@@ -26,15 +26,15 @@ from pydantic import (
 )
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.label_holder.serving import requests
-from vfl_flower.label_holder.serving.explaining import Explaining
-from vfl_flower.label_holder.serving.guard import Guard
-from vfl_flower.label_holder.serving.loaded import Loaded
-from vfl_flower.label_holder.serving.metrics import Surroundings
-from vfl_flower.label_holder.serving.requests import Answers, UnavailableError
-from vfl_flower.label_holder.serving.service import Service
-from vfl_flower.label_holder.serving.tokens import Tokens
-from vfl_flower.label_holder.serving.turns import apart
+from vfl_flower.label_holder.run_metrics import Surroundings
+from vfl_flower.tasks.inference.serving import requests
+from vfl_flower.tasks.inference.serving.explaining import Explaining
+from vfl_flower.tasks.inference.serving.loaded import Loaded
+from vfl_flower.tasks.inference.serving.requests import Answers, UnavailableError
+from vfl_flower.tasks.inference.serving.service import Service
+from vfl_flower.tasks.inference.serving.turns import apart
+from vfl_flower.transport.http.guard import Guard
+from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.nodes.gate import LogBudget
 
 log = logging.getLogger("flwr.serving")

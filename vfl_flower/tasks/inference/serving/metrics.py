@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 
-from vfl_flower.label_holder.serving.guard import STATUSES, Guard
+from vfl_flower.label_holder.run_metrics import Surroundings
+from vfl_flower.transport.http.guard import STATUSES
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
 _RULES = ("max-predictions-per-day", "max-predictions", "max-uploads")
 _OTHER = "other"
 _OUTCOMES = ("answered", "ending", "full", "new-ids", "unavailable", "failed")
-
-
-class Surroundings(Collector):
-    """Figures of the machine of a service or a training run, read when Prometheus asks.
-
-    Parameters
-    ----------
-    folder : the results folder, which has the audit log of a service.
-    guard : the application, which shows the certificate.
-    """
-
-    def __init__(self, folder: Path, guard: Guard) -> None:
-        self._folder, self._guard = folder, guard
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the room on the disk, and when the certificate expires."""
-        with suppress(OSError):
-            disk = os.statvfs(self._folder)
-            free = disk.f_bavail * disk.f_frsize
-            yield GaugeMetricFamily("vfl_results_free_bytes", "Room for results and logs.", free)
-        if self._guard.certificate:
-            end, text = self._guard.certificate.end, "When the certificate expires."
-            yield GaugeMetricFamily("vfl_certificate_end_timestamp_seconds", text, end)
 
 
 class Metrics:

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.label_holder.contribution import EXACT, ORDERS, orders, share
 from vfl_flower.label_holder.held_out import background_rows
-from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.models.top_layers import TopModel
+from vfl_flower.tasks.inference.contribution import EXACT, ORDERS, orders, share
+from vfl_flower.tasks.inference.predictor import Predictor
 
 HOLDER = "label holder"
 LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"

@@ -26,21 +26,22 @@ from vfl_flower.config.files import make_folder, told
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import People
 from vfl_flower.data.source import Preparation
-from vfl_flower.label_holder import checkpoint, explanation, told_figures
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.importance import Score
-from vfl_flower.label_holder.predict import UploadCount, counts_uploads, embeddings
-from vfl_flower.label_holder.predictions import labelled
-from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.label_holder.rows_to_predict import (
+from vfl_flower.models.threads import for_each
+from vfl_flower.protocol.privacy.accountant import delta_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference import explanation, told_figures
+from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.predict import UploadCount, counts_uploads, embeddings
+from vfl_flower.tasks.inference.predictions import labelled
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import (
     available_parties,
     rows_to_predict,
     tested,
 )
-from vfl_flower.label_holder.told_figures import FiguresToTell, Noise
-from vfl_flower.models.threads import for_each
-from vfl_flower.protocol.privacy.accountant import delta_of
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import (
     Explained,

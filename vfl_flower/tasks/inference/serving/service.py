@@ -21,15 +21,14 @@ from numpy.typing import NDArray
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.ids import encoded
-from vfl_flower.label_holder.contribution_to_score import ScoredRows
-from vfl_flower.label_holder.predictions import predicted_columns
-from vfl_flower.label_holder.serving.embeddings import Embedded
-from vfl_flower.label_holder.serving.explaining import add_contributions
-from vfl_flower.label_holder.serving.guard import Refusals
-from vfl_flower.label_holder.serving.loaded import Loaded
-from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.new_ids import NewIds
-from vfl_flower.label_holder.serving.requests import (
+from vfl_flower.tasks.inference.contribution_to_score import ScoredRows
+from vfl_flower.tasks.inference.predictions import predicted_columns
+from vfl_flower.tasks.inference.serving.embeddings import Embedded
+from vfl_flower.tasks.inference.serving.explaining import add_contributions
+from vfl_flower.tasks.inference.serving.loaded import Loaded
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.tasks.inference.serving.new_ids import NewIds
+from vfl_flower.tasks.inference.serving.requests import (
     MOST_IDS,
     UNASKED,
     UNKNOWN,
@@ -41,7 +40,8 @@ from vfl_flower.label_holder.serving.requests import (
     UnavailableError,
     refusal_of,
 )
-from vfl_flower.label_holder.serving.turns import Turns, apart
+from vfl_flower.tasks.inference.serving.turns import Turns, apart
+from vfl_flower.transport.http.guard import Refusals
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too

@@ -1,4 +1,4 @@
-"""A party's half of prediction (the other: `vfl_flower.label_holder.predict`)."""
+"""A party's half of prediction (the other: `vfl_flower.tasks.inference.predict`)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import unsealed
-from vfl_flower.label_holder.serving.requests import UnavailableError
 from vfl_flower.records.ledger import Value, opened, today
+from vfl_flower.tasks.inference.serving.requests import UnavailableError
 
 _DAY = "day"  # name in the ledger: the last day
 

@@ -13,15 +13,15 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
-from vfl_flower.label_holder.contribution_to_score import Explainer
 from vfl_flower.label_holder.drift import DriftWatch
-from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.label_holder.rows_to_predict import available_parties, rows_to_predict
-from vfl_flower.label_holder.serving.embeddings import Embeddings
-from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.parties import Parties
-from vfl_flower.label_holder.serving.releases import Releases
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.tasks.inference.contribution_to_score import Explainer
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import available_parties, rows_to_predict
+from vfl_flower.tasks.inference.serving.embeddings import Embeddings
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.releases import Releases
 from vfl_flower.transport.base import Transport
 
 

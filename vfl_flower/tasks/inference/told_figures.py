@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import home
 from vfl_flower.data.ids import People, people_of_rows
-from vfl_flower.label_holder.importance import AUC, SURE, Floats, Outputs, Score
-from vfl_flower.label_holder.rows_to_predict import RowsToPredict
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.protocol.privacy.gaussian import mu_of
 from vfl_flower.protocol.privacy.noise import on_grid
 from vfl_flower.records.ledger import Ledger, content_in_file, opened, today
+from vfl_flower.tasks.inference.importance import AUC, SURE, Floats, Outputs, Score
+from vfl_flower.tasks.inference.rows import RowsToPredict
 
 EPSILON = 1.0
 LEAST, DAYS = 200, 30

@@ -22,8 +22,8 @@ from vfl_flower.alignment.psi import Places
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.row_mask import Alignment
-from vfl_flower.label_holder.rows_to_predict import RowsToPredict
-from vfl_flower.label_holder.serving.records import PartyRecord
+from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.serving.records import PartyRecord
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import OpenSetOrder, SetKept
 from vfl_flower.transport.gather import AvailableParties, gather

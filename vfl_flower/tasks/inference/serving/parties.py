@@ -17,12 +17,19 @@ from flwr.app import Message
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.earlier_run import check_states
-from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.label_holder.rows_to_predict import RowsToPredict
-from vfl_flower.label_holder.serving.joining import Joining
-from vfl_flower.label_holder.serving.metrics import Metrics
-from vfl_flower.label_holder.serving.records import ASKED, DOWN, LATE, LOADING, READY, PartyRecord
-from vfl_flower.label_holder.serving.requests import FAULTY, REFUSED
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.serving.joining import Joining
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.tasks.inference.serving.records import (
+    ASKED,
+    DOWN,
+    LATE,
+    LOADING,
+    READY,
+    PartyRecord,
+)
+from vfl_flower.tasks.inference.serving.requests import FAULTY, REFUSED
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,

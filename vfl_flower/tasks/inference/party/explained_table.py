@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.files import whole
-from vfl_flower.party.features import Feature
+from vfl_flower.tasks.inference.party.features import Feature
 from vfl_flower.transport.explain_messages import FiguresOrder
 
 _SHOWN = 30  # features in the picture

@@ -1,4 +1,4 @@
-"""A party's half of an explanation (the other: `vfl_flower.label_holder.explain`).
+"""A party's half of an explanation (the other: `vfl_flower.tasks.inference.explain`).
 
 The party permutes one feature of the rows at a time, and uploads embeddings. Its permutations and
 the order of its features are random, and nobody else learns them. At the end the label holder tells
@@ -26,16 +26,17 @@ from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.models.column_change import ColumnChange
-from vfl_flower.party import builder, explained_table, state, state_file
-from vfl_flower.party.explained_people import claimed, people_of
-from vfl_flower.party.features import Feature, features_of
+from vfl_flower.party import builder, state, state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party
-from vfl_flower.party.predict import new_rows
 from vfl_flower.party.refusals import check_task
 from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import secret_generator
+from vfl_flower.tasks.inference.party import explained_table
+from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
+from vfl_flower.tasks.inference.party.features import Feature, features_of
+from vfl_flower.tasks.inference.party.predict import new_rows
 from vfl_flower.transport.explain_messages import (
     MOST_FEATURES,
     Explained,

@@ -1,4 +1,4 @@
-"""A party's half of the online service (the other: `vfl_flower.label_holder.serving`).
+"""A party's half of the online service (the other: `vfl_flower.tasks.inference.serving`).
 
 The party loads its model and its rows once (`load`), and then embeds some rows for each request
 (`score`). It knows a row by its id. So its file may change while it serves: the party reads the

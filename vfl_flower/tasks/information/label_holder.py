@@ -36,11 +36,11 @@ from vfl_flower.data.evidence_files import ColumnEvidence, note_of, value_of, wr
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.raw_columns import own_columns
 from vfl_flower.data.tables import Table
-from vfl_flower.label_holder.exact_sums import Shown
 from vfl_flower.label_holder.results import INFORMATION, in_use
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.labels import DrawAccountant
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.information.exact_sums import Shown
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     ColumnBins,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.label_holder.contribution_to_score import Explainer, ScoredRows
-from vfl_flower.label_holder.serving.requests import Score, UnavailableError
-from vfl_flower.label_holder.serving.turns import Turns
+from vfl_flower.tasks.inference.contribution_to_score import Explainer, ScoredRows
+from vfl_flower.tasks.inference.serving.requests import Score, UnavailableError
+from vfl_flower.tasks.inference.serving.turns import Turns
 
 log = logging.getLogger("flwr")
 

@@ -31,7 +31,11 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.coverage import coverage
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.earlier_run import check_states
-from vfl_flower.label_holder.predictions import (
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal, refused, second_count
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.tasks.inference.predictions import (
     frame_of,
     in_words,
     labelled,
@@ -39,16 +43,12 @@ from vfl_flower.label_holder.predictions import (
     reached,
     write,
 )
-from vfl_flower.label_holder.predictor import Predictor
-from vfl_flower.label_holder.rows_to_predict import (
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import (
     RowsToPredict,
     available_parties,
     rows_to_predict,
 )
-from vfl_flower.protocol import estimators
-from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal, refused, second_count
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
