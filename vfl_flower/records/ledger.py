@@ -238,6 +238,8 @@ def _make(path: Path, earlier: Reader) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(f"{_SCHEMA} BEGIN")
         ledger._save(connection)
+        # A process may have been killed before the owner deleted its ledger.
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
         with whole(path) as file:
             file.write(connection.serialize())
 
