@@ -213,7 +213,7 @@ def test_a_folder_that_cannot_be_written_counts_nothing(tmp_path: Path) -> None:
     assert number_in(tmp_path / "n") == 1
 
 
-# --- files of the earlier version -----------------------------------------------------------------------
+# --- files of the earlier version -----------------------------------------------------------------
 
 
 @pytest.fixture
