@@ -31,14 +31,6 @@ NO_VALIDATION = (
     'validation-fraction, as in -c "validation-fraction=0.2".'
 )
 
-SECOND: dict[str, tuple[tuple[str, ...], str, float]] = {
-    "bytes": (("bytes_up", "bytes_down"), "megabytes, up and down", 1e-6),
-    "exchanges": (("exchanges",), "exchanges", 1),
-    "epsilon": (("epsilon",), "epsilon", 1),
-    "virtual-seconds": (("virtual_seconds",), "virtual seconds", 1),
-}
-"""Second objective of a sweep -> (figures of a summary to add up, name, factor to the unit)."""
-
 GUARANTEE = {
     "protects": "epsilon_protects",
     "relation": "epsilon_relation",

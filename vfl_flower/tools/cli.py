@@ -228,8 +228,6 @@ def _sweep(
     parties: options.Parties = None,
     seeds: options.Seeds = 1,
     jobs: options.Jobs = 0,
-    engine: options.SweepEngine = "local",
-    second: options.Second = "",
     out: options.Out = "",
     quiet: options.Quiet = False,
 ) -> None:
@@ -241,16 +239,14 @@ def _sweep(
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.tools.sweep import sweep
     from vfl_flower.tools.sweep.results import table
-    from vfl_flower.tools.sweep.workers import workers_on
 
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     if "strategy" in keys:
         raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
     keys = {"strategy": system, **keys}
-    workers = workers_on(engine, jobs)
-    more: dict[str, Any] = {"node_configs": node_configs, "seeds": seeds, "second": second}
+    more: dict[str, Any] = {"node_configs": node_configs, "seeds": seeds, "jobs": jobs}
     with terminating(), shown(not quiet):
-        folder = sweep(number, keys, search, trials, workers, **more)
+        folder = sweep(number, keys, search, trials, **more)
     print(table(folder))
     print(f"results: {folder}")
 
