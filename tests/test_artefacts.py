@@ -35,7 +35,6 @@ from tests.serving import served
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed, whole
-from vfl_flower.label_holder import results
 from vfl_flower.tools.report import report
 from vfl_flower.transport.wire import Call
 
@@ -48,7 +47,6 @@ AGAIN, ANEW = ["query.recall"], ["query.align", "query.common", "query.confirm"]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which archives are unpacked, and runs go on."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     with inside(tmp_path):
         yield tmp_path
 

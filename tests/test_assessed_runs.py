@@ -18,7 +18,7 @@ from tests.conftest import nightly, trained
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder import predict as label_holder_predict
 from vfl_flower.label_holder.assessment import threshold, two_classes
 from vfl_flower.label_holder.predictions import in_words
@@ -35,7 +35,6 @@ NAMES |= {"recall", "f1", "flagged"}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
 
 

@@ -23,7 +23,7 @@ from vfl_flower.config import by_person
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.files import unsealed
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint, explanation, results, told_figures
+from vfl_flower.label_holder import checkpoint, explanation, told_figures
 from vfl_flower.label_holder import explain as at_label_holder
 from vfl_flower.label_holder.importance import Score
 from vfl_flower.label_holder.predict import embeddings
@@ -47,7 +47,6 @@ FEW = {**SHORT, "epochs": 6, "noise-seed": 0}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
     monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))

@@ -258,7 +258,6 @@ def test_compare_and_alone_go_by_r2(diabetes: dict[str, Any], tmp_path: Path) ->
     assert table(folder).splitlines()[0].split()[:3] == ["run", "test", "R²"]
     alone = figures["local-only"]
     assert alone["test_r2"] == alone["test_r2_of_party"][str(alone["best_party"])]
-    assert (folder / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder import checkpoint, progress, results, rows_to_predict
+from vfl_flower.label_holder import checkpoint, progress, rows_to_predict
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.label_holder.run_metrics import RunMetrics
@@ -283,7 +283,6 @@ def test_no_figure_of_predictions_counts_a_person_whose_label_noise_protects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], recognised: bool
 ) -> None:
     """In the run's file, or in one with the same people in another order, and others."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     table = small()
     organisations = cut(tmp_path, table[:-10], known=1.0)

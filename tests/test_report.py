@@ -19,7 +19,7 @@ import vfl_flower.tools.report
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.label_holder import charts
-from vfl_flower.label_holder.charts import COLOURS, Line, draw_curves, draw_frontier
+from vfl_flower.label_holder.charts import COLOURS
 from vfl_flower.label_holder.figures import tabulated
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
@@ -315,25 +315,6 @@ def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool
     assert _level(page, chart) == pytest.approx(page.points(chart)[0][2][1], abs=0.1)
 
 
-def test_a_picture_s_level_is_the_figure_of_the_restored_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = read([validated(tmp_path / "a", [0.5, 0.2, 0.6], scale=0)])[0].history
-    drawn: list[Line] = []
-    take = charts.chart
-
-    def chart(axes: Any, lines: Any, *labels: Any) -> Any:
-        drawn.extend(lines)
-        return take(axes, lines, *labels)
-
-    monkeypatch.setattr(charts, "chart", chart)
-    draw_curves({"frozen": history}, tmp_path / "curves.png")
-    assert {line.level for line in drawn} == {history[1]["test_accuracy"]}
-    drawn.clear()
-    draw_curves({"frozen": history}, tmp_path / "curves.png", {"frozen": 0.7})  # a mean over seeds
-    assert {line.level for line in drawn} == {0.7}
-
-
 def test_a_comparison_shows_curves_a_shaded_table_and_the_frontier_first(tmp_path: Path) -> None:
     for name, scale in (("small", 1), ("large", 100)):
         validated(tmp_path / name, [0.5, 0.3 / scale], strategy=name, scale=scale, best_epoch=2)
@@ -437,15 +418,6 @@ def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None
     }
     page = Page(report([left(tmp_path / "a", **texts)]))
     assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
-
-
-def test_a_run_s_name_is_no_formula_in_pictures(tmp_path: Path) -> None:
-    history = read([left(tmp_path / "a")])[0].history
-    histories = {HOSTILE: history, "_$\\frac{": history, "\ud800": history}
-    histories |= dict.fromkeys(("$\\frac$", "$x_$", "a$b$c$", "\\$\\$", "$" * 99), history)
-    draw_curves(histories, tmp_path / "curves.png", {"$^$": 0.9})
-    draw_frontier(histories, tmp_path / "frontier.png", 0.9)
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "frontier.png"))
 
 
 def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:

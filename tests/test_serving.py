@@ -39,7 +39,6 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.files import unsealed
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
-from vfl_flower.label_holder import results
 from vfl_flower.label_holder.serving import guard, joining, web
 from vfl_flower.label_holder.serving import listening as listening_module
 from vfl_flower.label_holder.serving import serve as serve_module
@@ -63,9 +62,8 @@ SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """Two parties and a label holder with columns; "run" needs both parties, "any" does not."""
     organisations = cut(tmp_path_factory.mktemp("served"), cancer(columns=9, rows=260), own=3)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
-        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    organisations.run("run", SHORT)
+    organisations.run("any", {**SHORT, "subsets": "sampled"})
     return organisations
 
 
@@ -184,9 +182,8 @@ def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisa
     everyone = read(organisations.labels)
     write(everyone, tmp_path / "everyone.csv")
     write(everyone[:160], organisations.labels)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
-        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    organisations.run("run", SHORT)
+    organisations.run("any", {**SHORT, "subsets": "sampled"})
     return organisations, everyone[ID][160:].tolist()
 
 

@@ -12,11 +12,9 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from tests.test_report import Page
 from tests.test_sweep import Crew, KilledError, swept
-from vfl_flower.label_holder import results as folders
 from vfl_flower.label_holder.figures import headline
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.privacy.together import Claim, in_words, of_several, together
-from vfl_flower.tools import seeds
 from vfl_flower.tools.audit_canary import _bound
 from vfl_flower.tools.report import report
 from vfl_flower.tools.seeds import mean, repeated
@@ -109,15 +107,8 @@ def test_a_summary_that_claims_nothing_is_in_no_sum(summary: dict[str, Any]) -> 
 # --- what is printed ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no curves, which takes half of the time."""
-    monkeypatch.setattr(folders, "draw_curves", lambda *_: None)
-    monkeypatch.setattr(seeds, "draw_curves", lambda *_: None)
-
-
 @pytest.mark.nightly
-def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path, quick: None) -> None:
+def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     keys = {**QUICK, "strategy": "dpzv", "delta": DELTA}
     runs = repeated(run_local, 2, keys, (), 3, tmp_path / "out")
     each = [Finished(runs.folder / f"seed-{seed}").summary for seed in range(3)]
@@ -137,7 +128,7 @@ def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path, quick: None) -> Non
 
 
 def test_seeds_of_noise_on_labels_print_what_one_run_prints(
-    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     keys = {**QUICK, "privacy": "labels", "epsilon": 1.0}

@@ -195,13 +195,13 @@ def _compare(
     seeds: options.Seeds = 1,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare systems and the baselines on one data set, in a table and two pictures.
+    """Compare systems and the baselines on one data set, in a table.
 
     RUN is a system, or in quotes a system and its own options. A title may
     precede them: "small steps: cascaded party-lr=0.01".
 
     All runs are in this process. The baselines frozen, local-only and
-    centralised stand beside the systems.
+    centralised stand beside the systems. `vfl report` draws the curves.
     """
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.tools.compare import compare, compared, table
