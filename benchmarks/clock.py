@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
 from benchmarks.common import mnist_of, parser, quiet_run, report
-from vfl_flower.label_holder.charts import Line, chart
+from vfl_flower.results.charts import Line, chart
 
 PARTIES = 7
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -35,7 +35,7 @@ from tests.serving import served
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed, whole
-from vfl_flower.tools.report import report
+from vfl_flower.results.report import report
 from vfl_flower.transport.wire import Call
 
 THEN: dict[str, Any] = json.loads(EXPECTED.read_text())

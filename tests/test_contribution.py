@@ -27,8 +27,8 @@ from vfl_flower.label_holder.contribution import (
     contribution,
 )
 from vfl_flower.launch.engines import run_local
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.subsets import worth
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.subsets import worth
 
 KEYS: dict[str, Any] = {
     **{"strategy": "vafl", "align": "any", "epochs": 10, "noise-seed": 0},

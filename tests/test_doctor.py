@@ -21,8 +21,8 @@ from tests.doctored import HOST, PORTS, dated, found, keys, quick, write_key
 from tests.organisations import contents
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_sealed
-from vfl_flower.label_holder import figures
 from vfl_flower.launch.processes import reserved_port
+from vfl_flower.results import figures
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.doctor import folders, machine, network
 from vfl_flower.tools.doctor.examine import examine, role_of

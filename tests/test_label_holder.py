@@ -33,7 +33,6 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.labels import Labels, class_weights
 from vfl_flower.label_holder import label_holder
-from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.table import Table, WindowTable
 from vfl_flower.launch import engines as engines
@@ -47,6 +46,7 @@ from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.protocol.uploads import Arrival, Reading
+from vfl_flower.results.figures import headline
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table

@@ -19,10 +19,10 @@ from sklearn.datasets import load_breast_cancer
 import vfl_flower
 from tests.assessed import assessed
 from tests.conftest import Start
-from vfl_flower.label_holder.card_limits import limits
-from vfl_flower.label_holder.card_page import Facts, Part, Points, markdown
-from vfl_flower.label_holder.card_privacy import paragraph
-from vfl_flower.label_holder.model_card import FILES, card, write_card
+from vfl_flower.results.card_limits import limits
+from vfl_flower.results.card_page import Facts, Part, Points, markdown
+from vfl_flower.results.card_privacy import paragraph
+from vfl_flower.results.model_card import FILES, card, write_card
 
 pytestmark = pytest.mark.xdist_group("model_card")  # its tests share a trained model
 

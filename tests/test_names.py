@@ -21,8 +21,8 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.memory import listed
 from vfl_flower.label_holder import checkpoint, explanation
 from vfl_flower.label_holder.contribution import contribution
+from vfl_flower.results.report import report
 from vfl_flower.tools import information
-from vfl_flower.tools.report import report
 from vfl_flower.transport import wire
 from vfl_flower.transport.messages import DescribeOrder, Introduction
 

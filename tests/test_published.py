@@ -45,7 +45,7 @@ from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.privacy.scalars import NoisyScalars
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.report import report
+from vfl_flower.results.report import report
 from vfl_flower.transport.local import LocalGrid
 
 ROWS, PARTIES = 120, 2

@@ -15,24 +15,24 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-import vfl_flower.tools.report
+import vfl_flower.results.report
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder import charts
-from vfl_flower.label_holder.charts import COLOURS
-from vfl_flower.label_holder.figures import tabulated
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results import charts
+from vfl_flower.results.charts import COLOURS
+from vfl_flower.results.figures import tabulated
+from vfl_flower.results.report import report, write_report
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.sections import _shaded
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import table as compared
-from vfl_flower.tools.report import report, write_report
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.sections import _shaded
 from vfl_flower.transport.local import delay_seconds
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-REPORT = Path(vfl_flower.tools.report.__file__).parent
+REPORT = Path(vfl_flower.results.report.__file__).parent
 QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 
 

@@ -17,8 +17,8 @@ from tests.assessed import assessed, segmented
 from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left
 from tests.test_seeds import bands
 from vfl_flower import run_local
-from vfl_flower.label_holder.model_card import FILES, write_card
-from vfl_flower.tools.report import report, write_report
+from vfl_flower.results.model_card import FILES, write_card
+from vfl_flower.results.report import report, write_report
 
 pytestmark = pytest.mark.xdist_group("report_assessment")  # its tests share a trained model
 

@@ -18,7 +18,7 @@ import vfl_flower
 from strategies.history import RESULTS
 from vfl_flower.config.node_rules import _OTHERS, OWN_TRAINING, RULES
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder.summary_fields import HISTORY, described, fields_of
+from vfl_flower.results.summary_fields import HISTORY, described, fields_of
 from vfl_flower.tools.seeds import repeated
 
 ROOT = Path(__file__).parent.parent

@@ -26,10 +26,10 @@ from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS, pairs
 from vfl_flower.label_holder.earlier_run import configured
-from vfl_flower.label_holder.figures import chosen_by
+from vfl_flower.results.figures import chosen_by
+from vfl_flower.results.report import report
 from vfl_flower.tools import sweep as sweeping
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.report import report
 from vfl_flower.tools.sweep import results, sweep, trial
 from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
 from vfl_flower.tools.sweep.study import Study

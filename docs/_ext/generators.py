@@ -373,7 +373,7 @@ def _arrays(page: Path, archive: str, pattern: str) -> str:
 
 def _summary(page: Path) -> str:
     """Return every field of summary.json."""
-    from vfl_flower.label_holder.summary_fields import FIELDS
+    from vfl_flower.results.summary_fields import FIELDS
 
     parts = []
     for title, group in FIELDS.items():
@@ -384,7 +384,7 @@ def _summary(page: Path) -> str:
 
 def _history(page: Path) -> str:
     """Return the fields of an entry of history.jsonl."""
-    from vfl_flower.label_holder.summary_fields import HISTORY, described
+    from vfl_flower.results.summary_fields import HISTORY, described
 
     own = {"epoch": ("number", "Epochs done, on average over the parties.")}
     rows = []

@@ -28,7 +28,6 @@ from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.coverage import coverage
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.predictions import (
@@ -49,6 +48,7 @@ from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal, refused, second_count
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.results.coverage import coverage
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder

@@ -22,7 +22,7 @@ from typing import Any
 
 from vfl_flower.config import logs
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import in_brief, in_notebook, reached, validated
+from vfl_flower.results.figures import in_brief, in_notebook, reached, validated
 
 notice = logging.getLogger("flwr.notice")
 

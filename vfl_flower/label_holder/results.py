@@ -18,9 +18,9 @@ from vfl_flower.config.files import append, locked, make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import headline
-from vfl_flower.label_holder.model_card import write_card
 from vfl_flower.protocol.privacy.journal import has_events
+from vfl_flower.results.figures import headline
+from vfl_flower.results.model_card import write_card
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")

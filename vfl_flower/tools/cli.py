@@ -63,7 +63,7 @@ def _demo(engine: options.EngineName = "local") -> None:
     """
     from vfl_flower.label_holder.results import results_folder
     from vfl_flower.protocol.systems import resolve
-    from vfl_flower.tools.report import write_report
+    from vfl_flower.results.report import write_report
 
     folder = results_folder(resolve({}))
     _run(engine=engine, parties=4, out=str(folder))
@@ -89,9 +89,9 @@ def _run(
     from vfl_flower.config.plugins import ENGINES
     from vfl_flower.data.survey import surveyed
     from vfl_flower.label_holder import checkpoint, earlier_run
-    from vfl_flower.label_holder.figures import headline, wrapped
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.label_holder.results import results_folder
+    from vfl_flower.results.figures import headline, wrapped
     from vfl_flower.tools.seeds import repeated, table
 
     start = ENGINES.load(engine)
@@ -293,9 +293,9 @@ def _audit(
     run as configured. If the run claims an epsilon, a game with canaries
     tries to refute it: the epsilon that it shows must not exceed the claim.
     """
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.sections import audits
     from vfl_flower.tools.audit import audit
-    from vfl_flower.tools.report.read import read
-    from vfl_flower.tools.report.sections import audits
 
     number, keys, _ = options.given(run_config, None, parties, out)
     options.name_system(keys, strategy)
@@ -320,7 +320,7 @@ def _report(
     nothing, and it replaces an earlier report. With --watch, the page is served
     at an address of this machine until Ctrl-C, and follows the runs.
     """
-    from vfl_flower.tools.report import write_report
+    from vfl_flower.results.report import write_report
     from vfl_flower.tools.watch import watch as serve
 
     folders = [each.expanduser() for each in runs]
@@ -345,8 +345,8 @@ def _contribution(
     anything. RUN/contribution.json keeps the values for the report.
     """
     from vfl_flower.label_holder.contribution import contribution
-    from vfl_flower.tools.report.read import read
-    from vfl_flower.tools.report.subsets import worth
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.subsets import worth
 
     contribution(run.expanduser(), metric)
     if found := worth(read([run.expanduser()])):

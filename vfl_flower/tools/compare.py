@@ -19,7 +19,6 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.earlier_run import check_noise, without_noise
-from vfl_flower.label_holder.figures import main_metric, wrapped
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free, results_folder
 from vfl_flower.launch.engines import Finished, run_local
@@ -27,8 +26,9 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.report.read import folder_of, number, read
-from vfl_flower.tools.report.sections import comparison, privacy
+from vfl_flower.results.figures import main_metric, wrapped
+from vfl_flower.results.report.read import folder_of, number, read
+from vfl_flower.results.report.sections import comparison, privacy
 from vfl_flower.tools.seeds import mean, repeated
 
 _OF_SYSTEMS = (

@@ -23,8 +23,8 @@ from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.sections import comparison
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.sections import comparison
 
 _NAMES = ("party", "best_party")  # numbers that are names
 _OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures of all runs together

@@ -19,7 +19,7 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.tools.report import encoded, policy, report, waiting
+from vfl_flower.results.report import encoded, policy, report, waiting
 
 _ADDRESS = "127.0.0.1"
 _NAMES = (_ADDRESS, "localhost")  # hosts that a browser here, or behind a tunnel, names

@@ -24,13 +24,13 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder.figures import NO_VALIDATION, VALIDATED
 from vfl_flower.label_holder.progress import clock, say
 from vfl_flower.label_holder.results import in_use
 from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.launch.engines import prepare, run_local
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import FEW, sized
+from vfl_flower.results.figures import NO_VALIDATION, VALIDATED
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
 from vfl_flower.tools.sweep.study import Study

@@ -23,9 +23,9 @@ import torch
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_folder, write_whole
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import chosen_by
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.privacy.together import Claim
+from vfl_flower.results.figures import chosen_by
 from vfl_flower.tools.seeds import repeated
 from vfl_flower.tools.sweep.search import of_trial, search_of
 from vfl_flower.tools.sweep.study import Study

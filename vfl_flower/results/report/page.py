@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vfl_flower.label_holder.figures import TRANSPORTS
-from vfl_flower.tools.report.assessment import assessment
-from vfl_flower.tools.report.curves import curves, frontier
-from vfl_flower.tools.report.features import drift, importance, information
-from vfl_flower.tools.report.parts import Section, Table, counted, shown, shown_of
-from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, text
-from vfl_flower.tools.report.sections import (
+from vfl_flower.results.figures import TRANSPORTS
+from vfl_flower.results.report.assessment import assessment
+from vfl_flower.results.report.curves import curves, frontier
+from vfl_flower.results.report.features import drift, importance, information
+from vfl_flower.results.report.parts import Section, Table, counted, shown, shown_of
+from vfl_flower.results.report.read import MEASURES, NOTHING, Shown, number, text
+from vfl_flower.results.report.sections import (
     audits,
     by_party,
     comparison,
@@ -21,8 +21,8 @@ from vfl_flower.tools.report.sections import (
     settings,
     versions,
 )
-from vfl_flower.tools.report.segments import segments
-from vfl_flower.tools.report.subsets import people, subsets, worth
+from vfl_flower.results.report.segments import segments
+from vfl_flower.results.report.subsets import people, subsets, worth
 
 _ENGINES = {"local": "in one process", "ray": "on Ray", "supernodes": "on SuperNodes"}
 _SCHEDULES = {"sync": "synchronous", "async": "asynchronous", "t-sync": "t-synchronous"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.label_holder.charts import Line
-from vfl_flower.label_holder.figures import VALIDATED
-from vfl_flower.tools.report.curves import drawn
-from vfl_flower.tools.report.page import Banner
-from vfl_flower.tools.report.parts import (
+from vfl_flower.results.charts import Line
+from vfl_flower.results.figures import VALIDATED
+from vfl_flower.results.report.curves import drawn
+from vfl_flower.results.report.page import Banner
+from vfl_flower.results.report.parts import (
     Bar,
     Cell,
     Row,
@@ -21,7 +21,7 @@ from vfl_flower.tools.report.parts import (
     shown,
     shown_of,
 )
-from vfl_flower.tools.report.read import NOTHING, json_of, mapping, mappings, number, text
+from vfl_flower.results.report.read import NOTHING, json_of, mapping, mappings, number, text
 
 FILE = "sweep.json"
 _STATES = {"finished": "finished", "stopped": "stopped early", "failed": "failed"}

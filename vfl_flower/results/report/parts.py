@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from markupsafe import Markup
 
-from vfl_flower.label_holder.figures import tabulated, wrapped
-from vfl_flower.tools.report.read import NOTHING, number
+from vfl_flower.results.figures import tabulated, wrapped
+from vfl_flower.results.report.read import NOTHING, number
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from markupsafe import Markup
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_whole
-from vfl_flower.tools.report.page import Banner, page
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.sweep import FILE, Swept
+from vfl_flower.results.report.page import Banner, page
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.sweep import FILE, Swept
 
 _HERE = Path(__file__).parent
 

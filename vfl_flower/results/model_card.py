@@ -12,11 +12,11 @@ from typing import Any
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.names import called
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder import card_limits, card_privacy
-from vfl_flower.label_holder.card_page import Facts, Part, Points, html, markdown
-from vfl_flower.label_holder.coverage import lines
-from vfl_flower.label_holder.figures import ASSESSED, chosen, data_called, form_of, percent
 from vfl_flower.protocol.system import BY_ROWS, load_system
+from vfl_flower.results import card_limits, card_privacy
+from vfl_flower.results.card_page import Facts, Part, Points, html, markdown
+from vfl_flower.results.coverage import lines
+from vfl_flower.results.figures import ASSESSED, chosen, data_called, form_of, percent
 
 FILES = "model_card.md", "model_card.html"
 

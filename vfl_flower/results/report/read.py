@@ -18,8 +18,8 @@ from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import from_json, in_words
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.label_holder.figures import data_called
 from vfl_flower.protocol.system import System, load_system
+from vfl_flower.results.figures import data_called
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 """Measures of a run -> their names on the page."""

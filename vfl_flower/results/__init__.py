@@ -1,0 +1,1 @@
+"""What is shown of runs: figures, charts, model cards and reports, from the files of a run."""
