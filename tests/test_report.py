@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
@@ -21,10 +22,10 @@ from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results import charts
 from vfl_flower.results.charts import COLOURS
-from vfl_flower.results.figures import tabulated
 from vfl_flower.results.report import report, write_report
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.sections import _shaded
+from vfl_flower.results.terminal import tabulated
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import table as compared
 from vfl_flower.transport.local import delay_seconds
@@ -32,7 +33,9 @@ from vfl_flower.transport.local import delay_seconds
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-REPORT = Path(vfl_flower.results.report.__file__).parent
+STYLE = tomllib.loads((Path(vfl_flower.results.__file__).parent / "layout.toml").read_text())[
+    "style"
+]
 QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 
 
@@ -564,7 +567,7 @@ def _content(cell: ElementTree.Element) -> str:
 
 
 def test_the_page_and_the_pictures_have_the_same_colours() -> None:
-    light = (REPORT / "style.css").read_text().partition("@media")[0]
+    light = STYLE.partition("@media")[0]
     assert tuple(re.findall(r"--s\d: (#\w{6});", light)) == COLOURS
 
 

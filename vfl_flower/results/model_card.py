@@ -5,7 +5,7 @@ It is made from ``summary.json`` alone, and holds no name of a party's column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,17 @@ from vfl_flower.config.names import called
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.system import BY_ROWS, load_system
 from vfl_flower.results import card_limits, card_privacy
-from vfl_flower.results.card_page import Facts, Part, Points, html, markdown
 from vfl_flower.results.coverage import lines
 from vfl_flower.results.figures import ASSESSED, chosen, data_called, form_of, percent
+from vfl_flower.results.html import html
+from vfl_flower.results.page import Page, Section, Table, markdown
 
 FILES = "model_card.md", "model_card.html"
 
+_ABOUT = (
+    "This card describes a model that a label holder and several parties trained together. The "
+    "program wrote it when the run ended. Dates are in UTC."
+)
 _AROUND = "out", "resume"  # options that name folders
 _BARE = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "r2": "R²", "rmse": "RMSE"}
 _MAIN = "auc", "macro_auc", "accuracy", "rmse"  # the first of a segment is in the card
@@ -34,27 +39,27 @@ def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
     VflError
         If a file cannot be written.
     """
-    title = f"Model card: {summary['strategy']} on {_dataset(summary)}"
-    parts = card(summary)
-    for name, laid_out in zip(FILES, (markdown, html), strict=True):
-        content = laid_out(title, parts).encode(errors="replace")
-        write_whole(folder / name, content, synced=False)  # summary.json has it all
+    page = card(summary)
+    for name, content in zip(FILES, (markdown(page), html(page)), strict=True):
+        encoded = content.encode(errors="replace")
+        write_whole(folder / name, encoded, synced=False)  # summary.json has it all
 
 
-def card(summary: Mapping[str, Any]) -> list[Part]:
-    """Return the parts of the card of a run with this ``summary.json``."""
-    parts = [
+def card(summary: Mapping[str, Any]) -> Page:
+    """Return the card of a run with this ``summary.json``."""
+    limits = [("", each) for each in card_limits.limits(summary)]
+    sections = [
         _training(summary),
         _data(summary),
         _parties(summary),
         _figures(summary),
         _segments(summary),
-        Part("Privacy", [card_privacy.paragraph(summary)]),
-        Part("Limits", [Points(card_limits.limits(summary))]),
+        Section("Privacy", notes=[("", card_privacy.paragraph(summary))]),
+        Section("Limits", notes=limits),
         _options(summary),
         _code(summary),
     ]
-    return [each for each in parts if each.blocks]
+    return Page(f"Model card: {summary['strategy']} on {_dataset(summary)}", sections)
 
 
 def _dataset(summary: Mapping[str, Any]) -> str:
@@ -62,29 +67,32 @@ def _dataset(summary: Mapping[str, Any]) -> str:
     return data_called(str(summary["dataset"]), parties, sum(summary["data"]["rows"].values()))
 
 
+def _items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")) -> Table:
+    """Return a table whose columns are all texts."""
+    return Table(head, [rows], len(head))
+
+
 # --- how the model came to be --------------------------------------------------------------------
 
 
-def _training(summary: Mapping[str, Any]) -> Part:
-    kept = f"{summary['epochs']:g} of {summary['config']['epochs']}"
+def _training(summary: Mapping[str, Any]) -> Section:
     best = summary.get("best_epoch")
+    which = (
+        "of the last epoch"
+        if best is None
+        else f"of epoch {best:g}, which has the least validation loss"
+    )
     rows = [
         ["system", f"{summary['strategy']}: {load_system(summary['strategy']).about}"],
         ["began", summary["began"]],
         ["ended", summary["ended"]],
-        ["epochs", kept],
-        ["model kept", "of the last epoch" if best is None else f"of epoch {best:g}"],
+        ["epochs", f"{summary['epochs']:g} of {summary['config']['epochs']}"],
+        ["model kept", which],
     ]
-    if best is not None:
-        rows[-1][1] += ", which has the least validation loss"
-    said = (
-        "This card describes a model that a label holder and several parties trained together. The "
-        "program wrote it when the run ended. Dates are in UTC."
-    )
-    return Part("Training", [said, Facts(["item", "value"], rows, 2)])
+    return Section("Training", [_items(rows)], [("", _ABOUT)])
 
 
-def _data(summary: Mapping[str, Any]) -> Part:
+def _data(summary: Mapping[str, Any]) -> Section:
     of, config = summary["data"], summary["config"]
     rows = [["data set", _dataset(summary)]]
     if str(summary["dataset"]).startswith(_NAMED):
@@ -94,69 +102,69 @@ def _data(summary: Mapping[str, Any]) -> Part:
         names = {str(each["party"]): called(each) for each in summary["by_party"]}
         rows += [[f"people {what}", f"{count:,}"] for what, count in lines(covered, names)]
     rows.append(["digest of all ids, SHA-256", of["ids"]])
-    blocks: list[str | Facts | Points] = [Facts(["item", "value"], rows, 2)]
     if of["classes"]:
-        blocks.append(_classes(summary))
-    elif of["label_mean"] is not None:
-        mean, deviation = of["label_mean"], of["label_deviation"]
-        blocks.append(
-            f"The labels are numbers, of mean {mean:.4g} and standard deviation {deviation:.4g} in "
-            "the training rows."
+        return Section("Data", [_items(rows), _classes(summary)])
+    if of["label_mean"] is not None:
+        said = (
+            f"The labels are numbers, of mean {of['label_mean']:.4g} and standard deviation "
+            f"{of['label_deviation']:.4g} in the training rows."
         )
     else:
-        blocks.append(f"The labels are numbers in the range {config['label-range']}.")
-    return Part("Data", blocks)
+        said = f"The labels are numbers in the range {config['label-range']}."
+    return Section("Data", [_items(rows)], [("", said)])
 
 
-def _classes(summary: Mapping[str, Any]) -> Facts:
+def _classes(summary: Mapping[str, Any]) -> Table:
     of = summary["data"]
     names, shares = [str(each) for each in of["classes"]], of["class_shares"]
     if shares is None:
-        return Facts(["class"], [[each] for each in names])
+        return _items([[each] for each in names], ["class"])
     noisy = summary["config"]["privacy"] == "labels"
     head = ["class", "share of training rows" + (", estimated from noisy labels" * noisy)]
-    return Facts(head, [[name, percent(s)] for name, s in zip(names, shares, strict=True)])
+    return Table(head, [[[name, percent(s)] for name, s in zip(names, shares, strict=True)]])
 
 
-def _parties(summary: Mapping[str, Any]) -> Part:
+def _parties(summary: Mapping[str, Any]) -> Section:
     rows = [["label holder", str(summary["data"]["own_columns"]), ""]]
     rows += [
         [called(each), str(each["columns"]), str(each["embedding_size"])]
         for each in summary["by_party"]
     ]
     said = "The label holder does not know the names of the parties' columns."
-    return Part("Parties", [Facts(["participant", "columns", "embedding size"], rows), said])
+    return Section(
+        "Parties", [Table(["participant", "columns", "embedding size"], [rows])], [("", said)]
+    )
 
 
 # --- how good it is ------------------------------------------------------------------------------
 
 
-def _figures(summary: Mapping[str, Any]) -> Part:
+def _figures(summary: Mapping[str, Any]) -> Section:
     repeated = summary["data"]["tested_on_training_rows"]
     title = "Figures on training rows" if repeated else "Figures on test rows"
     found = summary.get("assessment") or {}
-    figures = found.get("figures", {})
     if card_privacy.covers_figures(summary):
         said = (
             "There are none: no rows were held out for testing, and figures of training rows would "
             "follow from labels that the noise protects."
         )
-        return Part(title, [said])
-    if not figures:
+        return Section(title, notes=[("", said)])
+    if not (figures := found.get("figures", {})):
         known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
         bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]
-        return Part(title, [Facts(["figure", "value"], bare)])
-    table = [[_named(key), *_estimate(key, each)] for key, each in figures.items()]
-    blocks: list[str | Facts | Points] = [Facts(["figure", "value", "95 % interval"], table)]
-    blocks += _said(summary, found)
+        return Section(title, [Table(["figure", "value"], [bare])])
+    rows = [[_named(key), *_estimate(key, each)] for key, each in figures.items()]
+    tables, more = [Table(["figure", "value", "95 % interval"], [rows])], {}
     if confusion := found.get("confusion"):
         names = [str(each) for each in confusion["classes"]]
-        head = ["true class", *(f"predicted {name}" for name in names)]
         counts = zip(names, confusion["counts"] or [], strict=False)
         cells = [[name, *(f"{count:,}" for count in line)] for name, line in counts]
-        folded = "Confusion matrix" if len(names) > 5 else ""
-        blocks += [Facts(head, cells, folded=folded)] if cells else []
-    return Part(title, blocks)
+        matrix = Table(["true class", *(f"predicted {name}" for name in names)], [cells])
+        if len(names) > 5:
+            more["Confusion matrix"] = matrix
+        else:
+            tables.append(matrix)
+    return Section(title, tables, [("", each) for each in _said(summary, found)], more=more)
 
 
 def _said(summary: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
@@ -188,8 +196,8 @@ def _estimate(figure: str, of: Mapping[str, float]) -> tuple[str, str]:
     return f"{of['value']:{form}}", f"{of['low']:{form}} to {of['high']:{form}}"
 
 
-def _segments(summary: Mapping[str, Any]) -> Part:
-    blocks: list[str | Facts | Points] = []
+def _segments(summary: Mapping[str, Any]) -> Section:
+    tables, notes = [], []
     for column, of in ((summary.get("assessment") or {}).get("segments") or {}).items():
         key = next((k for k in _MAIN if any(k in each for each in of["figures"].values())), "")
         rows = [
@@ -197,15 +205,15 @@ def _segments(summary: Mapping[str, Any]) -> Part:
             for name, figures in of["figures"].items()
             if key in figures
         ]
-        if rows:
-            blocks.append(Facts([column, "rows", _named(key), "95 % interval"], rows))
+        tables.append(Table([column, "rows", _named(key), "95 % interval"], [rows]))
         for kind, each in (of.get("differences") or {}).items():
             value, interval = _estimate(kind, each)
-            blocks.append(
+            said = (
                 f"Largest difference between segments of {column} in {_DIFFERENCES[kind]}: {value} "
                 f"(95 % interval {interval})."
             )
-    return Part("Segments", blocks)
+            notes.append(("", said))
+    return Section("Segments", tables, notes)
 
 
 _DIFFERENCES = {
@@ -217,25 +225,20 @@ _DIFFERENCES = {
 # --- how to repeat it ----------------------------------------------------------------------------
 
 
-def _options(summary: Mapping[str, Any]) -> Part:
+def _options(summary: Mapping[str, Any]) -> Section:
     config = {key: value for key, value in summary["config"].items() if key not in _AROUND}
     system = load_system(summary["strategy"])
     default = {key: None if key in BY_ROWS else KEYS[key].default for key in config if key in KEYS}
     given = []
     for key, value in config.items():
         of_system = system.default(key, config.get("optimizer", ""))
-        expected = default.get(key) if of_system is None else of_system
-        if value != expected:
+        if value != (default.get(key) if of_system is None else of_system):
             given.append([key, _value(value)])
     every = [[key, _value(value)] for key, value in config.items()]
-    return Part(
-        "Options",
-        [
-            "These options differ from the defaults. Those that depend on the rows are among them.",
-            Facts(["option", "value"], given, 2),
-            Facts(["option", "value"], every, 2, f"All {len(every)} options"),
-        ],
-    )
+    head = ["option", "value"]
+    said = "These options differ from the defaults. Those that depend on the rows are among them."
+    more = {f"All {len(every)} options": _items(every, head)}
+    return Section("Options", [_items(given, head)], [("", said)], more=more)
 
 
 def _value(value: Any) -> str:
@@ -244,7 +247,7 @@ def _value(value: Any) -> str:
     return "auto" if value is None else "empty" if value == "" else str(value)
 
 
-def _code(summary: Mapping[str, Any]) -> Part:
+def _code(summary: Mapping[str, Any]) -> Section:
     rows = [["digest of the code, SHA-256", summary["code"]]]
     rows += [[name, str(version)] for name, version in summary["versions"].items()]
-    return Part("Code", [Facts(["item", "value"], rows, 2)])
+    return Section("Code", [_items(rows)])

@@ -91,7 +91,8 @@ def _run(
     from vfl_flower.label_holder import checkpoint, earlier_run
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.label_holder.results import results_folder
-    from vfl_flower.results.figures import headline, wrapped
+    from vfl_flower.results.figures import headline
+    from vfl_flower.results.terminal import wrapped
     from vfl_flower.tools.seeds import repeated, table
 
     start = ENGINES.load(engine)

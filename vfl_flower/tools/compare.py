@@ -26,9 +26,10 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.results.figures import main_metric, wrapped
+from vfl_flower.results.figures import main_metric
 from vfl_flower.results.report.read import folder_of, number, read
 from vfl_flower.results.report.sections import comparison, privacy
+from vfl_flower.results.terminal import wrapped
 from vfl_flower.tools.seeds import mean, repeated
 
 _OF_SYSTEMS = (

@@ -19,7 +19,8 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.results.report import encoded, policy, report, waiting
+from vfl_flower.results.html import encoded, policy
+from vfl_flower.results.report import report, waiting
 
 _ADDRESS = "127.0.0.1"
 _NAMES = (_ADDRESS, "localhost")  # hosts that a browser here, or behind a tunnel, names

@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from vfl_flower.results.charts import Line, look, svg
 from vfl_flower.results.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
+from vfl_flower.results.page import Cell, Chart, Dot, Row, Section, Table
 from vfl_flower.results.report.curves import titles
-from vfl_flower.results.report.parts import Cell, Chart, Dot, Row, Section, Table, shown
-from vfl_flower.results.report.read import Shown, mapping, number, numbers, text
+from vfl_flower.results.report.read import Shown, mapping, number, numbers, shown, text
 
 _AT_THRESHOLD = "Accuracy, precision, recall, F1 and flagged use the threshold"
 _MOST_CLASSES = 10  # of an open confusion matrix

@@ -10,18 +10,18 @@ from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.privacy.together import in_words, of_several
 from vfl_flower.protocol.system import BY_ROWS
 from vfl_flower.results.figures import guarantee
+from vfl_flower.results.page import NOTHING, Bar, Cell, Row, Section, Table
 from vfl_flower.results.report.curves import titles
-from vfl_flower.results.report.parts import (
-    Bar,
-    Cell,
-    Row,
-    Section,
-    Table,
+from vfl_flower.results.report.read import (
+    MEASURES,
+    Shown,
+    mapping,
     measured,
     megabytes,
+    number,
     shown,
+    text,
 )
-from vfl_flower.results.report.read import MEASURES, NOTHING, Shown, mapping, number, text
 
 _COSTS = "RMSE", "exchanges", "MB", "seconds", "virtual seconds", "epsilon"
 _UNSHADED = "best epoch", "delta"

@@ -8,20 +8,18 @@ from typing import Any
 
 from vfl_flower.results.charts import Line
 from vfl_flower.results.figures import VALIDATED
+from vfl_flower.results.page import NOTHING, Banner, Bar, Cell, Page, Row, Section, Table
 from vfl_flower.results.report.curves import drawn
-from vfl_flower.results.report.page import Banner
-from vfl_flower.results.report.parts import (
-    Bar,
-    Cell,
-    Row,
-    Section,
-    Table,
+from vfl_flower.results.report.read import (
     counted,
+    json_of,
+    mapping,
+    mappings,
     measured,
+    number,
     shown,
-    shown_of,
+    text,
 )
-from vfl_flower.results.report.read import NOTHING, json_of, mapping, mappings, number, text
 
 FILE = "sweep.json"
 _STATES = {"finished": "finished", "stopped": "stopped early", "failed": "failed"}
@@ -48,19 +46,15 @@ class Swept:
         """
         return cls(json_of(folder / FILE))
 
-    def page(self) -> dict[str, Any]:
-        """Return all that the template shows, by name."""
+    def page(self) -> Page:
+        """Return the page about the sweep."""
         dataset = text(self.keys.get("dataset", "digits")).rsplit("/", 1)[-1]
         about = f"Chosen by {self.metric}; test rows have no say."
         row = [Cell(text(self.found.get("line")), code=True)]
         best = Section("Best configuration", [Table(["command to paste"], [[row]], 2)])
         sections = [best, self.best_trials(), self._importance(), self._course()]
-        return {
-            "title": f"Sweep of {text(self.keys.get('strategy'))} on {dataset}",
-            "banner": Banner("finished", "Swept: ", self.sentence, about),
-            "tiles": {},
-            "sections": shown_of(sections),
-        }
+        title = f"Sweep of {text(self.keys.get('strategy'))} on {dataset}"
+        return Page(title, sections, Banner("finished", "Swept: ", self.sentence, about))
 
     @property
     def sentence(self) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
-from vfl_flower.results.figures import wrapped
 from vfl_flower.results.report import write_report
 from vfl_flower.results.report.sweep import FILE, Swept
+from vfl_flower.results.terminal import wrapped
 from vfl_flower.tools.sweep.search import of_trial
 from vfl_flower.tools.sweep.study import Study
 

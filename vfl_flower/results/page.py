@@ -1,15 +1,23 @@
-"""The parts of a page: tables, charts, notes and sections; and figures as texts."""
+"""A page about runs: sections of tables, charts and notes, for a terminal, Markdown and HTML.
+
+`vfl_flower.results.report` lays a page out as HTML. All texts of a page are escaped.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import ClassVar
+from unicodedata import category
 
 from markupsafe import Markup
 
-from vfl_flower.results.figures import tabulated, wrapped
-from vfl_flower.results.report.read import NOTHING, number
+from vfl_flower.results.terminal import tabulated, wrapped
+
+NOTHING = "–"
+"""Stands where there is no number or text."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +146,36 @@ class Section:
         return "\n".join([*found, *filter(None, [notes])])
 
 
-def shown_of(sections: Sequence[Section | None]) -> list[Section]:
-    """Return the sections that have content, without their empty rows."""
-    found = [each.filled for each in sections if each]
-    return [each for each in found if each.tables or each.notes or each.charts or each.more]
+@dataclass(frozen=True)
+class Banner:
+    """The outcome of the runs, at the top of the page.
+
+    kind : "finished", "open" or "failed".
+    """
+
+    kind: str
+    word: str
+    text: str
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: a banner and headline figures, if there are any, and sections.
+
+    tiles : label -> figure.
+    """
+
+    title: str
+    sections: Sequence[Section | None]
+    banner: Banner | None = None
+    tiles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> list[Section]:
+        """Return the sections that have content, without their empty rows."""
+        filled = [each.filled for each in self.sections if each]
+        return [each for each in filled if each.tables or each.notes or each.charts or each.more]
 
 
 def _says(cells: Sequence[str | Cell]) -> bool:
@@ -159,26 +193,61 @@ def _plain(cell: str | Cell) -> str | None:
     return None if cell.bar else cell.text
 
 
-def shown(figure: float | None, form: str = ".4g") -> str:
-    """Return a number as text."""
-    return NOTHING if figure is None else format(figure, form)
+# --- Markdown -----------------------------------------------------------------------------------
 
 
-def measured(of: Mapping[str, object], *path: str, form: str = ".4g", unit: float = 1) -> str:
-    """Return the number at a path, times ``unit``, with its deviation over seeds."""
-    *above, key = path
-    found = number(of, *path), number(of, *above, "deviation", key)
-    mean, deviation = (None if each is None else each * unit for each in found)
-    return shown(mean, form) if deviation is None else f"{shown(mean, form)} ± {deviation:{form}}"
+def markdown(page: Page) -> str:
+    """Return a page without charts in the Markdown of GitHub, whose only HTML are folded tables."""
+    blocks = [f"# {_marked(page.title)}"]
+    for section in page.shown:
+        blocks.append(f"## {_marked(section.title)}")
+        blocks += map(_table, section.tables)
+        before = "- " if len(section.notes) > 1 else ""
+        blocks.append("\n".join(before + _marked(note) for _, note in section.notes))
+        for title, table in section.more.items():
+            summary = f"<summary>{escape(printable(title))}</summary>"
+            blocks.append(f"<details>\n{summary}\n\n{_table(table)}\n\n</details>")
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def megabytes(of: Mapping[str, object], key: str, unit: float = 1e-6) -> str:
-    """Return a number of bytes as text, in megabytes to three digits."""
-    figure = number(of, key)
-    large = figure is not None and figure * unit >= 100
-    return measured(of, key, form=".0f" if large else ".3g", unit=unit)
+def _table(table: Table) -> str:
+    rule = ["---"] * table.texts + ["---:"] * (len(table.head) - table.texts)
+    rows = [[_marked(_plain(cell) or "") for cell in row] for body in table.bodies for row in body]
+    lines = [f"| {' | '.join(row)} |" for row in [[*map(_marked, table.head)], rule, *rows]]
+    caption = [_marked(table.caption), ""] if table.caption else []
+    return "\n".join([*caption, *lines])
 
 
-def counted(figure: float | None, one: str, several: str) -> str:
-    """Return a number of things as text."""
-    return f"{shown(figure)} {one if figure == 1 else several}"
+def printable(text: str) -> str:
+    """Return a text on one line, without characters that a page cannot show."""
+    if text.isprintable():
+        return text
+    return "".join("\ufffd" if category(c) in ("Cc", "Cs", "Cn") else c for c in text)
+
+
+_MARKS = re.compile(  # in a word
+    r"[\\`*_\[\]|~$#]"
+    r"|:(?=[^\W\d]|/)|/(?=/)|\.(?=[^\W\d])|(?<=[^\W\d])\.(?=\w)"  # of addresses
+    r"|^[-+](?!\d)|(?<=\d)[.)]$"  # of lists
+)
+_MENTION = re.compile(r"@|#\d|GH-\d", re.IGNORECASE)
+
+
+def _marked(text: str) -> str:
+    """Return a text that Markdown shows as it is, and turns into no link.
+
+    A backslash stops no mention of a user or an issue, and no e-mail address: GitHub looks for them
+    in what is shown. So a word that may be one becomes code.
+    """
+    words = re.split(r"([\s|]+)", printable(text))
+    shown = "".join(
+        _code(each) if _MENTION.search(each) else escape(_MARKS.sub(r"\\\g<0>", each), quote=False)
+        for each in words
+    )
+    return re.sub(r"^ | $", "&#32;", shown)  # Markdown drops spaces at the ends
+
+
+def _code(word: str) -> str:
+    fence = "`" * (1 + max(map(len, re.findall("`*", word))))
+    space = " " * (word[0] == "`" or word[-1] == "`")
+    return f"{fence}{space}{word}{space}{fence}"
