@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Context
@@ -50,6 +50,7 @@ from vfl_flower.label_holder.serving.serve import serve as serve_model
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.results.coverage import coverage
+from vfl_flower.results.summary import Summary
 from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.nodes.watch import watched
 from vfl_flower.transport.shared_actor import SharedActors
@@ -300,14 +301,14 @@ def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint)
 
 def summarise(
     config: RunConfig, transport: Transport, figures: Mapping[str, Any], failure: str | None
-) -> dict[str, Any]:
+) -> Summary:
     """Return the content of ``summary.json``: what ran, its results, and their cost.
 
     Parameters
     ----------
     figures : the strategy's part; empty if the parties did not agree.
     """
-    return {
+    summary = {
         "strategy": config.strategy,
         "engine": transport.engine,
         "transport": transport.medium,
@@ -319,3 +320,4 @@ def summarise(
         "versions": versions(),
         "code": code_digest(),
     }
+    return cast(Summary, summary)

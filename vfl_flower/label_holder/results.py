@@ -21,6 +21,7 @@ from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.privacy.journal import has_events
 from vfl_flower.results.figures import headline
 from vfl_flower.results.model_card import write_card
+from vfl_flower.results.summary import Summary
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
@@ -64,7 +65,7 @@ class Results(Callback):
         else:
             append(self._file, _lines([entry]))
 
-    def finish(self, summary: dict[str, Any], top: Arrays) -> None:
+    def finish(self, summary: Summary, top: Arrays) -> None:
         """Write the summary, the top model's parameters, and a kept model's card."""
         if self._outdated:
             self._write_anew()

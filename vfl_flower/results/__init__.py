@@ -1,1 +1,1 @@
-"""What is shown of runs: figures, charts, model cards and reports, from the files of a run."""
+"""Figures, charts, model cards and reports of runs, made from the files of a run."""

@@ -151,7 +151,7 @@ def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, st
     return f"val loss {loss:.3f}", least, of_test
 
 
-def headline(summary: dict[str, Any]) -> str:
+def headline(summary: Mapping[str, Any]) -> str:
     """Return a run's figures and costs in one line.
 
     With an epsilon, a second line says what the epsilon protects.
