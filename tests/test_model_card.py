@@ -90,7 +90,7 @@ def test_both_files_have_one_content_and_the_figures_of_the_summary(
     at = page.cells.index("party-lr")
     assert page.cells[at + 1] == "0.05"
     assert "class 1 if its probability is above 0.4, chosen for the largest F1" in str(page.cells)
-    assert page.tags.count("details") == 1 and "script" not in page.tags
+    assert page.tags.count("details") == 2 and "script" not in page.tags
 
 
 def test_texts_of_a_summary_stay_text(summary: dict[str, Any], tmp_path: Path) -> None:

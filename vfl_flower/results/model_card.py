@@ -5,19 +5,23 @@ It is made from ``summary.json`` alone, and holds no name of a party's column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.names import called
-from vfl_flower.config.run_config import KEYS
-from vfl_flower.protocol.system import BY_ROWS, load_system
+from vfl_flower.protocol.system import load_system
 from vfl_flower.results import card_limits, card_privacy
 from vfl_flower.results.coverage import lines
-from vfl_flower.results.figures import ASSESSED, chosen, data_called, form_of, percent
+from vfl_flower.results.figures import data_called, percent
 from vfl_flower.results.html import html
 from vfl_flower.results.page import Page, Section, Table, markdown
+from vfl_flower.results.report.assessment import assessment
+from vfl_flower.results.report.read import Shown
+from vfl_flower.results.report.sections import settings
+from vfl_flower.results.report.segments import segments
 
 FILES = "model_card.md", "model_card.html"
 
@@ -25,9 +29,7 @@ _ABOUT = (
     "This card describes a model that a label holder and several parties trained together. The "
     "program wrote it when the run ended. Dates are in UTC."
 )
-_AROUND = "out", "resume"  # options that name folders
 _BARE = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "r2": "R²", "rmse": "RMSE"}
-_MAIN = "auc", "macro_auc", "accuracy", "rmse"  # the first of a segment is in the card
 _NAMED = "csv:", "parquet:", "hf:", "files:", "memory:"  # data sets with a column of labels
 
 
@@ -47,16 +49,18 @@ def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def card(summary: Mapping[str, Any]) -> Page:
     """Return the card of a run with this ``summary.json``."""
+    run = Shown("", Path(), dict(summary))
     limits = [("", each) for each in card_limits.limits(summary)]
+    by_segment, options = segments([run]), settings([run])
     sections = [
         _training(summary),
         _data(summary),
         _parties(summary),
-        _figures(summary),
-        _segments(summary),
+        _figures(summary, run),
+        by_segment and by_segment.plain,
         Section("Privacy", notes=[("", card_privacy.paragraph(summary))]),
         Section("Limits", notes=limits),
-        _options(summary),
+        options and replace(options, title="Options"),
         _code(summary),
     ]
     return Page(f"Model card: {summary['strategy']} on {_dataset(summary)}", sections)
@@ -139,112 +143,23 @@ def _parties(summary: Mapping[str, Any]) -> Section:
 # --- how good it is ------------------------------------------------------------------------------
 
 
-def _figures(summary: Mapping[str, Any]) -> Section:
+def _figures(summary: Mapping[str, Any], run: Shown) -> Section:
     repeated = summary["data"]["tested_on_training_rows"]
     title = "Figures on training rows" if repeated else "Figures on test rows"
-    found = summary.get("assessment") or {}
     if card_privacy.covers_figures(summary):
         said = (
             "There are none: no rows were held out for testing, and figures of training rows would "
             "follow from labels that the noise protects."
         )
         return Section(title, notes=[("", said)])
-    if not (figures := found.get("figures", {})):
-        known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
-        bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]
-        return Section(title, [Table(["figure", "value"], [bare])])
-    rows = [[_named(key), *_estimate(key, each)] for key, each in figures.items()]
-    tables, more = [Table(["figure", "value", "95 % interval"], [rows])], {}
-    if confusion := found.get("confusion"):
-        names = [str(each) for each in confusion["classes"]]
-        counts = zip(names, confusion["counts"] or [], strict=False)
-        cells = [[name, *(f"{count:,}" for count in line)] for name, line in counts]
-        matrix = Table(["true class", *(f"predicted {name}" for name in names)], [cells])
-        if len(names) > 5:
-            more["Confusion matrix"] = matrix
-        else:
-            tables.append(matrix)
-    return Section(title, tables, [("", each) for each in _said(summary, found)], more=more)
-
-
-def _said(summary: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about the rows, the threshold and the calibration."""
-    yield f"They describe {found['rows']:,} test rows."
-    classes = summary["data"]["classes"]
-    if threshold := found.get("threshold"):
-        yield (
-            f"A row is predicted to be of class {classes[-1]} if its probability is above "
-            f"{threshold['value']:.4g}{chosen(str(threshold['rule']))}. Accuracy, precision, "
-            "recall, F1 and flagged depend on that threshold."
-        )
-    kept = found.get("calibrate")
-    if classes and kept:
-        yield (
-            "Probabilities are not calibrated."
-            if kept == "none"
-            else f"Probabilities are calibrated on validation rows ({kept})."
-        )
-
-
-def _named(figure: str) -> str:
-    return ASSESSED.get(figure, (figure, ""))[0]
-
-
-def _estimate(figure: str, of: Mapping[str, float]) -> tuple[str, str]:
-    """Return value and interval as texts."""
-    form = f"z{form_of(figure)}"
-    return f"{of['value']:{form}}", f"{of['low']:{form}} to {of['high']:{form}}"
-
-
-def _segments(summary: Mapping[str, Any]) -> Section:
-    tables, notes = [], []
-    for column, of in ((summary.get("assessment") or {}).get("segments") or {}).items():
-        key = next((k for k in _MAIN if any(k in each for each in of["figures"].values())), "")
-        rows = [
-            [name, f"{of['rows'][name]:,}", *_estimate(key, figures[key])]
-            for name, figures in of["figures"].items()
-            if key in figures
-        ]
-        tables.append(Table([column, "rows", _named(key), "95 % interval"], [rows]))
-        for kind, each in (of.get("differences") or {}).items():
-            value, interval = _estimate(kind, each)
-            said = (
-                f"Largest difference between segments of {column} in {_DIFFERENCES[kind]}: {value} "
-                f"(95 % interval {interval})."
-            )
-            notes.append(("", said))
-    return Section("Segments", tables, notes)
-
-
-_DIFFERENCES = {
-    "demographic_parity": "the share flagged (demographic parity)",
-    "equal_opportunity": "recall (equal opportunity)",
-}
+    if found := assessment([run], charts=False):
+        return replace(found.plain, title=title)
+    known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
+    bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]
+    return Section(title, [Table(["figure", "value"], [bare])])
 
 
 # --- how to repeat it ----------------------------------------------------------------------------
-
-
-def _options(summary: Mapping[str, Any]) -> Section:
-    config = {key: value for key, value in summary["config"].items() if key not in _AROUND}
-    system = load_system(summary["strategy"])
-    default = {key: None if key in BY_ROWS else KEYS[key].default for key in config if key in KEYS}
-    given = []
-    for key, value in config.items():
-        of_system = system.default(key, config.get("optimizer", ""))
-        if value != (default.get(key) if of_system is None else of_system):
-            given.append([key, _value(value)])
-    every = [[key, _value(value)] for key, value in config.items()]
-    head = ["option", "value"]
-    said = "These options differ from the defaults. Those that depend on the rows are among them."
-    more = {f"All {len(every)} options": _items(every, head)}
-    return Section("Options", [_items(given, head)], [("", said)], more=more)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "auto" if value is None else "empty" if value == "" else str(value)
 
 
 def _code(summary: Mapping[str, Any]) -> Section:

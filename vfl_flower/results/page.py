@@ -83,6 +83,18 @@ class Table:
     caption: str = ""
 
     @property
+    def plain(self) -> Table:
+        """This table as texts, without its drawings."""
+        rows = [row for body in self.bodies for row in body]
+        kept = [n for n in range(len(self.head)) if None not in [_plain(row[n]) for row in rows]]
+        return replace(
+            self,
+            head=[self.head[n] for n in kept],
+            bodies=[[[_plain(row[n]) or "" for n in kept] for row in rows]],
+            texts=sum(n < self.texts for n in kept),
+        )
+
+    @property
     def filled(self) -> Table:
         """This table without rows and columns that have no content beside their titles."""
         bodies = [[row for row in body if len(row) == 1 or _says(row[1:])] for body in self.bodies]
@@ -132,16 +144,18 @@ class Section:
         more = {title: each for title, table in self.more.items() if (each := table.filled).bodies}
         return replace(self, tables=tables, more=more)
 
+    @property
+    def plain(self) -> Section:
+        """This section without drawings."""
+        more = {title: table.plain for title, table in self.more.items()}
+        return replace(self, tables=[each.plain for each in self.tables], more=more, charts={})
+
     def in_terminal(self) -> str:
         """Return tables and notes for a terminal, without bars and swatches."""
         found = []
-        for table in self.filled.tables:
-            rows = [[_plain(cell) for cell in row] for body in table.bodies for row in body]
-            bars = {n for row in rows for n, cell in enumerate(row) if cell is None}
-            shown = [n for n in range(len(table.head)) if n not in bars]
-            lines = [[row[n] or "" for n in shown] for row in rows]
+        for table in (each.plain for each in self.filled.tables):
             found += [table.caption] if table.caption else []
-            found.append(tabulated([table.head[n] for n in shown], lines, table.texts))
+            found.append(tabulated(table.head, table.bodies[0], table.texts))
         notes = wrapped(*(note for swatch, note in self.notes if not swatch))
         return "\n".join([*found, *filter(None, [notes])])
 
@@ -212,8 +226,8 @@ def markdown(page: Page) -> str:
 
 def _table(table: Table) -> str:
     rule = ["---"] * table.texts + ["---:"] * (len(table.head) - table.texts)
-    rows = [[_marked(_plain(cell) or "") for cell in row] for body in table.bodies for row in body]
-    lines = [f"| {' | '.join(row)} |" for row in [[*map(_marked, table.head)], rule, *rows]]
+    rows = [[_marked(text) for text in row] for row in (table.head, *table.plain.bodies[0])]
+    lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
     caption = [_marked(table.caption), ""] if table.caption else []
     return "\n".join([*caption, *lines])
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,12 @@ class Shown:
     title: str
     folder: Path
     summary: dict[str, Any]
-    history: list[dict[str, Any]]
-    audit: dict[str, Any]
-    contribution: dict[str, Any]
-    explanation: dict[str, Any]
-    information: dict[str, Any]
-    predictions: dict[str, Any]
+    history: list[dict[str, Any]] = field(default_factory=list)
+    audit: dict[str, Any] = field(default_factory=dict)
+    contribution: dict[str, Any] = field(default_factory=dict)
+    explanation: dict[str, Any] = field(default_factory=dict)
+    information: dict[str, Any] = field(default_factory=dict)
+    predictions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:

@@ -255,7 +255,8 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         return None
     default = {key: None if key in BY_ROWS else spec.default for key, spec in KEYS.items()}
     every = dict.fromkeys(key for run in runs for key in run.config)
-    every.pop("out", None)  # the folder is in another table
+    for folder in ("out", "resume"):  # another table has it
+        every.pop(folder, None)
     differ = [key for key in every if len({repr(run.config.get(key)) for run in runs}) > 1]
     changed = [
         key
@@ -298,6 +299,8 @@ def _setting(run: Shown, key: str) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return "auto" if value is None else "empty" if value == "" else text(value)
 
 
