@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/'
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo serve-demo test test-all lint docs clean
+.PHONY: help install lock protocol demo serve-demo test test-all lint docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -26,7 +26,7 @@ $(VENV)/demo: EXTRA = serve
 $(VENV)/installed $(VENV)/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRA)]'
-	$(COMPILE) $(VENV)/lib vfl_flower strategies || true
+	$(COMPILE) $(VENV)/lib vfl_flower strategies vfl_attacks || true
 	touch $@
 
 # The demos need no tools of tests.
@@ -43,6 +43,9 @@ lock: $(BIN)/uv ## resolve the newest dependencies into constraints.txt and depl
 
 $(BIN)/uv:
 	$(MAKE) install
+
+protocol: install ## renew the digest beside the protocol's version; VERSION=next: also count on
+	$(BIN)/python -m tests.protocol $(VERSION)
 
 demo: $(DEMO) ## train on handwritten digits with four parties, by `vfl demo`
 	$(BIN)/vfl demo

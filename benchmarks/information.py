@@ -20,9 +20,9 @@ from benchmarks.common import check_there, report
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.raw_columns import partition_columns
-from vfl_flower.label_holder.information import events_of, of_column
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.information.label_holder import events_of, of_column
 
 PARTIES = 2
 

@@ -28,7 +28,7 @@ from benchmarks.common import report
 from vfl_flower import client_app
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.models.training import count
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import begin_task
@@ -119,8 +119,7 @@ def session(party: Party) -> tuple[float, float, float]:
     """Uploads, and updates by their feedback; peak, what is left, and peak of an evaluation."""
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": PARTIES, "simulated": True}
     context = Context(1, 2, node, RecordDict(), {})
-    between._parties[0, PARTIES] = context.run_id, party
-    between.save(context, party)
+    between.Session(context, party).write()
     coordinated = party.config.strategy == "split-nn"
     forget_peak()
     feedback: dict[str, Any] = {}
@@ -141,7 +140,7 @@ def session(party: Party) -> tuple[float, float, float]:
     peak, left = resident("VmHWM"), resident("VmRSS")
     forget_peak()
     asked(context, EvaluateOrder(exchange=STEPS + 2))
-    between._parties.clear()
+    between.live.clear()
     return peak, left, resident("VmHWM")
 
 

@@ -38,12 +38,12 @@ import torch
 
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.audit_chain import hashes_of
-from vfl_flower.label_holder.serving.serve import PROCESS
-from vfl_flower.label_holder.serving.web import Query
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.serving.serve import PROCESS
+from vfl_flower.tasks.inference.serving.web import Query
 from vfl_flower.transport.nodes.certificates import self_signed
 
 PEOPLE, COLUMNS, CLIENTS, NEW = 20_000, 20, 16, 300

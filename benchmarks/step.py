@@ -1,4 +1,4 @@
-"""Count the functions and files that one synchronous step of `split-nn` crosses, in process.
+"""Count the functions and files that one step crosses, in process.
 
 A step begins where the strategy orders the parties' next turns and ends where it orders those
 after. Functions of this project alone count, each once. Prints one JSON object as its last line.
@@ -19,7 +19,7 @@ from vfl_flower.launch.engines import run_local
 
 ROOT = Path(__file__).parents[1]
 OURS = tuple(str(ROOT / folder) for folder in ("vfl_flower", "strategies"))
-KEYS = {"strategy": "split-nn", "dataset": "digits", "epochs": 1, "window": 1, "out": ""}
+KEYS = {"dataset": "digits", "epochs": 20, "window": 1, "out": ""}
 STEP = 10
 """Number of the step that is counted: the first ones fill caches."""
 
@@ -27,6 +27,7 @@ STEP = 10
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--parties", type=int, default=2)
+    made.add_argument("--strategy", default="split-nn")
     made.add_argument("--list", action="store_true", help="print each function and its calls")
     options = made.parse_args()
     calls: Counter[tuple[str, str]] = Counter()
@@ -47,7 +48,8 @@ def main() -> None:
 
     setattr(Vertical, "configure_train", configure_train)  # noqa: B010
     with tempfile.TemporaryDirectory() as folder:
-        run_local(options.parties, {**KEYS, "out": str(Path(folder, "run"))})
+        keys = {**KEYS, "strategy": options.strategy, "out": str(Path(folder, "run"))}
+        run_local(options.parties, keys)
     files = Counter(file for file, _ in calls)
     if options.list:
         for (file, name), times in sorted(calls.items()):

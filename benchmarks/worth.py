@@ -19,8 +19,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from benchmarks.common import ALL_ROWS, report
-from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.launch.engines import run_local
+from vfl_flower.tasks.inference.contribution import contribution
 
 PARTIES = 4
 KEYS: dict[str, Any] = {"combine": "mean", "optimizer": "adam", "party-lr": 3e-3, "server-lr": 3e-3}

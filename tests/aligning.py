@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,13 @@ import numpy as np
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
+from tests.ledgers import numbers_in
 from tests.organisations import ID, small, write
 from vfl_flower import client_app
 from vfl_flower.alignment import party_sets, reuse
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.psi import Blinding, answer, match, outputs
-from vfl_flower.config.files import unsealed
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,
@@ -63,11 +63,22 @@ def in_a_later_run(node: Context, **words: Any) -> Context:
     return Context(node.run_id + 1, 2, config, state, run_config)
 
 
-def count_of(node: Context) -> dict[str, Any]:
-    """Return the first line of the party's count of ids."""
+def count_of(node: Context) -> dict[str, int | None]:
+    """Return a party's count of ids, and what its rules leave."""
     (path,) = Path(str(node.node_config["states"])).glob("*.ids")
-    said: dict[str, Any] = json.loads(unsealed(path).partition(b"\n")[0])
-    return said
+    asked, served = numbers_in(path, "asked"), numbers_in(path, "served")
+    rules, day = Rules.of(node.node_config), max(asked)
+    per_day = rules.max_ids_per_day
+    return {
+        "asked": asked[0],
+        "wrong": numbers_in(path, "wrong").get(0, 0),
+        "left": max(0, rules.max_ids - asked[0]),
+        "day": day,
+        "that day": asked[day],
+        "left that day": None if per_day is None else max(0, per_day - asked[day]),
+        "served": served.get(0, 0),
+        "served that day": served.get(day, 0),
+    }
 
 
 class LabelHolder:

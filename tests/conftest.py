@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -47,29 +48,49 @@ MANY = 10**6
 FASTER = {"batch-size": 32, "epochs": 20, "party-lr": 0.01, "server-lr": 0.1}
 """For DPZV without much noise, whose own defaults are mini-batches of 1,024 rows for 200 epochs."""
 
-# No limit on time, since other work may share the machine; new examples every night only.
+# No limit on time, since other work may share the machine; new and more examples every night only.
 UNTIMED: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", derandomize=True, **UNTIMED)
+settings.register_profile("repeatable", derandomize=True, max_examples=50, **UNTIMED)
 settings.register_profile("nightly", print_blob=True, **UNTIMED)
 settings.load_profile("repeatable")
 
 
+def pytest_configure() -> None:
+    """Keep temporary folders in memory where there is room: tests write many states durably."""
+    shared = Path("/dev/shm")
+    room = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 4e9
+    if room and not os.statvfs(shared).f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(shared))
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put slow tests first. Tests of one module run in one process, and share what they start.
+    """Put slow tests first, and then those that share a fixture of their module.
 
+    Both run in one process by module, so that two processes do not start or train the same.
     Of tests that are marked ``one_by_day`` all but the first parameters are for every night.
     """
     seen = set()
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         test = item.nodeid.partition("[")[0]
         if item.get_closest_marker("one_by_day") and not item.get_closest_marker("nightly"):
             if test in seen:
                 item.add_marker(pytest.mark.nightly)
             seen.add(test)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: 0 if item.get_closest_marker("slow") else 2 - _is_grouped(item))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture of its whole module."""
+    about = getattr(item, "_fixtureinfo", None)  # a test of another kind than a function has none
+    fixtures = about.name2fixturedefs.values() if about else ()
+    return any(found[-1].scope == "module" for found in fixtures)
+
+
+def _is_grouped(item: pytest.Item) -> bool:
+    return item.get_closest_marker("xdist_group") is not None
 
 
 class Start(Protocol):

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from tests.party.nodes import asked
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.protocol.aggregation.masks import OFFERS, Sum, check_tags
 from vfl_flower.transport.early_messages import KeyMade, KeyOrder
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
@@ -52,7 +52,7 @@ class Parties:
         run: int = 1,
         keys: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        between._parties.clear()
+        between.live.clear()
         self.exchange = 0
         self.nodes = [
             Context(
@@ -102,11 +102,11 @@ class Parties:
 
     def model(self, party: int) -> Any:
         """A party's own, which the label holder does not see."""
-        return between.resume(self.nodes[party]).learner.model
+        return between.resume(self.nodes[party]).party.learner.model
 
     def embeddings(self, party: int) -> Rows:
         """A party's, of its test rows, which the label holder does not see."""
-        one = between._parties[party, len(self.nodes)][1]
+        one = between.live[party, len(self.nodes)].party
         found: Rows = one.learner.embeddings(one.inputs.block.test).numpy()
         return found
 
@@ -114,7 +114,7 @@ class Parties:
         """Every process has ended, and the next has the state that is left as bytes."""
         for node in self.nodes:
             node.state = state_from_bytes(state_to_bytes(node.state))
-        between._parties.clear()
+        between.live.clear()
 
 
 def total(uploads: Sequence[Arrays], name: str = "embedding", size: int = 3) -> Rows:

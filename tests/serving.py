@@ -18,13 +18,13 @@ from flwr.clientapp import ClientApp
 from vfl_flower import client_app
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.serving.listening import listening
-from vfl_flower.label_holder.serving.loaded import Loaded
-from vfl_flower.label_holder.serving.service import Service
-from vfl_flower.label_holder.serving.tokens import Tokens
-from vfl_flower.label_holder.serving.web import app_of
-from vfl_flower.party import scoring
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.serving.loaded import Loaded
+from vfl_flower.tasks.inference.serving.service import Service
+from vfl_flower.tasks.inference.serving.web import app_of
+from vfl_flower.transport.http.listening import listening
+from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.local import LocalGrid
 
 _PLACE = {"serve-address": "127.0.0.1:0", "score-timeout": 60.0}  # tests of deadlines set their own

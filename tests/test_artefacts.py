@@ -33,8 +33,10 @@ from tests.organisations import ID, read, write
 from tests.secure import Parties
 from tests.serving import served
 from vfl_flower import client_app
+from vfl_flower.alignment import asked_ids
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed, whole
+from vfl_flower.records.ledger import opened
 from vfl_flower.results.report import report
 from vfl_flower.transport.wire import Call
 
@@ -227,9 +229,9 @@ def test_a_damaged_alignment_is_made_anew(folder: Path) -> None:
 
 
 def ids_asked(folder: Path, party: int) -> int:
-    """How many ids a party has been asked about, by the first line of its count."""
-    head, _, _ = (folder / f"home/party-{party}.ids").read_bytes().partition(b"\n")
-    return int(json.loads(head)["asked"])
+    """How many ids a party has been asked about."""
+    with opened(folder / f"home/party-{party}.ids", asked_ids._earlier) as ledger:
+        return ledger.count("asked")
 
 
 def three_more_people() -> str:

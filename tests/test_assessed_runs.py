@@ -19,12 +19,12 @@ from tests.organisations import ID, Organisations, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder import predict as label_holder_predict
 from vfl_flower.label_holder.assessment import threshold, two_classes
-from vfl_flower.label_holder.predictions import in_words
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference import predict as label_holder_predict
+from vfl_flower.tasks.inference.predictions import in_words
 
 CANCER: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "party-lr": 0.02}
 SHORT = {"epochs": 1, "party-lr": 0.02, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}

@@ -13,16 +13,16 @@ from flwr.clientapp import ClientApp
 
 from tests.conftest import ALL_ROWS, FASTER, Start, trained
 from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
+from vfl_attacks import features as features_of
+from vfl_attacks import labels as attacks
+from vfl_attacks.audit import audit
+from vfl_attacks.clients import Curious, Wiretap
+from vfl_attacks.labels import Finding
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools import audit_features as features_of
-from vfl_flower.tools import audit_labels as attacks
-from vfl_flower.tools.audit import audit
-from vfl_flower.tools.audit_clients import Curious, Wiretap
-from vfl_flower.tools.audit_labels import Finding
 from vfl_flower.tools.cli import main
 
 SHORT = {**ALL_ROWS, "epochs": 2, "window": 8, "noise-seed": 0}

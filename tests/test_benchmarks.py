@@ -36,7 +36,7 @@ from vfl_flower.launch.engines import Finished
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import flat
-from vfl_flower.party import context
+from vfl_flower.party import session
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 
@@ -248,7 +248,7 @@ def test_the_gradient_of_all_training_rows_is_what_a_full_step_goes_along() -> N
 
     def weights(epochs: int) -> tuple[torch.Tensor, float]:
         strategy, _, _ = trained(2, {**keys, "epochs": epochs}, lambda run: Training(run, True))
-        parties = [context._parties[party, 2][1].learner.model for party in range(2)]
+        parties = [session.live[party, 2].party.learner.model for party in range(2)]
         models = [*parties, strategy.run.holder.top]
         return torch.cat([flat(each) for each in models]), strategy.history.last["gradient_norm"]
 

@@ -27,10 +27,10 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import LEAST, fit, probabilities, scores
-from vfl_flower.label_holder.predictor import Predictor
 from vfl_flower.launch.engines import Finished, predict_local, run_local
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.predictor import Predictor
 
 Array = NDArray[Any]
 ROWS, WEIGHT = 2500, 6.0

@@ -18,19 +18,19 @@ from torch import Tensor
 
 from tests.conftest import nightly
 from tests.test_last_bits import rounded
-from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.batches import step_means
-from vfl_flower.protocol.estimators import zeroth_order
-from vfl_flower.protocol.privacy import noise
-from vfl_flower.protocol.privacy.noise import ScalarNoise
-from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.audit_canary import (
+from vfl_attacks.canary import (
     canary,
     of_embeddings,
     of_labels,
     of_scalars,
     shown_at_least,
 )
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.batches import step_means
+from vfl_flower.protocol.estimators import zeroth_order
+from vfl_flower.protocol.privacy import noise
+from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.systems import resolve
 
 SURE = 0.9999  # so that no test of these fails by chance
 SCALAR = {"strategy": "dpzv", "delta": 1e-5}

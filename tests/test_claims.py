@@ -12,6 +12,7 @@ import torch
 
 import vfl_flower
 from tests.releases import epsilon, learned_from
+from vfl_attacks.canary import of_labels, shown_at_least
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.privacy.accountant import Accountant, delta_of
@@ -19,7 +20,6 @@ from vfl_flower.protocol.privacy.gaussian import GdpAccountant
 from vfl_flower.protocol.privacy.labels import RandomisedLabels
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.audit_canary import of_labels, shown_at_least
 
 SURE = 0.9999
 NOISY = {"privacy": "labels", "epsilon": 1.0, "strategy": "split-nn"}

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
+from vfl_attacks.audit import audit
 from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.node_rules import RULES
 from vfl_flower.config.plugins import ENGINES, SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, flower_defaults
 from vfl_flower.launch import processes
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare
 

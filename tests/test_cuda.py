@@ -22,7 +22,7 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import optimizer_tensors
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.systems import resolve
 
@@ -87,7 +87,7 @@ def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
 
     def watched(message: Any, context: Any) -> Any:
         reply = client_app.app(message, context)
-        for _, party in between._parties.values():
+        for party in [each.party for each in between.live.values()]:
             of_optimizer = [
                 each
                 for state in party.learner.optimizer.state.values()

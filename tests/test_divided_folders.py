@@ -1,4 +1,4 @@
-"""Folders of VertiBench and MARS-VFL: each party has the columns that the folder gives it."""
+"""The example of folders that are divided already: each party has its files' columns."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from vfl_flower.data.at_party import load_features
 from vfl_flower.protocol.systems import resolve
 
 Array = NDArray[Any]
+EXAMPLE = Path(__file__).parent.parent / "examples" / "divided_folders.py"
+VERTIBENCH, MARS_VFL = f"{EXAMPLE}:vertibench", f"{EXAMPLE}:mars_vfl"
 WIDTHS = (3, 1, 2)  # columns of each party: no even part
 
 
@@ -61,7 +63,7 @@ def vertibench(
         xs, y = rows_of(count, seed)
         for party, x in enumerate(xs if count else ()):
             FORMS[form](folder / f"toy_{split.format(party)}_{part}.{kind}", x, y)
-    return f"vertibench:{folder}"
+    return f"{VERTIBENCH}:{folder}"
 
 
 def check_columns(dataset: str, train_parts: list[Array], test_parts: list[Array]) -> None:
@@ -119,7 +121,7 @@ def test_a_party_other_than_the_label_holder_needs_no_labels(tmp_path: Path) -> 
 def test_numbers_with_decimals_are_labels_of_a_regression(tmp_path: Path) -> None:
     for party, x in enumerate(rows_of(30)[0]):
         write_csv(tmp_path / f"toy_party3-{party}_train.csv", x, np.arange(30) / 4, "fedtree")
-    labels = load_labels(config_of(f"vertibench:{tmp_path}", target="regression"))
+    labels = load_labels(config_of(f"{VERTIBENCH}:{tmp_path}", target="regression"))
     assert labels.classes == () and labels.train.dtype == np.float32
 
 
@@ -129,7 +131,7 @@ def test_one_of_several_splits_is_named_by_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has 2 splits\. Name a file of one of them, such as "):
         load_labels(config_of(dataset))
     file = tmp_path / "toy_party3-0_corr_beta0.6_seed0_train.csv"
-    check_columns(f"vertibench:{file}", rows_of(30)[0], rows_of(12, 1)[0])
+    check_columns(f"{VERTIBENCH}:{file}", rows_of(30)[0], rows_of(12, 1)[0])
 
 
 def test_sequences_of_a_party_keep_their_shape(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_sequences_of_a_party_keep_their_shape(tmp_path: Path) -> None:
     for party, width in enumerate(WIDTHS):
         x = generator.normal(size=(30, 5, width)).astype(np.float32)
         np.savez(tmp_path / f"mosi_party3-{party}_train.npz", X=x, y=np.arange(30) % 2)
-    config = config_of(f"vertibench:{tmp_path}", **{"bottom-model": "lstm"})
+    config = config_of(f"{VERTIBENCH}:{tmp_path}", **{"bottom-model": "lstm"})
     assert [load_features(config, party, 3).train.shape[1:] for party in range(3)] == [
         (5, width) for width in WIDTHS
     ]
@@ -146,11 +148,11 @@ def test_sequences_of_a_party_keep_their_shape(tmp_path: Path) -> None:
 def test_files_that_change_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "toy_party3-0_imp_weight0.1_seed0_train.csv"
     vertibench(tmp_path)
-    before = load_features(config_of(f"vertibench:{file}"), 1, 3).train
+    before = load_features(config_of(f"{VERTIBENCH}:{file}"), 1, 3).train
     xs, y = rows_of(30, 5)
     for party, x in enumerate(xs):
         write_csv(tmp_path / file.name.replace("3-0", f"3-{party}"), x, y, "fedtree")
-    assert (load_features(config_of(f"vertibench:{file}"), 1, 3).train != before).any()
+    assert (load_features(config_of(f"{VERTIBENCH}:{file}"), 1, 3).train != before).any()
 
 
 class Bad:
@@ -166,12 +168,12 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file.write_bytes(pickle.dumps(Bad()))
     for place in (tmp_path, file):
         with pytest.raises(ConfigError, match=r"pickled files.*save its X and y by numpy\.savez"):
-            load_labels(config_of(f"vertibench:{place}"))
+            load_labels(config_of(f"{VERTIBENCH}:{place}"))
     file.unlink()
     for party in range(2):
         np.savez(tmp_path / f"toy_party2-{party}_train.npz", X=np.array([[Bad()]]), y=[1])
     with pytest.raises(ConfigError, match=r"toy_party2-0_train.npz of .* cannot be read"):
-        load_features(config_of(f"vertibench:{tmp_path}"), 0, 2)
+        load_features(config_of(f"{VERTIBENCH}:{tmp_path}"), 0, 2)
     assert not (tmp_path / "unpickled").exists()
 
 
@@ -229,7 +231,7 @@ def test_the_number_of_parties_is_the_folders(tmp_path: Path) -> None:
     dataset = vertibench(tmp_path)
     with pytest.raises(ConfigError, match=r"divided among 3 parties, and the run has 2\. Use 3"):
         load_features(config_of(dataset), 0, 2)
-    for kind in ("vertibench", "mars-vfl"):
+    for kind in (VERTIBENCH, MARS_VFL):
         with pytest.raises(ConfigError, match=r"there is no such folder\. Correct its path\."):
             load_labels(config_of(f"{kind}:{tmp_path / 'elsewhere'}"))
 
@@ -257,11 +259,11 @@ def test_uci_har_is_divided_by_sensor(tmp_path: Path, inside: str) -> None:
     folder = tmp_path / inside
     folder.mkdir(exist_ok=True)
     parts = uci_har(folder)
-    check_columns(f"mars-vfl:{tmp_path}", *parts)
-    labels = load_labels(config_of(f"mars-vfl:{tmp_path}"))
+    check_columns(f"{MARS_VFL}:{tmp_path}", *parts)
+    labels = load_labels(config_of(f"{MARS_VFL}:{tmp_path}"))
     assert labels.classes == (1, 2) and labels.test.tolist() == [0, 1] * 4
     with pytest.raises(ConfigError, match=r"divided among 2 parties"):
-        load_features(config_of(f"mars-vfl:{tmp_path}"), 0, 4)
+        load_features(config_of(f"{MARS_VFL}:{tmp_path}"), 0, 4)
 
 
 def test_ku_har_is_divided_by_sensor_and_split_at_random(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_ku_har_is_divided_by_sensor_and_split_at_random(tmp_path: Path) -> None
     rest = np.column_stack([np.arange(20) % 4, np.full(20, 300), np.arange(20)])
     file = tmp_path / "KU-HAR_20750x300.csv"
     np.savetxt(file, np.hstack([signals, rest]), delimiter=",", fmt="%g")
-    config = config_of(f"mars-vfl:{tmp_path}")
+    config = config_of(f"{MARS_VFL}:{tmp_path}")
     labels = load_labels(config)
     assert labels.classes == (0, 1, 2, 3) and labels.places is not None
     for party in range(2):
@@ -308,8 +310,8 @@ def nus_wide(folder: Path) -> tuple[list[Array], list[Array]]:
 
 
 def test_nus_wide_is_divided_into_images_and_tags_of_rows_with_one_topic(tmp_path: Path) -> None:
-    check_columns(f"mars-vfl:{tmp_path}", *nus_wide(tmp_path))
-    labels = load_labels(config_of(f"mars-vfl:{tmp_path}"))
+    check_columns(f"{MARS_VFL}:{tmp_path}", *nus_wide(tmp_path))
+    labels = load_labels(config_of(f"{MARS_VFL}:{tmp_path}"))
     assert labels.classes == ("animal", "buildings", "grass", "person", "water")
     assert [labels.classes[each] for each in labels.train[:4]] == [
         *("buildings", "grass", "animal", "buildings")
@@ -318,7 +320,7 @@ def test_nus_wide_is_divided_into_images_and_tags_of_rows_with_one_topic(tmp_pat
 
 def test_a_mars_vfl_folder_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "mosi_raw.pkl").write_bytes(b"not read")
-    config = config_of(f"mars-vfl:{tmp_path}")
+    config = config_of(f"{MARS_VFL}:{tmp_path}")
     with pytest.raises(ConfigError, match=r"Save MARS-VFL's pickled and HDF5 data as .*npz"):
         load_labels(config)
     uci_har(tmp_path)

@@ -66,7 +66,7 @@ def test_all_is_well_with_new_keys_and_the_exit_code_is_0(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["check", "result", "finding"] and lines[-1] == "All is well."
     checks = {line.split("  ")[0] for line in lines[1:-1]}
-    assert {"certificate", "host name", "key", "secrets", "folder", "space", "code"} <= checks
+    assert {"certificate", "host name", "key", "secrets", "folder", "space", "protocol"} <= checks
 
 
 @pytest.mark.parametrize(
@@ -353,14 +353,15 @@ def test_two_organisations_compare_versions_and_code(
         pairs = examine([], "", PORTS, file)
         return {each.check: each.result for each in pairs if each.check.startswith("compared")}
 
-    assert compared() == {"compared code": OK, "compared versions": OK}
-    assert compared(code="0" * 64) == {"compared code": PROBLEM, "compared versions": OK}
+    assert compared() == {"compared protocol": OK, "compared versions": OK}
+    assert compared(code="0" * 64) == {"compared protocol": OK, "compared versions": OK}
+    assert compared(protocol=99) == {"compared protocol": PROBLEM, "compared versions": OK}
     older = {**there["versions"], "torch": "1.0\x1b[2J" + "9" * 1000}
-    assert compared(versions=older) == {"compared code": OK, "compared versions": WARNING}
+    assert compared(versions=older) == {"compared protocol": OK, "compared versions": WARNING}
     assert main(["doctor", "--compare", str(file)]) == 1
     printed = capsys.readouterr().out
     assert "\\x1b[2J" in printed and "\x1b" not in printed and "9" * 40 not in printed
-    for text in ("", "[]", "{}", '{"versions": 1, "code": ""}'):
+    for text in ("", "[]", "{}", '{"versions": 1, "protocol": 1, "code": ""}'):
         file.write_text(text)
         with pytest.raises(ConfigError, match="is not the output of"):
             examine([], "", PORTS, file)
@@ -369,7 +370,7 @@ def test_two_organisations_compare_versions_and_code(
 def test_both_sides_can_read_the_code_to_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     code = machine.description()["code"]
     main(["doctor"])
-    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("code")]
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("protocol")]
     assert f"{code[:4]} {code[4:8]} {code[8:12]} {code[12:16]}" in line
 
 

@@ -207,7 +207,11 @@ def test_a_page_runs_in_order(page: str, tmp_path: Path) -> None:
 
 def lost(text: str) -> list[str]:
     """Return paths, classes and functions that a page names in backquotes and that do not exist."""
-    files = [each for part in ("vfl_flower", "strategies") for each in (HERE / part).rglob("*.py")]
+    files = [
+        each
+        for part in ("vfl_flower", "strategies", "vfl_attacks")
+        for each in (HERE / part).rglob("*.py")
+    ]
     paths = [f"/{each.relative_to(HERE)}" for each in files]
     code = "\n".join(each.read_text() for each in files)
     found = []

@@ -29,7 +29,7 @@ from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.state import load_arrays, load_large
 from vfl_flower.protocol.batches import steps_per_epoch
@@ -527,7 +527,7 @@ def test_a_party_goes_on_in_another_process(
     passed_on: Callable[[RecordDict], RecordDict],
 ) -> None:
     def elsewhere(message: Message, context: Context) -> Message:
-        monkeypatch.setattr(between, "_parties", {})
+        monkeypatch.setattr(between, "live", {})
         context.state = passed_on(context.state)
         reply: Message = client_app.app(message, context)
         return reply

@@ -18,21 +18,22 @@ from tests.organisations import ID, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder import checkpoint, explain, explanation
-from vfl_flower.label_holder.importance import Score
-from vfl_flower.label_holder.predictor import Predictor
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
 from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.models.training import load_model
-from vfl_flower.party import explain as party_explain
-from vfl_flower.party import explained_table
-from vfl_flower.party.explain import Explanation
-from vfl_flower.party.features import features_of
 from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.gaussian import epsilon_of
 from vfl_flower.protocol.privacy.journal import Journal
+from vfl_flower.tasks.inference import explain, explanation
+from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.party import explain as party_explain
+from vfl_flower.tasks.inference.party import explained_table
+from vfl_flower.tasks.inference.party.explain import Explanation
+from vfl_flower.tasks.inference.party.features import features_of
+from vfl_flower.tasks.inference.predictor import Predictor
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.explain_messages import PermuteOrder
 
@@ -268,8 +269,8 @@ def test_uploads_in_small_blocks_change_nothing(
 ) -> None:
     same_shuffles(monkeypatch)
     whole = explain_local({"model": str(plain), "repeats": 2})
-    monkeypatch.setattr("vfl_flower.label_holder.explain._UPLOAD", 4 * 4 * 7 * 10)
-    monkeypatch.setattr("vfl_flower.label_holder.explain._NUMBERS", 114 * 4)
+    monkeypatch.setattr("vfl_flower.tasks.inference.explain._UPLOAD", 4 * 4 * 7 * 10)
+    monkeypatch.setattr("vfl_flower.tasks.inference.explain._NUMBERS", 114 * 4)
     parts = explain_local({"model": str(plain), "repeats": 2})
     for one, other in zip(explanation.ranked(whole), explanation.ranked(parts), strict=True):
         assert one["value"] == pytest.approx(other["value"], abs=1e-3)
@@ -617,7 +618,7 @@ def test_rows_as_they_are_are_repeated_no_more_often_than_permuted_rows(
     assert np.array_equal(asked.repeated(order(party=1)), np.tile(plain[:10], (2, 1)))
     with pytest.raises(VflError, match="does not have"):
         asked.repeated(order(party=1, stop=21))
-    monkeypatch.setattr("vfl_flower.party.explain._AT_ONCE", 60)
+    monkeypatch.setattr("vfl_flower.tasks.inference.party.explain._AT_ONCE", 60)
     asked.repeated(order(party=1, count=3))
     with pytest.raises(VflError, match="agreed to"):
         asked.repeated(order(party=1, count=4))

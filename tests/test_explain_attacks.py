@@ -16,25 +16,27 @@ from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from tests.ledgers import numbers_in
 from tests.organisations import ID, Organisations, cut
 from tests.test_explain import SHORT
+from vfl_attacks import explanation as attack
+from vfl_attacks.explanation import Cheat, figures
 from vfl_flower.alignment import party_rows
-from vfl_flower.config import by_person
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.config.files import unsealed
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint, explanation, told_figures
-from vfl_flower.label_holder import explain as at_label_holder
-from vfl_flower.label_holder.importance import Score
-from vfl_flower.label_holder.predict import embeddings
-from vfl_flower.label_holder.told_figures import FiguresToTell, Noise
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
-from vfl_flower.party import explain, explained_people, explained_table, limits
+from vfl_flower.party import limits
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
-from vfl_flower.tools import audit_explain
-from vfl_flower.tools.audit_explain import Cheat, figures
+from vfl_flower.records import ledger
+from vfl_flower.tasks.inference import explain as at_label_holder
+from vfl_flower.tasks.inference import explanation, told_figures
+from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.party import explain, explained_people, explained_table
+from vfl_flower.tasks.inference.predict import embeddings
+from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
 from vfl_flower.transport.wire import pack, read_reply, to_reply
 
@@ -174,7 +176,7 @@ def test_people_of_one_explanation_are_in_no_other_set_for_30_days(
         assert not said.features and "people of an explanation" in said.refused
     assert node.begin(np.arange(ROWS), asked=np.arange(220))[1].features == 10  # they are the same
     assert node.donors(np.arange(220, 440))
-    now = by_person.today()
+    now = ledger.today()
     for later, refused in ((-400, True), (29, True), (30, False)):
         monkeypatch.setattr(explained_people, "today", lambda days=later: now + days)
         assert bool(node.begin(np.arange(219))[1].refused) == refused
@@ -233,7 +235,8 @@ def test_a_refused_explanation_has_no_people_and_counts_no_permutation(
         node.organisations.words = []
     assert not said.features and f"{rule} = {most}" in said.refused
     [counts] = node.states.glob(file)
-    assert set(np.frombuffer(unsealed(counts), "<u8").reshape(2, -1)[1].tolist()) == {counted}
+    name = {"max-uploads": "uploads", "max-predictions": "rows"}[rule]
+    assert set(numbers_in(counts, name).values()) == {counted}
     assert node.begin(np.arange(299))[1].features == 10
     assert not node.begin(np.arange(300))[1].features  # the control: these people are in a set
 
@@ -468,7 +471,7 @@ def test_parties_get_figures_about_a_person_once_in_30_days(
     explain_local(given)
     assert told_figures.LATE in caplog.text
     assert all(map(pd.DataFrame.equals, first, tables(noisy)))
-    now = by_person.today()
+    now = ledger.today()
     monkeypatch.setattr(told_figures, "today", lambda: now + 30)
     explain_local(given)
     assert not any(map(pd.DataFrame.equals, first, tables(noisy)))
@@ -533,4 +536,4 @@ def test_columns_with_one_value_give_no_correlation() -> None:
     change = truth[:, 1:] - truth[::-1, 1:]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert 0.1 < audit_explain._alike(truth[:, 1:], change, truth) <= 1
+        assert 0.1 < attack._alike(truth[:, 1:], change, truth) <= 1

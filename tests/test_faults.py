@@ -37,8 +37,7 @@ from vfl_flower.config.errors import (
     place,
 )
 from vfl_flower.launch.engines import Finished as Run
-from vfl_flower.party import about
-from vfl_flower.party import context as context_of_parties
+from vfl_flower.party import about, session
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.codecs.bits import place_bits
 from vfl_flower.protocol.estimators import first_order, zeroth_order
@@ -84,6 +83,22 @@ class Misbehaving:
         return reply
 
 
+@dataclass
+class InTurn:
+    """The ClientApp, but party `BAD` has one fault after the other, each in a training message."""
+
+    faults: list[Fault]
+    seen: int = 0
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == BAD and message.metadata.message_type == "train":
+            self.seen += 1
+            if self.seen >= AT and self.faults:
+                return self.faults.pop(0)(message, context)
+        reply: Message = client_app.app(message, context)
+        return reply
+
+
 def gone(fault: Fault, **more: Any) -> Any:
     """A party that misbehaves, and from then on refuses every message."""
     return Misbehaving(fault, misses=math.inf, **more)
@@ -110,7 +125,7 @@ def answers_in_vain(message: Message, context: Context) -> Message:
 
 def breaks_off(message: Message, context: Context) -> Message:
     """The party has done all that the message asks for, but not yet kept what it learned."""
-    with patch.object(context_of_parties, "keep", side_effect=ValueError):
+    with patch.object(session, "refuse_unused", side_effect=ValueError):
         reply: Message = client_app.app(message, context)
     return reply
 
@@ -139,7 +154,7 @@ def array(name: str, change: Callable[[Any], Any]) -> Fault:
 
 
 def with_nan(rows: Any) -> Any:
-    rows[2, 1] = np.nan
+    rows[2, -1] = np.nan
     return rows
 
 
@@ -184,7 +199,10 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "no embedding": (changed(arrays=lambda arrays: {}), "'embedding' is missing|'ids' is missing"),
     "another party": (changed(party=0), "answered as party 0"),
     "unknown party": (changed(party=99), "answered as party 99"),
-    "old exchange": (changed(exchange=lambda number: number - 1), "to message 4, when message 5"),
+    "old exchange": (
+        changed(exchange=lambda number: number - 1),
+        r"to message \d+, when message \d+",
+    ),
     "exchange of a wrong type": (changed(exchange="5"), "exchange must be a whole number"),
 }
 FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
@@ -239,14 +257,6 @@ def negative_length(ids: Any, lengths: Any) -> None:
     lengths[0], lengths[1] = -1, lengths[0] + lengths[1] + 1  # the sum stays
 
 
-def longer_than_the_data(ids: Any, lengths: Any) -> None:
-    lengths[0] = 456
-
-
-def overflowing(ids: Any, lengths: Any) -> None:
-    lengths[:] = 2**31 - 1
-
-
 FAULTS_OF_PAIRS: dict[str, tuple[Fault, str]] = {
     "no perturbed embedding": (without("perturbed"), "'perturbed' is missing"),
     "no embedding": (without("embedding"), "'embedding' is missing"),
@@ -272,28 +282,12 @@ FAULTS_OF_PAIRS: dict[str, tuple[Fault, str]] = {
         "'embedding' has values that are not finite",
     ),
 }
-FAULTS_OF_STEPS: dict[str, tuple[Fault, str]] = {
+FAULTS_OF_STEPS: dict[str, tuple[Fault, str]] = {  # test_batches.py has the others
     "no lengths": (without("lengths"), "'lengths' is missing"),
-    "no ids": (without("ids"), "'ids' is missing"),
     "too few lengths": (array("lengths", lambda n: n[:-1]), r"'lengths' is int32 of shape \(14,\)"),
-    "lengths of a wrong dtype": (
-        array("lengths", lambda n: n.astype(np.int64)),
-        "'lengths' is int64",
-    ),
-    "lengths of fractions": (array("lengths", lambda n: n + 0.5), "'lengths' is float64"),
-    "lengths of two axes": (array("lengths", lambda n: n[None]), r"'lengths' .* shape \(1, 15\)"),
     "lengths that add up to more": (array("lengths", lambda n: n + 1), "'ids' is int32 of shape"),
-    "lengths that add up to less": (array("lengths", lambda n: n // 2), "'ids' is int32 of shape"),
     "negative length": (of_steps(negative_length), "mini-batches of -1 to"),
-    "mini-batch of more rows than there are": (
-        of_steps(longer_than_the_data),
-        "mini-batches of .* to 456 rows",
-    ),
-    "lengths that overflow": (of_steps(overflowing), "mini-batches of 2147483647 to"),
-    "ids of a wrong dtype": (array("ids", lambda ids: ids.astype(np.int64)), "'ids' is int64"),
-    "too few ids": (array("ids", lambda ids: ids[:-1]), "'ids' is int32 of shape"),
     "id out of range": (of_steps(out_of_range(455)), "sent sample ids out of range"),
-    "negative id": (of_steps(out_of_range(-1)), "sent sample ids out of range"),
     "row twice in a step": (of_steps(row_twice), "a row occurs more than once"),
 }
 FAULTS_OF_DPZV: dict[str, tuple[Fault, str]] = {
@@ -302,20 +296,6 @@ FAULTS_OF_DPZV: dict[str, tuple[Fault, str]] = {
     "NaN in minus": (array("minus", with_nan), "'minus' has values that are not finite"),
     "minus of a wrong shape": (array("minus", lambda h: h[:, :-1].copy()), "'minus' is float32 of"),
 }
-KINDS = [
-    ("cascaded", ZEROTH, FAULTS_OF_PAIRS | FAULTS_OF_IDS),
-    ("syn-zoo", ZEROTH_SYNC, FAULTS_OF_PAIRS),
-    ("cascaded Poisson", POISSON, FAULTS_OF_PAIRS | FAULTS_OF_STEPS),
-    ("dpzv", DPZV, FAULTS_OF_DPZV | FAULTS_OF_STEPS),
-]
-OF_ZEROTH_ORDER = [
-    pytest.param(keys, *each, id=f"{kind} {name}")
-    for kind, keys, faults in KINDS
-    for name, each in faults.items()
-    if (kind, name) != ("cascaded", "no ids")  # that fault is made for one embedding
-]
-
-
 EF_VFL = {**KEYS, "strategy": "ef-vfl"}
 QSGD = {"codec": "qsgd", "bits": 2, "compression": "error-feedback"}
 TOP_K = {"codec": "top-k", "compression": "error-feedback"}
@@ -327,51 +307,32 @@ def first_places(arrays: dict[str, Any]) -> dict[str, Any]:
     return {**arrays, "embedding.bits": np.packbits(bits)}
 
 
-FAULTS_OF_TOP_K: dict[str, tuple[Fault, str]] = {
+FAULTS_OF_TOP_K: dict[str, tuple[Fault, str]] = {  # test_codecs.py has the others
     "no values": (without("embedding.values"), "array 'embedding.values' is missing"),
-    "truncated values": (array("embedding.values", lambda v: v[:-1]), "'embedding.values' is"),
     "truncated bits": (array("embedding.bits", lambda b: b[:-1]), "'embedding.bits' is too short"),
-    "values of a wrong dtype": (
-        array("embedding.values", lambda v: v.astype(np.float32)),
-        "'embedding.values' is float32",
-    ),
-    "NaN value": (array("embedding.values", first(np.nan)), "values that are not finite"),
     "exponent beyond all bounds": (
         array("embedding.exponents", first(126)),
         "'embedding' has values beyond 1,000,000",
     ),
-    "value above one": (array("embedding.values", first(1.5)), "values above the peak"),
     "places of other steps": (changed(arrays=first_places), "a wrong number of entries"),
-    "no places": (array("embedding.bits", np.zeros_like), "'embedding.bits' does not hold"),
-    "embeddings as they are": (
-        changed(arrays=lambda _: {"embedding": np.zeros((455, 32), np.float32)}),
-        "'embedding.values' is missing",
-    ),
 }
 FAULTS_OF_QSGD: dict[str, tuple[Fault, str]] = {
-    "no counts": (without("embedding.counts"), "array 'embedding.counts' is missing"),
-    "truncated bits": (array("embedding.bits", lambda b: b[:-1]), "'embedding.bits' is too short"),
     "NaN norm": (array("embedding.norms", first(np.nan)), "values that are not finite"),
-    "negative norm": (array("embedding.norms", first(-1.0)), "'embedding' has a negative norm"),
-    "too few norms": (array("embedding.norms", lambda v: v[:-1]), r"shape \(14,\), not"),
-    "huge count": (array("embedding.counts", first(2**16 - 1)), "'embedding' has counts that c"),
-    "no end of counts": (array("embedding.counts", lambda n: n[:-1]), "'embedding' has counts"),
+    "huge count": (array("embedding.counts", first(2**16 - 1)), "impossible counts"),
 }
-OF_CODECS = [
-    pytest.param(keys, *each, id=f"{keys['strategy']} {name}")
-    for keys, faults in (
-        (EF_VFL, FAULTS_OF_TOP_K),
-        ({**KEYS, "strategy": "vafl", **QSGD}, FAULTS_OF_QSGD),
-        (
-            {**ZEROTH, **TOP_K},
-            {
-                "no change": (without("change.bits"), "array 'change.bits' is missing"),
-                "NaN in change": (array("change.values", first(np.nan)), "'change.values' has"),
-            },
-        ),
-    )
-    for name, each in faults.items()
-]
+FAULTS_OF_CHANGES: dict[str, tuple[Fault, str]] = {
+    "no change": (without("change.bits"), "array 'change.bits' is missing"),
+    "NaN in change": (array("change.values", first(np.nan)), "'change.values' has"),
+}
+IN_TURN = {
+    "vafl": (VAFL, FAULTS | FAULTS_OF_IDS),
+    "cascaded": (ZEROTH, FAULTS_OF_PAIRS | {k: FAULTS_OF_IDS[k] for k in [*FAULTS_OF_IDS][:-1]}),
+    "cascaded, Poisson": (POISSON, FAULTS_OF_PAIRS | FAULTS_OF_STEPS),
+    "dpzv": (DPZV, FAULTS_OF_DPZV | FAULTS_OF_STEPS),
+    "top-k": ({**VAFL, **TOP_K}, FAULTS_OF_TOP_K),
+    "qsgd": ({**VAFL, **QSGD}, FAULTS_OF_QSGD),
+    "cascaded, top-k": ({**ZEROTH, **TOP_K}, FAULTS_OF_CHANGES),
+}
 
 
 def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tuple[Run, str]:
@@ -387,16 +348,39 @@ def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tupl
 # --- a party that misbehaves --------------------------------------------------------------------
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("keys", "fault", "cause"),
-    [(KEYS, *each) for each in FAULTS.values()]
-    + [(VAFL, *each) for each in (FAULTS | FAULTS_OF_IDS).values()],
-    ids=[f"split-nn {each}" for each in FAULTS] + [f"vafl {e}" for e in FAULTS | FAULTS_OF_IDS],
-)
-def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_is_saved(
-    run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, cause: str
+@pytest.mark.parametrize(("keys", "faults"), IN_TURN.values(), ids=list(IN_TURN))
+def test_each_fault_is_told_in_a_sentence_and_the_run_goes_on_until_the_party_is_back(
+    run: Start, own_log: list[str], keys: dict[str, Any], faults: dict[str, tuple[Fault, str]]
 ) -> None:
+    client: Any = InTurn([fault for fault, _ in faults.values()])
+    epochs = 4 + 2 * len(faults)
+    finished = run(3, {**keys, "on-party-failure": "continue", "epochs": epochs}, client)
+    assert client.faults == []
+    told = [line for line in own_log if "The run continues without it" in line]
+    for (name, (_, cause)), sentence in zip(faults.items(), told, strict=True):
+        assert sentence.startswith("Party 1 ") and re.search(cause, sentence), (name, sentence)
+        assert "\n" not in sentence and "Traceback" not in sentence
+    assert finished.summary["failure"] is None and finished.summary["failed_parties"] == []
+    for party in ("party-0", "party-1", "party-2"):
+        assert all(np.isfinite(each).all() for each in finished.parameters(party).values())
+
+
+ENDING = {
+    "split-nn raises": (KEYS, FAULTS["raises"]),
+    "split-nn error of Flower": (KEYS, FAULTS["error of Flower"]),
+    "split-nn NaN": (KEYS, FAULTS["NaN"]),
+    "vafl id out of range": (VAFL, FAULTS_OF_IDS["id out of range"]),
+    "syn-zoo NaN in perturbed": (ZEROTH_SYNC, FAULTS_OF_PAIRS["NaN in perturbed"]),
+    "ef-vfl truncated bits": (EF_VFL, FAULTS_OF_TOP_K["truncated bits"]),
+}
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize(("keys", "told"), ENDING.values(), ids=list(ENDING))
+def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_is_saved(
+    run: Start, tmp_path: Path, keys: dict[str, Any], told: tuple[Fault, str]
+) -> None:
+    fault, cause = told
     client = Misbehaving(fault)
     finished, sentence = failing(run, tmp_path / "out", keys, client)
     assert sentence.startswith("Party 1 ")
@@ -407,46 +391,8 @@ def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_i
     assert finished.summary["test_accuracy"] == finished.history[-1]["test_accuracy"]
     for name in ("top", "party-0", "party-1", "party-2"):
         assert all(np.isfinite(each).all() for each in finished.parameters(name).values())
-    assert finished.parameters("top")["layers.0.weight"].shape == (64, 96)
+    assert finished.parameters("top")["layers.0.weight"].shape[1] == 3 * 32
     assert client.later == []
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(("keys", "fault", "cause"), OF_ZEROTH_ORDER + OF_CODECS)
-def test_a_party_that_misbehaves_under_zeroth_order_or_codecs_ends_the_run_with_a_sentence(
-    run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, cause: str
-) -> None:
-    client = Misbehaving(fault)
-    finished, sentence = failing(run, tmp_path / "out", {**keys, "epochs": 3}, client)
-    assert sentence.startswith("Party 1 ")
-    assert re.search(cause, sentence), sentence
-    assert finished.summary["failure"] == sentence
-    assert finished.summary["failed_parties"] == [1]
-    assert len(finished.history) == 2
-    for array in finished.parameters("top").values():
-        assert np.isfinite(array).all()
-    assert client.later == []
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("keys", "fault"),
-    [
-        (ZEROTH, FAULTS_OF_PAIRS["NaN in perturbed"][0]),
-        (POISSON, FAULTS_OF_STEPS["row twice in a step"][0]),
-        (DPZV, FAULTS_OF_STEPS["negative length"][0]),
-        (DPZV, raises),
-    ],
-    ids=["cascaded", "cascaded Poisson", "dpzv", "dpzv raises"],
-)
-def test_a_zeroth_order_run_goes_on_without_the_party(
-    run: Start, keys: dict[str, Any], fault: Fault
-) -> None:
-    client = gone(fault)
-    finished = run(3, {**keys, "on-party-failure": "continue"}, client)
-    assert finished.summary["failure"] is None
-    assert finished.summary["failed_parties"] == [1]
-    assert finished.summary["epochs"] == pytest.approx((4 + 4 + 2) / 3, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -697,18 +643,28 @@ def test_gradients_that_diverge_are_not_the_fault_of_the_party(run: Start, tmp_p
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
-    "fault", [f for f, _ in (FAULTS | FAULTS_OF_IDS).values()], ids=[*FAULTS, *FAULTS_OF_IDS]
+    ("keys", "fault"),
+    [
+        (VAFL, raises),
+        (VAFL, FAULTS["NaN"][0]),
+        (ZEROTH, FAULTS_OF_PAIRS["NaN in perturbed"][0]),
+        (POISSON, FAULTS_OF_STEPS["row twice in a step"][0]),
+        (DPZV, FAULTS_OF_STEPS["negative length"][0]),
+    ],
+    ids=["raises", "NaN", "cascaded", "cascaded Poisson", "dpzv"],
 )
-def test_an_asynchronous_run_goes_on_without_the_party(run: Start, fault: Fault) -> None:
+def test_an_asynchronous_run_goes_on_without_the_party(
+    run: Start, keys: dict[str, Any], fault: Fault
+) -> None:
     client = gone(fault)
-    finished = run(3, GOES_ON, client)
+    finished = run(3, {**keys, "on-party-failure": "continue"}, client)
     assert finished.summary["failure"] is None
     assert finished.summary["failed_parties"] == [1]
-    assert client.later == ["query.rejoin"]
+    assert set(client.later) == {"query.rejoin"}
     # The others finish their 4 epochs; of the third, the 2 that were answered count.
     assert finished.summary["epochs"] == pytest.approx((4 + 4 + 2) / 3, abs=1e-3)
     assert finished.history[-1]["epoch"] == finished.summary["epochs"]
-    assert finished.summary["test_accuracy"] > 0.85
+    assert finished.summary["test_accuracy"] > (0.85 if keys is VAFL else 0.3)
 
 
 @pytest.mark.one_by_day
@@ -723,10 +679,11 @@ def test_a_party_that_stays_away_is_asked_once_an_evaluation(run: Start, every: 
     assert finished.summary["epochs"] == pytest.approx((6 + 6 + 3 / 15) / 3, abs=1e-3)
 
 
+ADAM = {"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01}
 ERROR_FEEDBACK: list[dict[str, Any]] = [
     {**VAFL, **TOP_K, "downlink-codec": "qsgd", "downlink-compression": "error-feedback"},
     {**VAFL, **QSGD},
-    {**VAFL, **TOP_K, "strategy": "vafl-t", "quorum": 2, "optimizer": "adam", "party-lr": 0.01},
+    {**VAFL, **TOP_K, "strategy": "vafl-t", "quorum": 2, **ADAM},
     {**ZEROTH, **TOP_K},
     {**DPZV, **QSGD},
 ]
@@ -741,17 +698,22 @@ def came_back(keys: dict[str, Any], client: Any) -> float:
     figures = strategy.figures()
     assert figures["failed_parties"] == []
     assert client.later[0] == "query.rejoin" and client.later[-1] == "evaluate"
-    assert figures["test_accuracy"] > 0.8
+    assert figures["test_accuracy"] > (0.65 if keys["strategy"] == "dpzv" else 0.8)
     return float(figures["epochs"])
 
 
+LOST: dict[str, Fault] = {
+    **{"message lost": refuses, "answer lost": answers_in_vain, "party breaks off": breaks_off}
+}
+RETURNS = {f"{name}, top-k both ways": (fault, ERROR_FEEDBACK[0]) for name, fault in LOST.items()}
+RETURNS |= {  # each codec and estimator with one of the faults
+    f"{name}, {keys['strategy']}": (fault, keys)
+    for (name, fault), keys in zip(2 * [*LOST.items()], ERROR_FEEDBACK[1:], strict=False)
+}
+
+
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("keys", ERROR_FEEDBACK, ids=lambda keys: str(keys["strategy"]))
-@pytest.mark.parametrize(
-    "fault",
-    [refuses, answers_in_vain, breaks_off],
-    ids=["message lost", "answer lost", "party breaks off"],
-)
+@pytest.mark.parametrize(("fault", "keys"), RETURNS.values(), ids=list(RETURNS))
 def test_a_party_that_comes_back_goes_on_with_what_the_label_holder_knows(
     fault: Fault, keys: dict[str, Any]
 ) -> None:
@@ -806,7 +768,11 @@ def is_ahead(message: Message, context: Context) -> Message:
 
 
 DOWNLINK = {"downlink-codec": "qsgd", "downlink-compression": "error-feedback"}
-BROUGHT_INTO_STEP = [{**KEYS, "strategy": "split-nn"}, {**EF_VFL, **DOWNLINK}, *ERROR_FEEDBACK]
+BROUGHT_INTO_STEP = [
+    (keys, ("train", "evaluate")[number % 2])
+    for number, keys in enumerate([KEYS, {**EF_VFL, **DOWNLINK}, *ERROR_FEEDBACK, KEYS])
+]
+in_step_again = pytest.mark.parametrize(("keys", "kind"), BROUGHT_INTO_STEP)
 
 
 @pytest.fixture
@@ -829,19 +795,18 @@ def brought_into_step(keys: dict[str, Any], client: Any, epochs: float = 8) -> d
     An evaluation every second epoch, so that training messages bring feedback too.
     """
     strategy, grid = trained(3, {**keys, "epochs": 8, "eval-every": 2.0}, client)
-    names = ["uplink"] * ("compression" in keys or keys["strategy"] == "ef-vfl")
+    names = ["uplink"] * ("compression" in keys or keys.get("strategy") == "ef-vfl")
     assert_copies_agree(strategy, grid, *names, *["gradient"] * ("downlink-codec" in keys))
     figures = strategy.figures()
     assert figures["failed_parties"] == []
     assert figures["epochs"] == pytest.approx(epochs, abs=1e-3)
     assert len(strategy.run.history.entries) == 4
-    assert figures["test_accuracy"] > 0.8
+    assert figures["test_accuracy"] > (0.65 if keys.get("strategy") == "dpzv" else 0.8)
     return figures
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("keys", BROUGHT_INTO_STEP, ids=lambda keys: str(keys["strategy"]))
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@in_step_again
 def test_a_message_that_comes_twice_is_served_once(
     keys: dict[str, Any], kind: str, updates: list[None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -871,8 +836,7 @@ def test_a_message_that_comes_twice_changes_nothing_in_a_synchronous_run() -> No
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("keys", BROUGHT_INTO_STEP, ids=lambda keys: str(keys["strategy"]))
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@in_step_again
 def test_a_party_that_has_lost_all_its_state_begins_anew(
     keys: dict[str, Any], kind: str, updates: list[None], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -151,7 +151,7 @@ def test_this_process_is_no_actor_of_ray() -> None:
 
 def test_nothing_else_touches_what_flower_keeps_to_itself() -> None:
     private = re.compile(r"flwr\.(supercore|proto|server|client|simulation|supernode|superlink)\b")
-    for folder in ("vfl_flower", "strategies"):
+    for folder in ("vfl_flower", "strategies", "vfl_attacks"):
         for path in (CHECKOUT / folder).rglob("*.py"):
             if path.name in ("flower_internals.py", "flower_processes.py"):
                 continue

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parent.parent
-PACKAGES = "vfl_flower", "strategies"
+PACKAGES = "vfl_flower", "strategies", "vfl_attacks"
 CONTRACTS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
 
@@ -71,12 +71,25 @@ def test_imports_keep_the_contract(copy: Path) -> None:
             "No cycles are allowed in vfl_flower.label_holder",
         ),
         (
+            "vfl_flower/tools/information.py",
+            "def late() -> None:\n    import vfl_attacks.canary\n",
+            "vfl_flower is not allowed to import vfl_attacks",
+        ),
+        (
             "strategies/reference/vafl.py",
             "from vfl_flower.data import ids\n",
             "strategies.reference is not allowed to import vfl_flower",
         ),
     ],
-    ids=["upwards", "for types alone", "in a function", "sideways", "circle", "reference"],
+    ids=[
+        "upwards",
+        "for types alone",
+        "in a function",
+        "sideways",
+        "circle",
+        "attacks",
+        "reference",
+    ],
 )
 def test_a_planted_import_breaks_the_contract(
     copy: Path, file: str, planted: str, broken: str
@@ -134,4 +147,4 @@ def test_every_part_of_the_package_has_a_floor() -> None:
     floors = {each for line in CONTRACTS["contracts"][0]["layers"] for each in line.split(" | ")}
     found = {path for path in (CHECKOUT / "vfl_flower").iterdir() if path.name[:1] not in "_."}
     parts = {f"vfl_flower.{path.stem}" for path in found}
-    assert parts ^ floors == {"strategies"}
+    assert parts ^ floors == {"strategies", "vfl_attacks"}

@@ -19,10 +19,10 @@ from flwr.app import Context, Message, RecordDict
 
 from tests.organisations import ID, Organisations, cut, read
 from tests.releases import learned_from
+from vfl_attacks.information import of_information
 from vfl_flower import client_app
 from vfl_flower.alignment.party_rows import PSI, digest_of, is_aligned, save_state
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.config.files import write_sealed
 from vfl_flower.data import evidence_files
 from vfl_flower.data.at_label_holder import load_labels, own_table
 from vfl_flower.data.bins import Bins
@@ -30,16 +30,15 @@ from vfl_flower.data.evidence import MOST_TOLD, leverages
 from vfl_flower.data.ids import by_id
 from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder.exact_sums import Shown
-from vfl_flower.label_holder.information import of_column
 from vfl_flower.launch.engines import run_local
-from vfl_flower.party import information as at_party
 from vfl_flower.party import label_sets
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.draws import path_of_draws
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.audit_information import of_information
+from vfl_flower.tasks.information import party as at_party
+from vfl_flower.tasks.information.exact_sums import Shown
+from vfl_flower.tasks.information.label_holder import of_column
 from vfl_flower.transport.early_messages import (
     ColumnBinsOrder,
     EvidenceOrder,
@@ -418,16 +417,6 @@ def test_two_runs_at_once_get_no_more_sets(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(ask, enumerate(node.halves(14)))) == 10
-
-
-def test_sets_that_an_older_version_counted_are_still_counted(tmp_path: Path) -> None:
-    node = Asked(tmp_path)
-    (tmp_path / "node").mkdir()
-    write_sealed(tmp_path / "node" / "party-0.information-692", np.arange(9).tobytes())
-    first, second = node.halves(2)
-    node.value(first)
-    with pytest.raises(ConfigError, match="more than 10 sets"):
-        node.value(second)
 
 
 def test_labels_that_differ_in_few_people_are_refused(

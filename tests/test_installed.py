@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).parent.parent
-SOURCES = "vfl_flower", "strategies", "pyproject.toml", "README.md", "LICENSE"
+SOURCES = "vfl_flower", "strategies", "vfl_attacks", "pyproject.toml", "README.md", "LICENSE"
 
 
 def copy_sources(folder: Path) -> None:
@@ -131,7 +131,7 @@ def test_make_install_compiles_modules_whatever_the_environment_says(tmp_path: P
         (site / module).parent.mkdir(parents=True, exist_ok=True)
         (site / module).write_text("value = 1\n")
     (site / "here/other.py").write_text("print 'of another Python'\n")
-    for package in ("vfl_flower", "strategies"):
+    for package in ("vfl_flower", "strategies", "vfl_attacks"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "c.py").write_text("value = 1\n")
     for needed in ("pyproject.toml", "constraints.txt"):

@@ -26,6 +26,7 @@ from strategies.baselines.local_only import Alone
 from tests import conftest
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
 from tests.stepping import by_differences, by_gradient
+from vfl_attacks.audit import audit
 from vfl_flower import server_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
@@ -47,7 +48,6 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.results.figures import headline
-from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
 

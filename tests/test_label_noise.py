@@ -19,6 +19,7 @@ import torch
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start
 from tests.releases import learned_from
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
+from vfl_attacks.audit import audit
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
@@ -27,7 +28,6 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.models.losses import Loss, loss_of, loss_per_row
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.tools.audit import audit
 
 NOISY = {**ALL_ROWS, "privacy": "labels", "epsilon": 1.0}
 NUMBERS = {**NOISY, "target": "regression", "label-range": "0,10"}

@@ -36,7 +36,7 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
 from vfl_flower.party import builder, refusals
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.directions.differences import values_of_pairs
 from vfl_flower.protocol.directions.window import Directions
@@ -142,7 +142,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 def forgetful(message: Message, context: Context) -> Message:
     """Serve a message as a party would in a new process."""
-    between._parties.clear()
+    between.live.clear()
     return client_app.app(message, context)
 
 
@@ -594,7 +594,7 @@ def loss_of_predictions(folder: Path) -> float:
     """Predict as a new process would: with modules in their first state."""
     towers.Stateful.seen = 0
     towers.MEANS.clear()
-    between._parties.clear()
+    between.live.clear()
     file = predict_local({"model": str(folder)}).with_suffix(".json")
     return float(json.loads(file.read_text())["loss"])
 

@@ -23,10 +23,10 @@ from tests.monitored import OF_RUN, OF_SERVICE
 from tests.serving import TOKEN
 from tests.test_deploy_files import ran
 from vfl_flower.label_holder.callbacks import RunState
-from vfl_flower.label_holder.run_metrics import RunMetrics
-from vfl_flower.label_holder.serving.guard import Guard
-from vfl_flower.label_holder.serving.metrics import Metrics, Surroundings
-from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.label_holder.run_metrics import RunMetrics, Surroundings
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.transport.http.guard import Guard
+from vfl_flower.transport.http.tokens import Tokens
 
 METRICS = OF_SERVICE | OF_RUN
 REASONS = {"unknown", "down", "refused", "late", "faulty"}

@@ -15,13 +15,14 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower
+from vfl_flower.api.arguments import listed
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.memory import listed
-from vfl_flower.label_holder import checkpoint, explanation
-from vfl_flower.label_holder.contribution import contribution
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.results.report import report
+from vfl_flower.tasks.inference import explanation
+from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.tools import information
 from vfl_flower.transport import wire
 from vfl_flower.transport.messages import DescribeOrder, Introduction

@@ -35,7 +35,6 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.labels import as_known, encode_labels
 from vfl_flower.data.split import divide, held_out_again, used_by
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local, run_supernodes
 from vfl_flower.models.top_layers import TopModel
@@ -46,6 +45,7 @@ from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.aggregation.partial import PartialTop
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.transport.base import Transport
 
 APP = client_app.app

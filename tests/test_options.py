@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from flwr.app import Context, RecordDict
 
 import vfl_flower
 from tests import prose
-from vfl_flower.config import renamed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import RULES, Rules
 from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, pairs
-from vfl_flower.party import refusals
 from vfl_flower.protocol.system import load_system
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools import listing
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.compare import compare, compared
 
 HERE = Path(__file__).parent.parent
-NEW = {"centralised": "joined", "local-only": "alone", "intersection-only": "common"}
 FROM_A_RUN = {"resume", "grow", "freeze", "task", "model", "without"}
 NODES = {"stream-address", "stream-ports", "session-seconds", "transport", "parties"}
 
@@ -242,39 +236,8 @@ def test_help_of_run_names_the_basic_options(
     assert "vfl list --all" in text and set(GROUPS) == {each.section for each in KEYS.values()}
 
 
-# --- new names ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("new", "old"), NEW.items())
-def test_a_new_name_means_the_same_as_the_old_one(new: str, old: str) -> None:
-    assert resolve({"strategy": new}) == resolve({"strategy": old})
-    assert load_system(new) is load_system(old)
-    refusals._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
-    assert compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
-    with pytest.raises(ConfigError, match=f"The run '{new}' is given twice"):
-        compare(2, {}, [{"strategy": old}, {"strategy": new}], 0.9)
-
-
-def test_an_old_name_gets_one_notice(caplog: pytest.LogCaptureFixture) -> None:
-    renamed._notify.cache_clear()
-    with caplog.at_level(logging.WARNING, "flwr.notice"):
-        for _ in range(2):
-            pairs(["strategy='joined' epochs=1"], "-c")
-        pairs(["strategy='centralised'"], "-c")
-        resolve({"strategy": "joined"})
-    (sentence,) = [record.getMessage() for record in caplog.records]
-    assert sentence.startswith("strategy='joined' has a new name: 'centralised'.")
-
-
-def test_errors_name_the_new_names() -> None:
+def test_errors_name_the_baselines() -> None:
     with pytest.raises(ConfigError, match="centralised, intersection-only"):
         resolve({"strategy": "nonsense"})
     with pytest.raises(ConfigError, match="did you mean 'centralised'"):
         resolve({"strategy": "centralized"})
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("name", ["joined", "centralised"])
-def test_both_names_are_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed([name], capsys)
-    assert text.startswith("centralised (system)") and "joined, for one more release" in text

@@ -40,7 +40,6 @@ from vfl_flower.data.ids import encode_ids
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.predict import UploadCount
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -51,6 +50,7 @@ from vfl_flower.party.state import load_about
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.predict import UploadCount
 from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
@@ -616,7 +616,7 @@ def test_a_prediction_that_is_killed_after_its_count_stays_counted(
     spent: Callable[[str], int], tmp_path: Path
 ) -> None:
     with (
-        patch("vfl_flower.label_holder.predict.embeddings", side_effect=KeyboardInterrupt),
+        patch("vfl_flower.tasks.inference.predict.embeddings", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         spent("run")

@@ -27,7 +27,7 @@ from vfl_flower.launch.submission import from_anywhere
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import kept, load_model, model_arrays, trained
 from vfl_flower.party import about, builder, state
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.systems import refuse_places, resolve
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
@@ -219,7 +219,7 @@ def test_weights_that_lack_a_pooler_are_in_states_whole(folders: Path, tmp_path:
 @pytest.fixture
 def context() -> Context:
     begin_task()
-    between._parties.clear()
+    between.live.clear()
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": True}
     return Context(7, 2, node, RecordDict(), {})
 
@@ -234,8 +234,7 @@ def a_party(folder: Path, context: Context, strategy: str, **args: Any) -> Party
         if args:
             patch.setattr(module, "pretrained", lambda place: made_by(place, args))
         party = Party(config, 0, 2, 3, block)
-    between._parties[0, 2] = 7, party
-    between.save(context, party)
+    between.Session(context, party).write()
     return party
 
 
@@ -280,7 +279,6 @@ def test_a_party_learns_and_goes_on_elsewhere(
     assert state.load_arrays(context.state, "model").keys() == (learn if args else before.keys())
     moved = Context(8, 2, context.node_config, state_from_bytes(state_to_bytes(context.state)), {})
     other = a_party(folders / "distilbert", Context(8, 2, {}, RecordDict(), {}), strategy, **args)
-    between._parties[0, 2] = 8, other
     other.in_process.model = None
     found = asked(moved, EvaluateOrder(exchange=4)).arrays["embedding"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

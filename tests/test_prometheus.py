@@ -31,9 +31,9 @@ from vfl_flower.label_holder import run_metrics
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.prometheus import Prometheus
 from vfl_flower.label_holder.run_metrics import RunMetrics
-from vfl_flower.label_holder.serving.guard import STATUSES
 from vfl_flower.launch.engines import Finished, run_local, run_ray, run_supernodes
 from vfl_flower.launch.processes import reserved_port
+from vfl_flower.transport.http.guard import STATUSES
 from vfl_flower.transport.nodes.certificates import self_signed
 
 GUIDE = Path(__file__).parent.parent / "docs" / "how-to" / "monitor.md"

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
+from tests import protocol
+from tests.conftest import Start
+from tests.serving import served
 from vfl_flower import client_app
 from vfl_flower.config import provenance
 from vfl_flower.config.errors import PartyError, VflError
-from vfl_flower.config.provenance import peak_memory_mb, running
+from vfl_flower.config.protocol_version import DIGEST, VERSION
+from vfl_flower.config.provenance import peak_memory_mb, running, shared_code
+from vfl_flower.launch.engines import predict_local
 from vfl_flower.transport.early_messages import AlignOrder
-from vfl_flower.transport.messages import DescribeOrder, Payload
-from vfl_flower.transport.wire import read_reply, to_failure, to_message
+from vfl_flower.transport.messages import DescribeOrder, Order, Payload
+from vfl_flower.transport.wire import Call, read_reply, to_failure, to_message
 
 PRINTED = """
 import importlib.util, sys
@@ -52,7 +59,9 @@ class LaterOrder(DescribeOrder):
     more: int = 0
 
 
-LATER = "vfl-flower 9.0.0 (code 0123456789ab)"
+LATER = f"vfl-flower 9.0.0 (protocol {VERSION + 1}, code 0123456789ab)"
+WORDED = f"vfl-flower 9.0.0 (protocol {VERSION}, code 0123456789ab)"
+"""The next version differs in a word of a report, or in anything that no message carries."""
 
 
 @pytest.mark.parametrize("call", [True, False])
@@ -100,3 +109,57 @@ def test_an_older_label_holder_is_told_so() -> None:
     del message.content["scalars"]["version"]
     with pytest.raises(VflError, match="the label holder runs an older version"):
         read_reply(client_app.app(message, node()), Payload)
+
+
+def test_make_protocol_counts_on_if_asked_to() -> None:
+    text = protocol.FILE.read_text()
+    assert protocol.renewed(text, False) == text
+    assert f"\nVERSION = {VERSION + 1}\n" in protocol.renewed(text, True)
+
+
+def test_the_protocol_version_is_of_this_code() -> None:
+    assert shared_code() == DIGEST, (
+        "Code that label holder and parties share has changed. Run `make protocol` if an older "
+        "side can still take part, else `make protocol VERSION=next`."
+    )
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        *("", "vfl-flower 0.2.0 (code 0123456789ab)", LATER, f"{LATER}\n", f"{WORDED} "),
+        *(WORDED.replace(f"protocol {VERSION}", "protocol "), f"{WORDED}, {LATER}"),
+    ],
+)
+def test_another_protocol_is_another_version(version: str) -> None:
+    assert not provenance.speaks(version)
+    assert provenance.speaks(WORDED) and provenance.speaks(running())  # the control
+
+
+def test_versions_of_one_protocol_train_predict_and_serve_together(
+    tmp_path: Path, run: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, served_orders = client_app.app, set()
+
+    def next_version(message: Message, context: Context) -> Message:
+        """Serve an order as the next version's label holder sends it."""
+        assert isinstance(message, Call) and isinstance(message.payload, Order)
+        served_orders.add(message.payload.kind)
+        message.payload = replace(message.payload, version=WORDED)
+        return app(message, context)
+
+    provenance._note_other_code.cache_clear()
+    keys = {"dataset": "breast-cancer", "epochs": 1}
+    with caplog.at_level(logging.INFO, "vfl_flower"):
+        finished = run(2, keys, next_version)  # type: ignore[arg-type]
+    assert finished.summary["test_accuracy"] == run(2, keys).summary["test_accuracy"]
+    assert [each.message for each in caplog.records if "9.0.0" in each.message] == [
+        f"The label holder runs {WORDED}, and this party {running()}."
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(client_app, "app", next_version)
+        assert predict_local({"model": str(finished.folder)}).is_file()
+    (tmp_path / "service").mkdir(0o700)
+    with served(finished.folder, tmp_path / "service", client=next_version) as service:
+        assert service.ask(*sorted(service.loaded.rows.ids.tolist())[:2])
+    assert {"query.describe", "train"} < served_orders and len(served_orders) > 3

@@ -36,9 +36,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder import checkpoint, progress, rows_to_predict
+from vfl_flower.label_holder import checkpoint, progress
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.label_holder.run_metrics import RunMetrics
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy import noise
@@ -46,6 +45,8 @@ from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.privacy.scalars import NoisyScalars
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.report import report
+from vfl_flower.tasks.inference import rows as rows_to_predict
+from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.transport.local import LocalGrid
 
 ROWS, PARTIES = 120, 2

@@ -21,7 +21,7 @@ from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.data import at_party
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.split import divide
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.aggregation import fixed_point
@@ -46,14 +46,14 @@ from vfl_flower.transport.messages import (
 @pytest.fixture(autouse=True)
 def new_process() -> None:
     begin_task()
-    between._parties.clear()
+    between.live.clear()
 
 
 def embedded(parties: Parties, kind: type[Order], steps: int = 1) -> list[Rows]:
     """Return each party's embeddings, of its test rows or of its first mini-batches."""
     found: list[Rows] = []
     for number in range(len(parties.nodes)):
-        one = between._parties[number, len(parties.nodes)][1]
+        one = between.live[number, len(parties.nodes)].party
         ids = one._draw(replace(PASS, steps=steps), b"").ids if kind is TrainOrder else None
         rows = one.inputs.block.test if ids is None else one.inputs.block.train
         found.append(one.learner.embeddings(rows, ids).numpy())
@@ -220,7 +220,7 @@ def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
         return
     parties.begin()
     parties.agree()
-    shifted, one = total(parties.evaluated()), between._parties[0, 3][1]
+    shifted, one = total(parties.evaluated()), between.live[0, 3].party
     test = divide(one.config.data, 60)[1]
     here, there = (np.insert(np.arange(59), gap, -1)[test] for gap in (3, 40))
     together = total(predicted(with_files(tmp_path, 2)))  # by the same models
@@ -244,7 +244,7 @@ def test_embeddings_of_another_size_are_in_no_sum(
         return
     monkeypatch.setattr(Party, "alike", property(lambda party: b""))
     parties.agree()
-    one, seen = between._parties[0, 3][1], []
+    one, seen = between.live[0, 3].party, []
     for run, first in enumerate([(0, 1), (0, 9)], 2):
         sent = predicted(with_files(tmp_path, run, first=first, sizes=sizes))
         flat = [
@@ -303,7 +303,7 @@ def test_whose_embeddings_are_too_large_is_not_told(
             most = scale
         else:
             least = scale
-    one = between._parties[0, 3][1]
+    one = between.live[0, 3].party
     window = [one._draw(replace(PASS, first=at), b"").ids[0] for at in (0, 1)]
     x = np.asarray(one.inputs.block.train[window])
     assert fixed_point.BOUND / (0.1 * most) == pytest.approx(abs(x[0] @ x[1] + 1), rel=0.02)

@@ -26,7 +26,7 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, OutOfStepError, SumError, VflError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.launch.engines import run_local
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party import state_file
 from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import keys as sum_keys
@@ -59,7 +59,7 @@ from vfl_flower.transport.wire import read_reply, to_reply
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     begin_task()
-    between._parties.clear()
+    between.live.clear()
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_who_has_another_configuration_has_no_keys_in_common(
 @pytest.mark.usefixtures("_keys_anew")
 def test_so_has_who_has_other_rows(parties: Parties) -> None:
     """Each sum is of one person: others' ids, or the same in another order, make none."""
-    one = between._parties[2, 3][1]
+    one = between.live[2, 3].party
     object.__setattr__(one.inputs.block, "ids_digest", "of another order")
     with pytest.raises(ConfigError, match="Parties 0 and 2 have no key"):
         parties.agree()
@@ -400,7 +400,7 @@ def test_an_older_state_masks_nothing(parties: Parties) -> None:
     older = state_to_bytes(parties.nodes[0].state)
     total(parties.evaluated())
     parties.nodes[0].state = state_from_bytes(older)
-    between._parties.clear()
+    between.live.clear()
     order = TrainOrder(exchange=2, epoch=0, first=0, steps=1, coordinated=True)
     with pytest.raises(VflError, match="older state of its masked sums, and would use masks twice"):
         asked(parties.nodes[0], order)
@@ -416,8 +416,8 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
     uploads = []
     for shift in (0.0, 1.0):
         parties.nodes[0].state = state_from_bytes(older)
-        between._parties.clear()
-        one = between.resume(parties.nodes[0])
+        between.live.clear()
+        one = between.resume(parties.nodes[0]).party
         for parameter in one.learner.model.parameters():
             parameter.data += shift
         sent = asked(parties.nodes[0], EvaluateOrder(exchange=1)).arrays["embedding"]
@@ -448,7 +448,7 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
     with pytest.raises(VflError, match="before it made its key"):
         asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
     parties.nodes[0].state = state_from_bytes(before[0])
-    between._parties.clear()
+    between.live.clear()
     with pytest.raises(VflError, match="older state"):
         asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
 
@@ -548,12 +548,12 @@ def nothing(upload: Upload, message: Message, context: Context) -> Message:
 
 def lost(upload: Upload, message: Message, context: Context) -> Message:
     """Its process dies after it has served a message, and another has the state of before."""
-    between._parties.clear()
+    between.live.clear()
     return client_app.app(message, context)
 
 
 def out_of_step(upload: Upload, message: Message, context: Context) -> Message:
-    between._parties.clear()
+    between.live.clear()
     context.state.clear()
     return client_app.app(message, context)
 

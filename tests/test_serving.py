@@ -30,27 +30,29 @@ import pytest
 from flwr.app import Context, Message
 
 from tests.fleet import until
+from tests.ledgers import numbers_in
 from tests.organisations import ID, Organisations, cancer, change, cut, read, write
 from tests.serving import TOKEN, Served, SlowGrid, served
 from vfl_flower import client_app
 from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import find, verify
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.config.files import unsealed
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
-from vfl_flower.label_holder.serving import guard, joining, web
-from vfl_flower.label_holder.serving import listening as listening_module
-from vfl_flower.label_holder.serving import serve as serve_module
-from vfl_flower.label_holder.serving.parties import Parties
-from vfl_flower.label_holder.serving.requests import Piece, Request, UnavailableError
-from vfl_flower.label_holder.serving.serve import lasting, serve
-from vfl_flower.label_holder.serving.tokens import Tokens
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party import inputs, scoring
+from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.serving import joining, web
+from vfl_flower.tasks.inference.serving import serve as serve_module
+from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.requests import Piece, Request, UnavailableError
+from vfl_flower.tasks.inference.serving.serve import lasting, serve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.http import guard
+from vfl_flower.transport.http import listening as listening_module
+from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.messages import Predicted, PredictOrder, Scored, ServeOrder, Serving
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, to_failure, to_reply
@@ -676,7 +678,7 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
     keys = {"dataset": f"files:{trained.labels}"}
 
     def counted() -> int:
-        return int(np.frombuffer(unsealed(states / "party-1.predictions"), "<u8")[-1])
+        return numbers_in(states / "party-1.predictions", "rows")[0]
 
     with served(trained.folder / "any", tmp_path, keys, nodes) as found:
         both = found.loaded.embeddings.present.all(1)
@@ -684,10 +686,10 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
         assert counted() == 10  # a hundredth of the limit, ahead
         found.service.queue.close()
         over = SessionEnd(connected=True, served=1, cause="")
-        monkeypatch.setattr("vfl_flower.client_app.stream.serve", lambda *_: over)
+        monkeypatch.setattr("vfl_flower.client_app.stream_session.serve", lambda *_: over)
         context = found.grid.contexts[found.node(1)]
         order = SessionOrder(address="a", certificate="", token="t", keep=False)
-        assert client_app.app.session(context, order) is over
+        assert client_app.app.stream(context, order) is over
         assert counted() == 1
 
 
@@ -958,7 +960,7 @@ def test_pages_answer_head_too_and_are_rendered_once(some: Served) -> None:
 def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
     some: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl_flower.label_holder.serving.tokens._LOOK", 0.0)
+    monkeypatch.setattr("vfl_flower.transport.http.tokens._LOOK", 0.0)
     tokens = tmp_path / "tokens"
     assert httpx.get(f"{some.url}/readyz").status_code == 200
     tokens.chmod(0o644)
@@ -1098,7 +1100,7 @@ def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_pat
 def test_tokens_can_be_changed_while_the_service_runs(
     some: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfl_flower.label_holder.serving.tokens._LOOK", 0.0)
+    monkeypatch.setattr("vfl_flower.transport.http.tokens._LOOK", 0.0)
     tokens, new = tmp_path / "tokens", "another-token-of-enough-letters"
     tokens.write_text(f"# callers\nbank {TOKEN}\nshop {new}\n")
     both = [{"Authorization": f"Bearer {each}"} for each in (TOKEN, new)]

@@ -26,16 +26,23 @@ from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from tests.serving import Served, served
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.label_holder.serving import explaining as explaining_module
-from vfl_flower.label_holder.serving import new_ids, requests, web
-from vfl_flower.label_holder.serving.explaining import Explaining
-from vfl_flower.label_holder.serving.loaded import Loaded
-from vfl_flower.label_holder.serving.new_ids import NewIds
-from vfl_flower.label_holder.serving.requests import BATCH, Piece, Queue, Request, UnavailableError
-from vfl_flower.label_holder.serving.service import Service
-from vfl_flower.label_holder.serving.turns import Turns
-from vfl_flower.party import scoring
-from vfl_flower.party.limits import add, refused_rows
+from vfl_flower.party.limits import refused_rows
+from vfl_flower.records.ledger import opened
+from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.serving import explaining as explaining_module
+from vfl_flower.tasks.inference.serving import new_ids, requests, web
+from vfl_flower.tasks.inference.serving.explaining import Explaining
+from vfl_flower.tasks.inference.serving.loaded import Loaded
+from vfl_flower.tasks.inference.serving.new_ids import NewIds
+from vfl_flower.tasks.inference.serving.requests import (
+    BATCH,
+    Piece,
+    Queue,
+    Request,
+    UnavailableError,
+)
+from vfl_flower.tasks.inference.serving.service import Service
+from vfl_flower.tasks.inference.serving.turns import Turns
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -235,9 +242,8 @@ def used_up() -> Iterator[Callable[[Served, int, str], int]]:
         before.setdefault(counts, counts.read_bytes())
         party = scoring._served[found.grid.run_id, 1]
         number = party.block.test_rows[party.block.tested[[row]]]
-        for times in (256, 128, 64, 32, 16, 8, 4, 2, 1):
-            while add(counts, number, times, 400):
-                pass
+        with opened(counts) as ledger:
+            ledger.put("uploads", number, 400)
         return int(found.loaded.rows.ids[row + 1])
 
     yield use
@@ -520,7 +526,7 @@ def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, path = [86_400 * 20_000.5], tmp_path / "serve.new-ids"
-    monkeypatch.setattr("vfl_flower.label_holder.serving.new_ids.time.time", lambda: now[0])
+    monkeypatch.setattr("vfl_flower.tasks.inference.serving.new_ids.time.time", lambda: now[0])
     counts = NewIds(path)
     counts.count("bank", {1, 2, 3}, 4)
     counts.count("bank", {1, 2, 3}, 4)  # the same ids are free

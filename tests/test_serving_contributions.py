@@ -25,9 +25,9 @@ from vfl_flower.data.at_label_holder import load_own_labels, own_table
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.held_out import background_rows
-from vfl_flower.label_holder.serving import explaining
-from vfl_flower.label_holder.serving.requests import Request
 from vfl_flower.launch.engines import run_local
+from vfl_flower.tasks.inference.serving import explaining
+from vfl_flower.tasks.inference.serving.requests import Request
 from vfl_flower.transport.flower_internals import from_bytes
 
 pytestmark = pytest.mark.xdist_group("serving_contributions")  # its tests share a trained model

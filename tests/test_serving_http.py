@@ -33,12 +33,12 @@ from tests.serving import TOKEN
 from vfl_flower.client import Scores
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import is_secret
-from vfl_flower.label_holder.serving import certificate, guard, tokens
-from vfl_flower.label_holder.serving import listening as module
-from vfl_flower.label_holder.serving.certificate import Certificate
-from vfl_flower.label_holder.serving.guard import Guard
-from vfl_flower.label_holder.serving.listening import _Connection, _network, listening
-from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.transport.http import certificate, guard, tokens
+from vfl_flower.transport.http import listening as module
+from vfl_flower.transport.http.certificate import Certificate
+from vfl_flower.transport.http.guard import Guard
+from vfl_flower.transport.http.listening import _Connection, _network, listening
+from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.nodes.certificates import self_signed
 
 MINE = f"Authorization: Bearer {TOKEN}\r\n".encode()

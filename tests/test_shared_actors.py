@@ -23,7 +23,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.engines import Finished, predict_local, run_local, run_ray
 from vfl_flower.launch.processes import ray_cpus
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve

@@ -37,9 +37,8 @@ from vfl_flower.data import (
 from vfl_flower.data.augmentation import augmented, crop_flip
 from vfl_flower.data.ids import id_kind
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
-from vfl_flower.data.on_disk import LargeTable
+from vfl_flower.data.on_disk import LargeTable, RowFile
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.row_file import RowFile
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Preparation, Source

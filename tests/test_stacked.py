@@ -21,7 +21,7 @@ from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party import stacked
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
@@ -420,7 +420,7 @@ def test_parties_with_other_optimizer_states_train_alone(
     answers: list[Arrays] = [{"gradient": np.ones((32, 4), np.float32)}] * PARTIES
     for number in (1, 2, 3):
         if number == 3:  # party 0 has not learned yet
-            party = between._parties[0, PARTIES][1]
+            party = between.live[0, PARTIES].party
             party.learner.optimizer.state.clear()
             party.in_process.stack = None
         messages = turns(contexts, number, answers if number > 1 else [{}] * PARTIES)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.launch import engines, processes, submission
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.transport.nodes.certificates import self_signed
 
 # --- when Flower is asked twice -------------------------------------------------------------------
@@ -353,14 +354,15 @@ def test_files_are_named_so_that_they_are_found_from_anywhere(
 def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other: Any = object()
-    monkeypatch.setattr(between, "_parties", {(0, 9): (7, other)})
+    other: Any = SimpleNamespace(context=SimpleNamespace())
+    other.context.run_id = 7
+    monkeypatch.setattr(between, "live", {(0, 9): other})
     parties: list[weakref.ref[Any]] = []
 
     def watched(message: Message, context: Context) -> Message:
         reply: Message = client_app.app(message, context)
         parties.extend(
-            weakref.ref(party) for _, party in between._parties.values() if party is not other
+            weakref.ref(each.party) for each in between.live.values() if each is not other
         )
         if fails and message.metadata.message_type == "train":
             raise VflError("stops")
@@ -374,15 +376,15 @@ def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
     except VflError:
         assert fails
     gc.collect()
-    assert between._parties == {(0, 9): (7, other)}
+    assert between.live == {(0, 9): other}
     assert parties and not any(each() for each in parties)
 
 
 def test_predicting_keeps_no_party(run: Start) -> None:
     trained = run(2, {"dataset": "breast-cancer", "epochs": 1})
-    before = dict(between._parties)
+    before = dict(between.live)
     predict_local({"model": str(trained.folder)})
-    assert between._parties == before
+    assert between.live == before
 
 
 @pytest.mark.parametrize("where", ["start", "_healthy"])

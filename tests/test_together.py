@@ -12,11 +12,11 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from tests.test_report import Page
 from tests.test_sweep import Crew, KilledError, swept
+from vfl_attacks.canary import _bound
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.privacy.together import Claim, in_words, of_several, together
 from vfl_flower.results.figures import headline
 from vfl_flower.results.report import report
-from vfl_flower.tools.audit_canary import _bound
 from vfl_flower.tools.seeds import mean, repeated
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.results import table

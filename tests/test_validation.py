@@ -45,12 +45,12 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.split import divide, split
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.label_holder.metrics import Metrics
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.transport.flower_internals import begin_task, state_to_bytes
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import EvaluateOrder, RestoreOrder
@@ -470,7 +470,7 @@ def test_a_party_that_came_back_without_its_copies_goes_back_to_what_it_has(
     # The label holder's embeddings equal the parties'.
     table = strategy.run.holder.held_out.table
     for party, context in enumerate(grid.contexts.values()):
-        h = between.resume(context).learner.embeddings(
+        h = between.resume(context).party.learner.embeddings(
             load_features(strategy.config, party, 3).test
         )
         np.testing.assert_array_equal(h.numpy(), table.of(party).numpy())
@@ -542,9 +542,9 @@ def test_of_a_synchronous_system_no_party_runs_ahead_of_an_evaluation(
 def party() -> Iterator[Context]:
     """The Context of a party that has described itself."""
     begin_task()
-    between._parties.clear()
+    between.live.clear()
     yield node({**KINDS["momentum"], "validation-fraction": "auto"})
-    between._parties.clear()
+    between.live.clear()
 
 
 def test_a_model_that_was_not_kept_is_refused_and_nothing_changes(party: Context) -> None:

@@ -33,16 +33,18 @@ from vfl_flower.config.errors import (
 )
 from vfl_flower.config.names import in_words
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.config.provenance import running
-from vfl_flower.party import builder, explain, information, scoring, stacked, state, state_file
-from vfl_flower.party import context as between
+from vfl_flower.config.provenance import running, speaks
+from vfl_flower.party import builder, session, stacked, state, state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
-from vfl_flower.party.predict import predict
-from vfl_flower.party.refusals import check_order
+from vfl_flower.party.refusals import OF_OTHER_RUNS, check_order
+from vfl_flower.party.session import Session
 from vfl_flower.party.stacked import StackedTurn
 from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import explain, scoring
+from vfl_flower.tasks.inference.party.predict import predict
+from vfl_flower.tasks.information import party as information
 from vfl_flower.transport import shared_actor
 from vfl_flower.transport.early_messages import (
     AlignOrder,
@@ -58,6 +60,7 @@ from vfl_flower.transport.early_messages import (
     SetOrder,
 )
 from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
+from vfl_flower.transport.flower_internals import Framed
 from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
@@ -76,7 +79,6 @@ from vfl_flower.transport.messages import (
     ScoreOrder,
     ServeOrder,
     TrainOrder,
-    refuse_unused,
 )
 from vfl_flower.transport.node import describe_records, index_and_parties, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
@@ -107,7 +109,7 @@ class PartyApp(ClientApp):
         super().__init__(mods=list(mods))
         self.fewest_turns = math.inf if mods else stacked.FEWEST
         own: dict[type[Order], Serve[Any]] = {
-            SessionOrder: self.session,
+            SessionOrder: self.stream,
             SharedActorOrder: self.shared,
         }
         for kind, serve in {**_served, **own}.items():
@@ -127,42 +129,42 @@ class PartyApp(ClientApp):
         self, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> list[Message]:
         """Answer orders of as many parties to train, or to evaluate, as the app answers each."""
-        turns: list[StackedTurn | Exception] = []
+        turns: list[tuple[Session, StackedTurn] | Exception] = []
         trains = messages[0].metadata.message_type == TrainOrder.kind
         kind: type[TrainOrder | EvaluateOrder] = TrainOrder if trains else EvaluateOrder
         for message, context in zip(messages, contexts, strict=True):
             try:
                 with describe_records(context):
                     order = _read(message, kind, context)
-                    check_order(context, order)
-                    turns.append(StackedTurn(between.resume(context), order))
+                    open_session = session.resume(context)
+                    turns.append((open_session, StackedTurn(open_session.party, order)))
             except Exception as error:
                 turns.append(error)
-        stacked.serve([turn for turn in turns if isinstance(turn, StackedTurn)])
+        stacked.serve([turn[1] for turn in turns if isinstance(turn, tuple)])
         return [
             _answer_turn(message, context, turn)
             for message, context, turn in zip(messages, contexts, turns, strict=True)
         ]
 
-    def session(self, context: Context, order: SessionOrder) -> Payload:
+    def stream(self, context: Context, order: SessionOrder) -> Payload:
         """Serve the messages of a stream, until it ends."""
         run = state_file.run_name(context, order.nonce)
         if order.keep:
             state_file.load_latest(context, run)
         try:
-            end = stream.serve(self, order, context, lambda: between.largest_order(context))
+            end = stream.serve(self, order, context, lambda: session.largest_order(context))
         finally:
             for each in (scoring, explain):
                 each.forget(context.run_id, index_and_parties(context)[0])
         if order.keep:
-            state_file.save(context, run=run)
+            session.save(context, run=run)
         return end
 
     def shared(self, context: Context, order: SharedActorOrder) -> Payload:
         """Serve the orders for the parties of this shared actor."""
         if not simulated(context):
             raise VflError("is one party, and no shared actor: only a simulation has those.")
-        return shared_actor.serve(self, context, order)
+        return shared_actor.serve(self, context, order, session.hand_over)
 
 
 # --- every message ------------------------------------------------------------------------------
@@ -179,14 +181,21 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 
 
 def _read(message: Message, kind: type[O], context: Context) -> O:
-    """Return the order in a message, after a comparison of both sides' versions."""
+    """Return the order in a message, if both sides' versions and the party's rules permit it."""
     theirs = version_in(message)
-    if theirs.split()[-1:] != running().split()[-1:]:
+    if not speaks(theirs):
         raise ConfigError(
             f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
             f"holder runs {theirs or 'an older version'}. {SAME_VERSION}"
         )
-    return read_order(message, kind, between.largest_order(context))
+    own = session.current(context)
+    largest = own.party.largest_order if own else session.largest_order(context)
+    order = read_order(message, kind, largest)
+    if own is None or not own.accepted or order.of_parties or isinstance(order, OF_OTHER_RUNS):
+        check_order(context, order)
+        if own:
+            own.accepted = True
+    return order
 
 
 def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) -> Message:
@@ -194,8 +203,9 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
     with describe_records(context):
         try:
             order = _read(message, kind, context)
-            check_order(context, order)
             answer = serve(context, order)
+            if not isinstance(message, Framed):  # the context may leave this process
+                session.hand_over(context)
             if isinstance(answer, Introduction):
                 answer = replace(answer, name=Rules.of(context.node_config).name)
             return to_reply(answer, message)
@@ -208,31 +218,24 @@ def _by_party(
 ) -> A:
     """Have a party serve an order, and keep its state.
 
-    If the message fails, or an array in it is of no use, the party keeps what it has learned.
-
     Parameters
     ----------
     party : by default, the party as its last message left it.
     """
-    party = party or between.resume(context)
-    try:
-        payload = method(party, order)
-        refuse_unused(order.arrays, "was sent")
-        between.save(context, party)
-    except BaseException:
-        between.break_off(context, party)
-        raise
-    return payload
+    own = session.resume(context) if party is None else Session(context, party)
+    return own.serve(method, order)
 
 
-def _answer_turn(message: Message, context: Context, turn: StackedTurn | Exception) -> Message:
+def _answer_turn(
+    message: Message, context: Context, turned: tuple[Session, StackedTurn] | Exception
+) -> Message:
     """Answer a turn that was computed together with others."""
     with describe_records(context):
         try:
-            if isinstance(turn, Exception):
-                raise turn
-            order = turn.order
-            upload = _by_party(lambda party, order: turn.upload(), context, order, turn.party)
+            if isinstance(turned, Exception):
+                raise turned
+            (own, turn), order = turned, turned[1].order
+            upload = own.serve(lambda party, order: turn.upload(), order)
             if isinstance(order, EvaluateOrder):
                 state.keep_copy(context.state, order)
             return to_reply(upload, message)
@@ -272,7 +275,7 @@ def evaluate(context: Context, order: EvaluateOrder) -> Payload:
     payload = _by_party(Party.evaluate, context, order)
     state.keep_copy(context.state, order)
     if 0 < order.best == order.last and _keeps_states(context):
-        state_file.save(context)  # a killed party comes back with the copy of a new best model
+        session.save(context)  # a killed party comes back with the copy of a new best model
     return payload
 
 
@@ -290,7 +293,7 @@ def restore(context: Context, order: RestoreOrder) -> Payload:
 def checkpoint(context: Context, order: CheckpointOrder) -> Payload:
     """The feedback for the last window in; then write this party's state to its disk."""
     payload = _by_party(Party.checkpoint, context, order)
-    state_file.save(context, order.number)
+    session.save(context, order.number)
     return payload
 
 
@@ -320,7 +323,7 @@ def describe(context: Context, order: DescribeOrder) -> Payload:
 def grow(context: Context, order: GrowOrder) -> Payload:
     """Begin a run with the model of an earlier run; a new party begins anew."""
     payload = _by_party(Party.describe, context, order, builder.grow(context, order))
-    state_file.save(context, 0)
+    session.save(context, 0)
     return payload
 
 
@@ -332,10 +335,10 @@ def resume(context: Context, order: ResumeOrder) -> Payload:
     state.forget_copies(context.state)
     for name, record in loaded.items():
         context.state[name] = record
-    between.rename(context, run)
+    session.rename(context, run)
     keys.forget(context)
     payload = _by_party(Party.describe, context, order)
-    state_file.save(context, order.number)  # this run's first, should it lose its state
+    session.save(context, order.number)  # this run's first, should it lose its state
     return replace(payload, checkpoint=number)
 
 
@@ -356,7 +359,7 @@ def agree(context: Context, order: AgreeOrder) -> Payload:
         return Agreed(party=party.learner.index, parties=party.learner.parties, arrays=tags)
 
     payload = _by_party(agree, context, order)
-    if between.is_new(context):
+    if session.is_new(context):
         _keep_first(context)
     return payload
 
@@ -368,7 +371,7 @@ def _keep_first(context: Context) -> None:
     label holder could not tell it again.
     """
     if _keeps_states(context) or party_rows.is_aligned(context):
-        state_file.save(context, 0)
+        session.save(context, 0)
 
 
 def _keeps_states(context: Context) -> bool:

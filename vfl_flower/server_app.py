@@ -40,17 +40,17 @@ from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.label_holder.explain import explain
 from vfl_flower.label_holder.held_out import of_group
-from vfl_flower.label_holder.information import information
-from vfl_flower.label_holder.predict import predict
 from vfl_flower.label_holder.results import Results, in_use, results_folder
-from vfl_flower.label_holder.serving.serve import lasting
-from vfl_flower.label_holder.serving.serve import serve as serve_model
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.results.coverage import coverage
 from vfl_flower.results.summary import Summary
+from vfl_flower.tasks.inference.explain import explain
+from vfl_flower.tasks.inference.predict import predict
+from vfl_flower.tasks.inference.serving.serve import lasting
+from vfl_flower.tasks.inference.serving.serve import serve as serve_model
+from vfl_flower.tasks.information.label_holder import information
 from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.nodes.watch import watched
 from vfl_flower.transport.shared_actor import SharedActors

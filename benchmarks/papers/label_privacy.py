@@ -30,9 +30,9 @@ from benchmarks.papers.rows import (
     optional,
     value,
 )
+from vfl_attacks.canary import canary
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.audit_canary import canary
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 CODECS: dict[str, Keys] = {

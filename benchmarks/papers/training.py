@@ -21,7 +21,7 @@ from vfl_flower.config.errors import DivergedError, PartyError
 from vfl_flower.data import samples
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.models.training import trained
-from vfl_flower.party import context
+from vfl_flower.party import session
 
 _AT_ONCE = 4096  # rows
 
@@ -40,7 +40,7 @@ class Training(Callback):
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Evaluate the training rows, too."""
         holder, parties = self.strategy.run.holder, len(self.strategy.run.records)
-        of_parties = [context._parties[party, parties][1] for party in range(parties)]
+        of_parties = [session.live[party, parties].party for party in range(parties)]
         models = [party.learner.model for party in of_parties]
         parameters = [p for each in (*models, holder.top) for p in trained(each).values()]
         total = [torch.zeros_like(p) for p in parameters]

@@ -12,14 +12,14 @@ from flwr.app import Context, RecordDict
 
 from tests.organisations import ID, small, write
 from tests.party.nodes import KEYS, ROWS, Node, align
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 
 
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:
-    between._parties.clear()
+    between.live.clear()
     yield
-    between._parties.clear()
+    between.live.clear()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vfl_flower import client_app
 from vfl_flower.alignment import party_rows
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.transport.flower_internals import state_from_bytes
 from vfl_flower.transport.messages import DescribeOrder, Order, Payload, TrainOrder, Upload
@@ -57,5 +57,5 @@ def gradient(rows: int = 48) -> Array:
 
 def restarted(context: Context, kept: bytes | None = None) -> None:
     """The process has ended, and its SuperNode too, if nothing but a state is kept."""
-    between._parties.clear()
+    between.live.clear()
     context.state = RecordDict() if kept is None else state_from_bytes(kept)

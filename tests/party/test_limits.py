@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ import pytest
 import torch
 from flwr.app import Context
 
+from tests.full_disk import full_after
+from tests.ledgers import numbers_in
 from tests.organisations import small, write
 from tests.party.nodes import DESCRIBE, ROWS, Array, Node, align, asked, gradient, restarted, train
-from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import unsealed
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.party import context as between
 from vfl_flower.party import limits, state_file
+from vfl_flower.party import session as between
 from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import state_to_bytes
@@ -40,8 +41,7 @@ def counted(tmp_path: Path) -> Array:
     """Uploads of each row that the party has uploaded."""
     (path,) = tmp_path.glob("*.uploads")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    counts: Array = np.frombuffer(unsealed(path), "<u8").reshape(2, -1)[1]
-    return counts
+    return np.array([*numbers_in(path, "uploads").values()])
 
 
 TOO_OFTEN = "^failed: Party 0 refuses to upload a row more often than it allows: .* max-uploads = 2"
@@ -199,18 +199,13 @@ def test_a_pair_is_two_uploads_and_without_test_rows_evaluations_add_up(
         asked(context, EvaluateOrder(exchange=3))
 
 
-def test_a_disk_that_keeps_no_count_ends_the_run(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_keeps_no_count_ends_the_run(node: Node) -> None:
     context = node({"max-uploads": 2})
     asked(context, DESCRIBE, Description)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(limits, "write_sealed", full)
-    with pytest.raises(VflError, match=r"cannot count what it releases\. See its own log"):
+    sentence = r"cannot count what it releases\. See its own log"
+    with full_after(0), pytest.raises(VflError, match=sentence):
         asked(context, train(1))
+    asked(context, train(1))  # when there is room again
 
 
 def test_epochs_end_whatever_the_orders_say(node: Node) -> None:
@@ -237,7 +232,7 @@ def test_predictions_are_counted_over_runs_and_restarts(
     own = {"min-rows": 20, **({} if most is None else {"max-predictions": most})}
     served = 0
     for run in range(2, 6):
-        between._parties.clear()
+        between.live.clear()
         predicting = node(own, run_id=run)
         align(predicting, np.arange(20))
         try:
@@ -251,51 +246,38 @@ def test_predictions_are_counted_over_runs_and_restarts(
     if most:
         file = tmp_path / "party-0.predictions"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert np.frombuffer(unsealed(file), "<u8").tolist() == [0, most]
-
-
-def counts_in(path: Path) -> dict[int, int]:
-    rows, counts = np.frombuffer(unsealed(path), "<u8").reshape(2, -1).tolist()
-    return dict(zip(rows, counts, strict=True))
+        assert numbers_in(file, "rows")[0] == most
 
 
 def test_a_row_that_one_upload_has_several_times_counts_as_often(tmp_path: Path) -> None:
-    path = tmp_path / "counts"
-    assert limits.add(path, np.array([7, 3, 7, 9, 7]), 1, 3)
-    assert counts_in(path) == {3: 1, 7: 3, 9: 1}
-    for too_many in ([7], [3, 9, 3, 3], [1, 1, 1, 1]):
-        assert not limits.add(path, np.array(too_many), 1, 3)
-    assert not limits.add(path, np.array([5, 5]), 2, 3)  # a pair, of each
-    assert counts_in(path) == {3: 1, 7: 3, 9: 1}  # a refused upload counts nowhere
-    assert limits.add(path, np.array([9, 3, 3]), 1, 3)
-    assert limits.add(path, np.array([5]), 3, 3)
-    assert counts_in(path) == {3: 3, 5: 3, 7: 3, 9: 2}
-
-
-def test_what_was_counted_ahead_is_given_back_and_no_more(tmp_path: Path) -> None:
-    path = tmp_path / "counts"
-    assert limits.add(path, np.array([0]), 5, 5)
-    assert limits.add(path, np.array([0]), -1, 3)  # also if the rule allows fewer by now
-    assert counts_in(path) == {0: 4}
-    assert limits.add(path, np.array([0]), -9, 3)
-    assert counts_in(path) == {0: 0}
+    path = tmp_path / "a.uploads"
+    counted = limits.Limits(Rules(max_uploads=3), path=path)
+    counted.count(np.array([7, 3, 7, 9, 7]))
+    assert numbers_in(path, "uploads") == {3: 1, 7: 3, 9: 1}
+    for rows, times in (([7], 1), ([3, 9, 3, 3], 1), ([1, 1, 1, 1], 1), ([5, 5], 2)):
+        with pytest.raises(ConfigError, match="max-uploads = 3"):
+            counted.count(np.array(rows), times=times)
+    assert numbers_in(path, "uploads") == {3: 1, 7: 3, 9: 1}  # a refused upload counts nowhere
+    counted.count(np.array([9, 3, 3]))
+    counted.count(np.array([5]), times=3)
+    assert numbers_in(path, "uploads") == {3: 3, 5: 3, 7: 3, 9: 2}
 
 
 def test_predictions_of_a_day_are_counted_ahead_for_that_day_alone(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     today = [20_000 * 86_400.0]
-    monkeypatch.setattr(limits, "time", SimpleNamespace(time=lambda: today[0]))
+    monkeypatch.setattr(time, "time", lambda: today[0])
     context = node({"max-predictions-per-day": 1000})
     budget = limits.PredictionBudget(context, Rules.of(context.node_config))
     budget.take(4)
-    (path,) = tmp_path.glob("party-0.predictions-by-day")
-    assert counts_in(path) == {20_000: 10}  # a hundredth of the limit at a time
+    path = tmp_path / "party-0.predictions"
+    assert numbers_in(path, "rows") == {0: 10, 20_000: 10}  # a hundredth of the limit at a time
     today[0] += 86_400
-    budget.take(3)  # not out of yesterday's
-    assert counts_in(path) == {20_000: 10, 20_001: 10}
+    budget.take(3)  # not out of yesterday's, which are given back
+    assert numbers_in(path, "rows") == {0: 14, 20_000: 4, 20_001: 10}
     budget.close()
-    assert counts_in(path) == {20_000: 10, 20_001: 3}
+    assert numbers_in(path, "rows") == {0: 7, 20_000: 4, 20_001: 3}
 
 
 def test_predictions_by_a_model_are_uploads_of_its_run(node: Node) -> None:

@@ -13,7 +13,7 @@ from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.training import flat
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party.own_model import with_own
 from vfl_flower.party.refusals import check_order
 from vfl_flower.protocol.systems import resolve, sized
@@ -28,9 +28,9 @@ def moved(context: Context) -> float:
     """How far a window of gradient rows takes the model, at most."""
     asked(context, DESCRIBE, Description)
     asked(context, train(1))
-    before = flat(between.resume(context).learner.model)
+    before = flat(between.resume(context).party.learner.model)
     asked(context, train(2, epoch=1, gradient=gradient() + 1))
-    return float((flat(between.resume(context).learner.model) - before).abs().max())
+    return float((flat(between.resume(context).party.learner.model) - before).abs().max())
 
 
 def test_a_party_has_its_own_rate_whatever_the_run_says(node: Node) -> None:

@@ -19,10 +19,12 @@ from vfl_flower import client_app
 from vfl_flower.alignment import at_party, party_rows, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party import builder, explain, information, predict, scoring, state_file
+from vfl_flower.party import builder, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import explain, predict, scoring
+from vfl_flower.tasks.information import party as information
 from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,

@@ -17,7 +17,7 @@ from tests.party.nodes import DESCRIBE, KEYS, Array, Node, asked, gradient, rest
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.models.bottoms import build_bottom, seeded
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party import state, state_file
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.systems import resolve
@@ -55,7 +55,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
         context = node({**seed, "columns": "f0,f1"}, run_id=run, **seed)
         asked(context, DESCRIBE, Description)
         sent = asked(context, train(1)).arrays["embedding"]
-        party = between._parties[0, 1][1]
+        party = between.live[0, 1].party
         assert party.pending
         rows = party.inputs.block.train[party.pending.rows.ids]
         features = np.asarray(rows, np.float64)
@@ -135,7 +135,7 @@ def by_a_rejoin(context: Context) -> Arrays:
 
 def by_a_resume(context: Context) -> Arrays:
     context.state, context.run_id = RecordDict(), 2
-    between._parties.clear()
+    between.live.clear()
     asked(context, ResumeOrder(run="1", number=1), Description)
     arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
     return arrays
@@ -165,7 +165,7 @@ def test_noise_comes_never_twice_when_a_message_is_served_again(
     saved = copy.deepcopy(context.state)
     first = asked(context, train(3, gradient=gradient())).arrays["embedding"]
     context.state = saved  # of the message before
-    between._parties.clear()
+    between.live.clear()
     second = back(context)["embedding"]
     # Learning rate 0: nothing but the noise is another.
     assert (second - first).std() == pytest.approx(3 * 2**0.5, rel=0.2)
@@ -187,7 +187,7 @@ def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node
     scalars = another.state["scalars"]  # the control: by another secret it learns something else
     assert isinstance(scalars, ConfigRecord)
     scalars["pending-secret"] = bytes(16)
-    between._parties.clear()
+    between.live.clear()
     other = asked(another, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     assert np.abs(other - expected).max() > 1e-4
 
@@ -224,6 +224,6 @@ def test_a_rule_about_rows_holds_for_an_alignment_of_before(node: Node, own: Any
     asked(context, DESCRIBE, Description)
     later = node(own)
     later.state = context.state
-    between._parties.clear()
+    between.live.clear()
     with pytest.raises(VflError, match=r"min-rows|aligns only by .ids."):
         asked(later, train(1))

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context
 
 from tests.aligning import count_of, node_in
+from tests.ledgers import numbers_in
 from tests.party.nodes import Node
 from vfl_flower.alignment import asked_ids
 from vfl_flower.alignment.asked_ids import Session
 from vfl_flower.alignment.psi import Points
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import limits
-from vfl_flower.party.limits import Limits, PredictionBudget, add, add_each
+from vfl_flower.party.limits import Limits, PredictionBudget
+from vfl_flower.records import budget
 
 DAY = 86400
 NOON = 20_000 * DAY + DAY / 2
@@ -70,7 +69,7 @@ def test_a_service_gives_ids_back_to_the_day_on_which_it_counted_them(
     """Else a service of each of five days gives back its ids to one day. The control does so."""
     context = node_in(tmp_path)
     context.node_config |= {"max-ids": 10_000, "max-ids-per-day": 20}
-    monkeypatch.setattr(asked_ids, "_AHEAD", 5)
+    monkeypatch.setattr(budget, "AHEAD", 5)
     begun = []
     for day in range(5):
         days(day)
@@ -80,11 +79,11 @@ def test_a_service_gives_ids_back_to_the_day_on_which_it_counted_them(
     asked = asked_until_refused(context, 1000)
     for number, each in enumerate(begun):
         if not to_its_day:
-            each._day = 20_005
+            each._budget._day = 20_005
         each.close()
         asked += asked_until_refused(context, 2000 + 100 * number)
     assert asked == (20 if to_its_day else 40)
-    assert count_of(context)["asked"] == asked + 5 and "ahead" not in count_of(context)
+    assert count_of(context)["asked"] == asked + 5
 
 
 def test_an_id_counts_on_the_day_on_which_a_service_asks_about_it(
@@ -153,32 +152,17 @@ def test_an_owner_can_reset_the_count_while_a_service_runs(tmp_path: Path, days:
     assert count_of(context)["asked"] == 3
 
 
-def test_a_count_of_the_earlier_version_goes_on(tmp_path: Path, days: Clock) -> None:
-    context = node_in(tmp_path)
-    asked_ids.count(context, Rules.of(context.node_config), made_up(3))
-    head = json.loads(unsealed(tmp_path / "party-0.ids").split(b"\n")[0])
-    assert head["asked"] == 3 and "served" not in head  # as that version wrote it
-    service = session(context)
-    assert service.count(made_up(4))[0].all()
-    service.close()
-    assert count_of(context)["asked"] == 4 and count_of(context)["served"] == 1
-
-
 # --- predictions and uploads --------------------------------------------------------------------
-
-
-def predictions(folder: Path, name: str = "") -> Any:
-    return np.frombuffer(unsealed(folder / f"party-0.predictions{name}"), "<u8").reshape(2, -1)
 
 
 def test_a_party_embeds_as_many_rows_as_its_rules_leave(node: Node, days: Clock) -> None:
     context = node({"max-predictions": 30, "max-predictions-per-day": 20})
-    budget = PredictionBudget(context, Rules.of(context.node_config))
-    assert budget.take_some(15) == (15, "")
-    allowed, why = budget.take_some(15)
+    service = PredictionBudget(context, Rules.of(context.node_config))
+    assert service.take_some(15) == (15, "")
+    allowed, why = service.take_some(15)
     assert allowed == 5 and "its rule is max-predictions-per-day = 20" in why
     days(1)
-    allowed, why = budget.take_some(15)
+    allowed, why = service.take_some(15)
     assert allowed == 10 and "its rule is max-predictions = 30" in why
 
 
@@ -201,11 +185,11 @@ def test_rows_that_one_rule_refuses_do_not_count_for_another(
             raise ConfigError("too many uploads")  # by another rule: predictions are given back
     with limits.counted_predictions(context, rules, 10):  # the control
         pass
-    budget = PredictionBudget(context, rules)
+    service = PredictionBudget(context, rules)
     for _ in range(3):
-        assert budget.take_some(5)[0] == 0
-    budget.close()
-    assert predictions(tmp_path).tolist() == [[0], [10]]
+        assert service.take_some(5)[0] == 0
+    service.close()
+    assert numbers_in(tmp_path / "party-0.predictions", "rows")[0] == 10
 
 
 def test_rows_that_are_given_back_belong_to_the_day_on_which_they_were_counted(
@@ -220,7 +204,8 @@ def test_rows_that_are_given_back_belong_to_the_day_on_which_they_were_counted(
         begun[-1].take(1)
     for each in begun:
         each.close()
-    assert predictions(tmp_path, "-by-day")[1].tolist() == [1, 1, 1]
+    by_day = numbers_in(tmp_path / "party-0.predictions", "rows")
+    assert by_day == {0: 3, 20_000: 1, 20_001: 1, 20_002: 1}
     days(-1)  # a clock that is set back starts no new day, also after a restart
     PredictionBudget(context, rules).take(999)
     with pytest.raises(ConfigError, match="max-predictions-per-day = 1000"):
@@ -231,15 +216,12 @@ def test_rows_that_are_given_back_belong_to_the_day_on_which_they_were_counted(
 
 @pytest.mark.parametrize("together", [False, True])
 def test_uploads_are_refused_by_row(tmp_path: Path, together: bool) -> None:
-    counted, path = (
-        Limits(Rules(max_uploads=2), path=tmp_path / "a.uploads"),
-        tmp_path / "a.uploads",
-    )
+    path = tmp_path / "a.uploads"
+    counted = Limits(Rules(max_uploads=2), path=path)
     rows = np.array([7, 5, 9])
-    assert add(path, np.array([5]), 2, 2)
+    counted.count(np.array([5]), times=2)
     assert counted.count_each(rows, together).tolist() == [True, False, True]
     with pytest.raises(ConfigError, match="max-uploads = 2"):
         counted.count(rows)  # the control
-    counts = np.frombuffer(unsealed(path), "<u8").reshape(2, -1).tolist()
-    assert counts == ([[5], [2]] if together else [[5, 7, 9], [2, 1, 1]])
-    assert add_each(path, np.array([8, 8, 8, 7]), 2).tolist() == [False] * 3 + [True]
+    assert numbers_in(path, "uploads") == ({5: 2} if together else {5: 2, 7: 1, 9: 1})
+    assert counted.count_each(np.array([8, 8, 8, 7]), False).tolist() == [False] * 3 + [True]

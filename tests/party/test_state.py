@@ -19,8 +19,8 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.models import passes, training
 from vfl_flower.models.bottom_model import BottomModel
-from vfl_flower.party import context as between
 from vfl_flower.party import learner as learner_module
+from vfl_flower.party import session as between
 from vfl_flower.party import state
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
@@ -61,9 +61,9 @@ every_kind = pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
 @pytest.fixture(autouse=True)
 def one_process() -> Iterator[None]:
     begin_task()
-    between._parties.clear()
+    between.live.clear()
     yield
-    between._parties.clear()
+    between.live.clear()
 
 
 def node(keys: dict[str, Any]) -> Context:
@@ -104,12 +104,12 @@ def same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
 
 
 def party() -> Party:
-    return between._parties[0, 2][1]
+    return between.live[0, 2].party
 
 
 def elsewhere(context: Context) -> Context:
     """The same state, in another process."""
-    between._parties.clear()
+    between.live.clear()
     after: Context = copy.deepcopy(context)
     return after
 
@@ -155,7 +155,7 @@ def test_what_leaves_the_process_stays_as_it_was_then(
     before = model_of(left)
     expected = asked(context, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     assert same(model_of(left), before) and not same(model_of(context), before)
-    between._parties.clear()
+    between.live.clear()
     found = asked(left, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     np.testing.assert_array_equal(found, expected)
     assert same(model_of(left), model_of(context))
@@ -223,10 +223,10 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     between_ = model_of(failed)
     asked(failed, RejoinOrder(exchange=3, outputs=1), Description)
     asked(failed, EvaluateOrder(exchange=4))
-    between._parties.clear()
+    between.live.clear()
     asked(whole, EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(failed), between_) and same(model_of(failed), model_of(whole))
-    between._parties.clear()
+    between.live.clear()
     sent(twice, EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(twice), between_)  # if it is sent the same once more
     again = copy.deepcopy(failed)
@@ -324,7 +324,7 @@ def test_a_large_model_meets_one_mini_batch_at_once(
         return call(model, x, *given)
 
     monkeypatch.setattr(passes, "one", watched)
-    between._parties.clear()
+    between.live.clear()
     found = asked(node(keys), turn(1)).arrays
     assert set(rows) == {32} and found.keys() == sent_up.keys()
     for name, values in sent_up.items():

@@ -34,7 +34,7 @@ from tests.stream.nodes import (
 )
 from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError
-from vfl_flower.party import context as between
+from vfl_flower.party import session as between
 from vfl_flower.party import state_file
 from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
@@ -157,7 +157,7 @@ def test_a_killed_party_comes_back_to_the_best_model_of_both_sides(
     entry = history.entries[history.best]
     assert run.holder.evaluate().test.loss == entry["test_loss"]
     for party, context in nodes.contexts.items():
-        h = between.resume(context).upload_test_rows(0.0).arrays["embedding"]
+        h = between.resume(context).party.upload_test_rows(0.0).arrays["embedding"]
         np.testing.assert_allclose(h, run.holder.held_out.table.of(party - FIRST), atol=1e-6)
 
 

@@ -8,12 +8,12 @@ each.
 A label holder can also guess ids by its proof that it knows the ids of rows (`ConfirmOrder`). A
 failed proof counts as one id.
 
-The party forces the count to the disk before it blinds the ids. The count is never below the
-number of ids asked about. A service counts some ids ahead. It gives the rest back to the day on
-which it counted them. Services may ask about half of the ids that a rule allows. So made-up ids of
-their callers leave the other half to alignments. Only the owner can reset the count, by deleting
-the file. The first line of the file is JSON, and shows how many ids are left
-(``head -1 party-0.ids``).
+The party forces the count to the disk before it blinds the ids, in a ledger. The count is never
+below the number of ids asked about. Services may ask about half of the ids that a rule allows. So
+made-up ids of their callers leave the other half to alignments. Only the owner can reset the count,
+by deleting the file, and can read it:
+``sqlite3 party-0.ids "SELECT * FROM entries WHERE name = 'asked'"``. Key 0 has the total, and other
+keys are days since 1970.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,64 +33,33 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.psi import Points
 from vfl_flower.alignment.store import home
-from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.records import budget
+from vfl_flower.records.budget import Budget, Limit, limits_of
+from vfl_flower.records.ledger import Ledger, Value, opened_by_party
 from vfl_flower.transport.node import refused, simulated
 
 log = logging.getLogger("flwr")
 
-_DAY = 86400
-_FIRST = date(1970, 1, 1)
-_KEY = 32  # bytes
+# Names in the ledger. Its secret is the key of the hashes.
+_ASKED, _SERVED = "asked", "served"  # ids and failed proofs, by all and by services
+_IDS, _WRONG = "id", "wrong"  # hashes of points, and the number of failed proofs
 
 
-@dataclass
-class _Count:
-    """The count of ids that a party has been asked about.
+def _limits(rules: Rules) -> list[Limit]:
+    return limits_of(_ASKED, "max-ids", rules.max_ids, rules.max_ids_per_day)
 
-    asked : number of distinct points and of failed proofs, and what is counted ahead.
-    ahead : the part of ``asked`` that services have counted ahead (`Session`).
-    served : the part of ``asked`` that services have counted.
-    wrong : number of failed proofs.
-    day : days from 1970 to the day of the count, in UTC.
-    that_day : the part of ``asked`` that was counted on that day.
-    served_that_day : the part of ``that_day`` that services have counted.
-    key : key of the hash.
-    points : hashes of the points, in ascending order, uint64 [asked - wrong - ahead].
-    """
 
-    asked: int
-    wrong: int
-    day: int
-    that_day: int
-    key: bytes
-    points: NDArray[np.uint64]
-    ahead: int = 0
-    served: int = 0
-    served_that_day: int = 0
-    changed: bool = False  # whether to write it, even if no id was added
-
-    def add(self, more: int) -> None:
-        """Count ``more`` further ids."""
-        self.asked += more
-        self.that_day += more
-
-    def left_to_services(self, rules: Rules) -> tuple[int, str]:
-        """Return how many further ids services may ask about, and the rule that says so."""
-        limits = [
-            (self.asked, self.served, rules.max_ids, "max-ids"),
-            (self.that_day, self.served_that_day, rules.max_ids_per_day, "max-ids-per-day"),
-        ]
-        return min(
-            (max(0, left), f"its rule is {rule} = {most}{which}")
-            for counted, served, most, rule in limits
-            if most is not None
-            for left, which in (
-                (most - counted, ""),
-                (most // 2 - served, ", half of it for services"),
-            )
-        )
+def _limits_of_services(rules: Rules) -> list[Limit]:
+    """Return the limits of all ids, and half of each for services."""
+    limits = _limits(rules)
+    halves = [
+        Limit(_SERVED, most // 2, f"{rule}, half of it for services", daily)
+        for _, most, rule, daily in limits
+        if most is not None
+    ]
+    return limits + halves
 
 
 def count(context: Context, rules: Rules, points: Points) -> None:
@@ -107,12 +74,13 @@ def count(context: Context, rules: Rules, points: Points) -> None:
     """
     if not _counts(context):
         return
-    with _opened(context, rules) as kept:
-        found = np.unique(_hashed(points, kept.key))
-        new = np.setdiff1d(found, kept.points, assume_unique=True)
-        kept.add(len(new))
-        _check(context, rules, kept, f"to be asked about {len(new)} more ids")
-        kept.points = np.union1d(kept.points, new)
+    with _opened(context) as ledger:
+        known = _known(ledger)
+        hashes = np.unique(_hashed(points, ledger.secret))
+        new = np.setdiff1d(hashes, known, assume_unique=True)
+        _check(context, rules, ledger, len(new), f"to be asked about {len(new)} more ids")
+        _add(ledger, rules, len(new))
+        _keep(ledger, np.union1d(known, new))
 
 
 def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
@@ -125,30 +93,27 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
     """
     if not _counts(context):
         return proves()
-    with _opened(context, rules) as kept:
-        _check(context, rules, kept, "a proof")
+    with _opened(context) as ledger:
+        _check(context, rules, ledger, 0, "a proof")
         proved = proves()
         if not proved:
-            kept.add(1)
-            kept.wrong += 1
+            _add(ledger, rules, 1)
+            ledger.add(_WRONG, 1)
     return proved
 
 
 class Session:
-    """Counts the ids that a service asks about, a few at a time.
+    """Counts the ids that a service asks about, some ahead (`Budget`).
 
-    It writes `_AHEAD` ids ahead to the disk, so that most orders write nothing. `close` replaces
-    them by what was asked. After a crash, the count may be too high by that many. Ids that were
-    counted ahead serve their day alone.
+    It writes hashes of new ids to the disk when it closes. After a crash, they count once more.
     """
 
     def __init__(self, context: Context, rules: Rules) -> None:
-        self._context, self._rules = context, rules
+        self._context = context
+        self._budget = Budget(partial(_opened, context), _limits_of_services(rules))
         self._known: set[int] = set()
         self._key = b""
         self._new: list[int] = []
-        self._day = self._left = 0  # ids left ahead, and their day
-        self._rule = ""  # that leaves nothing
 
     def count(self, points: Points) -> tuple[NDArray[np.bool_], str]:
         """Count the ids of the points, [n, 32].
@@ -168,62 +133,44 @@ class Session:
         if not _counts(self._context):
             return allowed, ""
         if not self._key:
-            self._reserve(0)
+            self._read()
         hashes, new = self._new_of(points)
-        if new and (len(new) > self._left or int(time.time()) // _DAY > self._day):
-            self._reserve(len(new))
+        number, rule = self._budget.take_some(len(new))
+        if new and self._budget.ledger != self._key:  # the owner has reset the count
+            self._budget.give_back(number)
+            self._read()
             hashes, new = self._new_of(points)
-        new, beyond = new[: self._left], new[self._left :]
+            number, rule = self._budget.take_some(len(new))
+        new, beyond = new[:number], new[number:]
         allowed[beyond] = False
-        self._left -= len(new)
         self._new += [hashes[at] for at in new]
-        self._known.update(self._new[len(self._new) - len(new) :])
-        what = f"to be asked about {len(beyond)} more ids"
-        return allowed, str(refused(self._context, f"{what}: {self._rule}")) if beyond else ""
+        self._known.update(hashes[at] for at in new)
+        what = f"to be asked about {len(beyond)} more ids: its rule is {rule}"
+        return allowed, str(refused(self._context, what)) if beyond else ""
+
+    def _read(self) -> None:
+        """Read the hashes of all ids that were counted."""
+        with _opened(self._context) as ledger:
+            self._known, self._new = set(_known(ledger).tolist()), []
+            self._key = ledger.secret
 
     def _new_of(self, points: Points) -> tuple[list[int], list[int]]:
         """Return the hashes of points, and the positions of new ones."""
         hashes = _hashed(points, self._key).tolist()
         return hashes, [at for at, one in enumerate(hashes) if one not in self._known]
 
-    def _reserve(self, lacks: int) -> None:
-        """Count ids of today ahead, if the rules allow it; at least so many."""
-        with _opened(self._context, self._rules) as kept:
-            self._give_back(kept)
-            most, self._rule = kept.left_to_services(self._rules)
-            few = min(_AHEAD, self._rules.max_ids // 100)
-            more = max(lacks, few) if lacks and few <= most else min(lacks, most)
-            self._left = more = min(more, most)
-            for counted in ("asked", "that_day", "ahead", "served", "served_that_day"):
-                setattr(kept, counted, getattr(kept, counted) + more)
-
-    def _give_back(self, kept: _Count) -> None:
-        """Give back what is left, to the day on which it was counted."""
-        kept.changed = True
-        if kept.key != self._key:  # the session begins, or the owner has reset the count
-            self._known, self._key, self._new = set(kept.points.tolist()), kept.key, []
-            self._left = 0
-        of_day = ("that_day", "served_that_day") if kept.day == self._day else ()
-        for counted in ("asked", "ahead", "served", *of_day):
-            setattr(kept, counted, getattr(kept, counted) - self._left)
-        self._day, self._left = kept.day, 0
-
     def close(self) -> None:
         """Write what was asked, and give back the rest."""
-        if not self._new and not self._left:
-            return
-        with _opened(self._context, self._rules) as kept:
-            self._give_back(kept)
-            new = np.setdiff1d(np.array(self._new, np.uint64), kept.points)
-            kept.points = np.union1d(kept.points, new)
-            kept.ahead -= len(self._new)
-            twice = len(self._new) - len(new)  # an id that others have counted since counts once
-            kept.asked -= twice
-            kept.served -= twice
+        if self._new:
+            with _opened(self._context) as ledger:
+                if ledger.secret == self._key:
+                    known = _known(ledger)
+                    together = np.union1d(known, np.array(self._new, np.uint64))
+                    # An id that others have counted since counts once.
+                    self._budget.give_back(len(known) + len(self._new) - len(together))
+                    _keep(ledger, together)
         self._new = []
-
-
-_AHEAD = 1000
+        self._budget.close()
 
 
 def _counts(context: Context) -> bool:
@@ -235,13 +182,25 @@ def _counts(context: Context) -> bool:
     return bool(named) or not simulated(context)
 
 
-def _check(context: Context, rules: Rules, kept: _Count, what: str) -> None:
-    for most, counted, rule in (
-        (rules.max_ids, kept.asked, "max-ids"),
-        (rules.max_ids_per_day, kept.that_day, "max-ids-per-day"),
-    ):
-        if most is not None and counted > most:
-            raise refused(context, f"{what}: its rule is {rule} = {most}")
+def _check(context: Context, rules: Rules, ledger: Ledger, more: int, what: str) -> None:
+    limits = _limits(rules)
+    most, rule = budget.left(ledger, limits, budget.last_day(ledger, limits))
+    if more > most:
+        raise refused(context, f"{what}: its rule is {rule}")
+
+
+def _add(ledger: Ledger, rules: Rules, more: int) -> None:
+    limits = _limits(rules)
+    budget.count(ledger, limits, more, budget.last_day(ledger, limits))
+
+
+def _known(ledger: Ledger) -> NDArray[np.uint64]:
+    """Return the hashes of all points that were counted, in ascending order."""
+    return np.frombuffer(ledger.content(_IDS), "<u8").astype(np.uint64)
+
+
+def _keep(ledger: Ledger, hashes: NDArray[np.uint64]) -> None:
+    ledger.write(_IDS, hashes.astype("<u8").tobytes())
 
 
 def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
@@ -256,65 +215,27 @@ def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
     ).astype(np.uint64)
 
 
-# --- the file -----------------------------------------------------------------------------------
-
-
 @contextmanager
-def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
-    """Yield the count on the disk under a lock; write it at the end."""
+def _opened(context: Context) -> Iterator[Ledger]:
+    """Open the party's count."""
     party = context.node_config.get("partition-id")
     path = home("", context) / f"party-{party}.ids"
-    try:
-        make_folder(path.parent)
-        with alone_in(path.parent):
-            kept = _read(path)
-            before = kept.asked
-            yield kept
-            if kept.asked > before or kept.changed:
-                write_sealed(path, _written(kept, rules))
-                log.info("Party %s has been asked about %d ids: %s", party, kept.asked, path)
-    except ConfigError:
-        raise  # a rule's refusal
-    except (OSError, ValueError, KeyError, TypeError, VflError) as error:
-        log.warning("The party cannot keep its count of ids in %s: %s", path, error)
-        raise VflError(
-            "cannot count the ids that it is asked about: its own log says why."
-        ) from None
+    sentence = "cannot count the ids that it is asked about: its own log says why."
+    with opened_by_party(path, sentence, _earlier) as ledger:
+        before = ledger.count(_ASKED)
+        yield ledger
+        if (asked := ledger.count(_ASKED)) > before:
+            log.info("Party %s has been asked about %d ids: %s", party, asked, path)
 
 
-def _read(path: Path) -> _Count:
-    """Return the count in a file, or a new count if the file is missing."""
-    today = int(time.time()) // _DAY
+def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the file of an earlier version: a line of JSON, the key, and the hashes."""
     if not path.exists():
-        return _Count(0, 0, today, 0, secrets.token_bytes(_KEY), np.zeros(0, np.uint64))
-    head, _, rest = unsealed(path).partition(b"\n")
-    said = json.loads(head)
-    day = (date.fromisoformat(said["day"]) - _FIRST).days
-    points = np.frombuffer(rest[_KEY:], "<u8").astype(np.uint64)
-    ahead = said.get("ahead", 0)
-    of_services = ahead, said.get("served", ahead), said.get("served that day", 0)
-    kept = _Count(
-        said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points, *of_services
-    )
-    if len(points) != kept.asked - kept.wrong - ahead:
-        raise ValueError("the count does not fit its points")
-    if today > day:  # a clock that is set back must not start a new day
-        kept.day, kept.that_day, kept.served_that_day = today, 0, 0
-    return kept
-
-
-def _written(kept: _Count, rules: Rules) -> bytes:
-    """Return the content of the file. Its first line is for the party's owner."""
-    per_day = rules.max_ids_per_day
-    said = {
-        "asked": kept.asked,
-        "wrong": kept.wrong,
-        "left": max(0, rules.max_ids - kept.asked),
-        "day": (_FIRST + timedelta(kept.day)).isoformat(),
-        "that day": kept.that_day,
-        "left that day": None if per_day is None else max(0, per_day - kept.that_day),
-    }
-    said |= {"ahead": kept.ahead} if kept.ahead else {}
-    if kept.served:
-        said |= {"served": kept.served, "served that day": kept.served_that_day}
-    return json.dumps(said).encode() + b"\n" + kept.key + kept.points.astype("<u8").tobytes()
+        return
+    line, _, rest = unsealed(path).partition(b"\n")
+    said = json.loads(line)
+    day = (date.fromisoformat(said["day"]) - date(1970, 1, 1)).days
+    served = said.get("served", 0), said.get("served that day", 0)
+    yield from ((_ASKED, 0, said["asked"]), (_ASKED, day, said["that day"]))
+    yield from ((_SERVED, 0, served[0]), (_SERVED, day, served[1]))
+    yield from ((_WRONG, 0, said["wrong"]), ("secret", 0, rest[:32]), (_IDS, 0, rest[32:]))

@@ -15,10 +15,11 @@ from pprint import pformat
 from typing import Any
 
 from vfl_flower.api import own_code
+from vfl_flower.api.arguments import handed_over, listed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.names import called as called_of
 from vfl_flower.config.names import named
-from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
+from vfl_flower.data.memory import held, node_configs_of
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.launch.engines import Finished, predict_local

@@ -14,7 +14,6 @@ from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -23,10 +22,9 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 from vfl_flower.api.keywords import Code
 from vfl_flower.api.model import Model
 from vfl_flower.api.training import train
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import UnfitError, asked, shown
 from vfl_flower.protocol.system import System
-
-Array = NDArray[Any]
 
 EXPECTED_FAILED_CHECKS = {
     "check_methods_subset_invariance": "models compute in 32 bits and round differently by batch",

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from inspect import Parameter, Signature, signature
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack, overload
 
 from vfl_flower.api import own_code
+from vfl_flower.api.arguments import handed_over, listed
 from vfl_flower.api.keywords import Options
 from vfl_flower.api.model import Features, Model, quiet
 from vfl_flower.config import errors
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated
 from vfl_flower.config.names import named
 from vfl_flower.config.plugins import ENGINES
-from vfl_flower.config.renamed import notify
 from vfl_flower.config.run_config import KEYS, RunConfig
-from vfl_flower.data.memory import handed_over, held, listed, node_configs_of
+from vfl_flower.data.memory import held, node_configs_of
 from vfl_flower.data.survey import surveyed
 from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.progress import shown
@@ -142,7 +142,6 @@ def _train(
         raise ConfigError(f"parties = {errors.shown(parties)} must be a whole number.")
     keys, more = own_code.values_of(config, options)
     _check_engine(engine, keys, more)
-    notify(keys)
     to = out or keys.get("out") or keys.get("resume", "")
     temporary = None if to else tempfile.TemporaryDirectory()
     folder = Path(temporary.name, "run") if temporary else Path(to)
@@ -156,19 +155,8 @@ def _train(
         stack.enter_context(shown(progress))
         if there:
             _check_features(engine, keys, labels, id)
-            id = id or keys.get("id", "")
-            before = keys.get("resume") or keys.get("grow")  # a run whose options hold
-            data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
-            then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
-            found = checkpoint.load(before) if before else None
-            then_named = (found.names, found.parties) if found else ()
-            listing, called = listed(features, *then_named)
-            parties = len(listing)
-            stack.enter_context(named(called))
-            name = stack.enter_context(held(*handed_over(listing, labels, data, id), name=then))
-            keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
-            keys.setdefault("align", data.align if before else "ids")
-            node_configs = node_configs_of(name, parties, called)
+            node_configs = stack.enter_context(_held(keys, features, labels, id))
+            parties = len(node_configs)
         try:
             start = ENGINES.load(engine)
             with surveyed(RunConfig.of(keys), node_configs):
@@ -179,6 +167,26 @@ def _train(
                 temporary.cleanup()
             raise
     return Model(finished.folder, temporary)
+
+
+@contextmanager
+def _held(
+    keys: dict[str, Any], features: Features, labels: Any, id: str
+) -> Iterator[list[dict[str, Any]]]:
+    """Hold features and labels for a run, and complete its options.
+
+    Yield the node configurations of the parties.
+    """
+    id = id or keys.get("id", "")
+    before = keys.get("resume") or keys.get("grow")  # a run whose options hold
+    data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
+    then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
+    found = checkpoint.load(before) if before else None
+    listing, called = listed(features, *((found.names, found.parties) if found else ()))
+    with named(called), held(*handed_over(listing, labels, data, id), name=then) as name:
+        keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
+        keys.setdefault("align", data.align if before else "ids")
+        yield node_configs_of(name, len(listing), called)
 
 
 _options = [

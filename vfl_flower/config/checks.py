@@ -106,6 +106,8 @@ def _predicate(kind: str, limits: Mapping[str, Any]) -> str:
         return f"must be {_MUST_BE[kind]}"
     if kind == "string_too_long":
         return f"must have at most {limits['max_length']:,} letters"
+    if kind == "literal_error":
+        return f"must be {limits['expected']}"
     return "is missing" if kind == "missing" else str(limits.get("error", f"is wrong ({kind})"))
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from vfl_flower.config import renamed
 from vfl_flower.config.errors import IN_PROCESS, CodeError, ConfigError, unknown
 
 PLUGIN_MODULES = "vfl_flower_plugin_"
@@ -71,7 +70,6 @@ class Registry:
 
     def check(self, name: str, key: str = "") -> None:
         """Raise `ConfigError` unless a name is known, or is an import path."""
-        name = renamed.accepted(self.key, name)
         # All entry points of a machine take long to read, so they come last.
         if name not in self.known and not self.is_place(name) and name not in self.names:
             raise unknown(key or self.key, name, self.names)
@@ -88,7 +86,7 @@ class Registry:
         ConfigError
             If the name is unknown, its import path fails, or the plugin lacks a part.
         """
-        own, key, name = bool(key), key or self.key, renamed.accepted(self.key, name)
+        own, key = bool(key), key or self.key
         self.check(name, key)
         if name in self.known:
             return load_place(self.known[name])
@@ -337,8 +335,6 @@ DATASETS = Registry(
         "parquet": "vfl_flower.data.formats:table",
         "svmlight": "vfl_flower.data.formats:svmlight",
         "hf": "vfl_flower.data.hugging_face:hugging_face",
-        "vertibench": "vfl_flower.data.divided_folders:vertibench",
-        "mars-vfl": "vfl_flower.data.divided_folders:mars_vfl",
     },
 )
 """Partitioned data sets, `data.partitioned.PartitionedData`, by the prefix before a colon."""

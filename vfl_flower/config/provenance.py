@@ -3,34 +3,75 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
+import re
 import resource
 import sys
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from vfl_flower.config.protocol_version import VERSION
+
+log = logging.getLogger(__name__)
+
+_HERE = Path(__file__).parents[2]
+_SHARED = (
+    *("vfl_flower/protocol", "vfl_flower/alignment", "vfl_flower/models", "vfl_flower/transport"),
+    *("vfl_flower/config/options", "strategies/papers", "strategies/baselines"),
+)
+"""Folders that decide what label holder and parties send each other."""
+
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Return the digest of the application's source, which all sides must share."""
-    here = Path(__file__).parents[1]
+    """Return the digest of the application's whole source, for the results of a run."""
+    return _digest("vfl_flower", "strategies")
+
+
+@lru_cache(maxsize=1)
+def shared_code() -> str:
+    """Return the digest of the source that decides the messages of a run.
+
+    It is a diagnostic: sides with different digests, but one protocol version, work together.
+    """
+    return _digest(*_SHARED)
+
+
+def _digest(*folders: str) -> str:
     digest = hashlib.sha256()
-    for folder in (here, here.parent / "strategies"):
-        for file in sorted(folder.rglob("*.py")):
-            name = file.relative_to(here.parent).as_posix()
+    for folder in folders:
+        for file in sorted((_HERE / folder).rglob("*.py")):
+            name = file.relative_to(_HERE).as_posix()
             digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)
 def running() -> str:
-    """Return the version of this package; its last word is a short digest of the code."""
+    """Return the versions of this package and of its protocol, and a short digest."""
     try:
         number = version("vfl-flower")
     except PackageNotFoundError:  # a checkout that is not installed
         number = "of a checkout"
-    return f"vfl-flower {number} (code {code_digest()[:12]})"
+    return f"vfl-flower {number} (protocol {VERSION}, code {shared_code()[:12]})"
+
+
+def speaks(version: str) -> bool:
+    """Return whether the other side, with this text of `running`, has our protocol version."""
+    found = re.search(r"\(protocol (\d{1,9}), code \w+\)$", version)
+    if found is None or int(found[1]) != VERSION:
+        return False
+    _note_other_code(version)
+    return True
+
+
+@lru_cache(maxsize=8)
+def _note_other_code(version: str) -> None:
+    """Log once that the other side has other code for the same protocol."""
+    if version.split()[-1] != running().split()[-1]:
+        log.info("The label holder runs %s, and this party %s.", version, running())
 
 
 def versions() -> dict[str, str]:

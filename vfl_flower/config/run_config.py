@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from vfl_flower.config import plugins, renamed
+from vfl_flower.config import plugins
 from vfl_flower.config.checks import Check, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError, meant, shown, unknown
 from vfl_flower.config.options import (
@@ -347,7 +347,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
             hint = meant(name, KEYS)
             raise ConfigError(f"There is no option {name!r}. {hint}See `vfl list --all`.")
         if not (isinstance(value, str) and value == AUTO):
-            values[name] = renamed.accepted(name, KEYS[name].typed(value))
+            values[name] = KEYS[name].typed(value)
     return values
 
 
@@ -384,5 +384,4 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
         if quoted != given and not _PAIR.sub("", quoted).strip():
             advice = f'Texts need quotes, which the shell removes: write "{quoted}".'
         raise ConfigError(f"{said} {given!r} cannot be read. {advice}") from error
-    renamed.notify(found)
     return found

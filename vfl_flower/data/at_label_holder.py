@@ -22,7 +22,7 @@ from vfl_flower.data.labels import Labels, as_known, class_weights, digest_of_la
 from vfl_flower.data.on_disk import of_size
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.partitioned import decisive, opened, version_of
-from vfl_flower.data.row_mask import Alignment, draw_row_masks
+from vfl_flower.data.row_mask import Alignment, row_masks_of
 from vfl_flower.data.source import Compact, Preparation
 from vfl_flower.data.split import digest_of_rows, divide, split
 from vfl_flower.data.tables import Table
@@ -54,9 +54,8 @@ def with_row_masks(labels: Labels, config: RunConfig, parties: int) -> Labels:
     if config.data.own_data or config.data.presence >= 1:
         return labels
     assert labels.places is not None and labels.test_places is not None
-    numbers = labels.places, labels.test_places
-    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)
-    return replace(labels, present=(has[numbers[0]], has[numbers[1]]))
+    masks = row_masks_of(config, (labels.places, labels.test_places), parties)
+    return replace(labels, present=masks)
 
 
 @lru_cache(maxsize=4)
@@ -69,9 +68,9 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     train, test, (*rows, validation) = split(data, parts)
     digest = digest_of_rows(*rows)
     whole = digest_of_labels("", data.target == "regression", *parts)
+    about: dict[str, Any] = {"alignment": digest, "whole": whole, "validation": validation}
     labels = encode_labels(data, train, test, digest)
-    labels = replace(labels, alignment=digest, whole=whole)
-    return replace(labels, places=rows[0], test_places=rows[1], validation=validation)
+    return replace(labels, places=rows[0], test_places=rows[1], **about)
 
 
 def own_labels(
@@ -85,19 +84,25 @@ def own_labels(
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     labels = labels if about is None else as_known(data, labels, about)
+    people, whole, present = None, "", common.present
     if own.has_ids:
-        people = own.people(common.rows)
-        labels = replace(labels, people=(people[train], people[test]))
+        numbers = own.people(common.rows)
+        people = numbers[train], numbers[test]
     else:
         every = np.arange(len(own.ids))
         known = own.labels_with_gaps(every)
         whole = digest_of_labels(own.digest(every), data.target == "regression", known)
-        labels = replace(labels, whole=whole)
-    labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
-    labels = replace(labels, alignment=common.name, validation=validation)
-    labels = replace(labels, segments=own.segments_of(common.rows[test]))
-    if common.present is not None:
-        labels = replace(labels, present=(common.present[train], common.present[test]))
+    labels = replace(
+        labels,
+        alignment=common.name,
+        validation=validation,
+        places=common.rows[train],
+        test_places=common.rows[test],
+        people=people,
+        whole=whole,
+        present=None if present is None else (present[train], present[test]),
+        segments=own.segments_of(common.rows[test]),
+    )
     class_weights(data, labels.train, len(labels.classes))  # raises early if wrong
     return labels
 

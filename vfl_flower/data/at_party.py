@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import RunConfig
@@ -21,11 +22,9 @@ from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.drift import Watch, sampled
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
-from vfl_flower.data.row_mask import Alignment, RowMask, draw_row_masks
+from vfl_flower.data.row_mask import Alignment, RowMask, row_masks_of
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.split import digest_of_rows, divide, split
-
-Array = NDArray[Any]
 
 _MANY_PIXELS = 2**27  # bytes of images in single precision; above, keep their pixels as bytes
 
@@ -99,13 +98,12 @@ def load_own_features(
     """
     *places, validation = divide(data, len(common.rows))
     parts = [common.rows[each] for each in places]
-    train, test = (part[part >= 0] for part in parts)
+    train, test = training_rows(own, parts[0]), parts[1][parts[1] >= 0]
     validation = int((parts[1][:validation] >= 0).sum())
-    if not len(train):
-        raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
     known = None
     if data.align != "any":
-        _check_has_all(own, common)
+        if (common.rows < 0).any():  # a missing row would shift the other rows
+            raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest = own.digest(common.rows[common.rows >= 0])
@@ -120,8 +118,15 @@ def load_own_features(
     if watched:
         few = train[sampled(len(train), len(preparation.mean))]
         shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
-    block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
-    return replace(block, row_masks=known, validation=validation, shares=shares)
+    about: dict[str, Any] = {"row_masks": known, "validation": validation, "shares": shares}
+    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names, **about)
+
+
+def training_rows(own: Source, rows: Array) -> Array:
+    """Return the places of the training rows that are there; raise `ConfigError` without any."""
+    if not len(rows := rows[rows >= 0]):
+        raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
+    return rows
 
 
 def _check_no_labels(own: Source, label: str) -> None:
@@ -135,12 +140,6 @@ def _check_no_labels(own: Source, label: str) -> None:
             f"{own.whose} has a column of the label's name, so the label would predict itself. "
             "Leave that column out, or name the feature columns by `columns`."
         )
-
-
-def _check_has_all(own: Source, common: Alignment) -> None:
-    """Raise `ConfigError` if a row is missing, which would shift the other rows."""
-    if (common.rows < 0).any():
-        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
@@ -184,20 +183,23 @@ def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
 def _with_presence(
     block: FeatureBlock, config: RunConfig, party: int, parties: int
 ) -> FeatureBlock:
-    """Keep a party's rows of a partitioned data set (`row_mask.draw_row_masks`)."""
+    """Keep a party's rows of a partitioned data set (`row_mask.row_masks_of`)."""
     numbers = block.train_rows, block.test_rows
-    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)[:, party]
-    known = RowMask.of(has[numbers[0]]), RowMask.of(has[numbers[1]])
+    has = row_masks_of(config, numbers, parties)
+    known = RowMask.of(has[0][:, party]), RowMask.of(has[1][:, party])
     if not len(known[0].ids):
         raise ConfigError(
             f"presence = {config.data.presence} leaves party {party} no training row. Raise it."
         )
-    rows = [numbers[part][known[part].ids] for part in (0, 1)]
-    of = block.train, block.test
-    train, test = (_some(part, each.ids) for part, each in zip(of, known, strict=True))
-    validation = int((known[1].ids < block.validation).sum())
-    rest: dict[str, Any] = {"train_rows": rows[0], "test_rows": rows[1], "row_masks": known}
-    return replace(block, train=train, test=test, validation=validation, **rest)
+    return replace(
+        block,
+        train=_some(block.train, known[0].ids),
+        test=_some(block.test, known[1].ids),
+        validation=int((known[1].ids < block.validation).sum()),
+        train_rows=numbers[0][known[0].ids],
+        test_rows=numbers[1][known[1].ids],
+        row_masks=known,
+    )
 
 
 def _some(rows: Array | Rows | Compact, ids: Array) -> Array | Compact:

@@ -54,12 +54,6 @@ def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ())
             random.setstate(of_python)
 
 
-def generator_of(secret: bytes, exchange: int) -> Generator:
-    """Return the generator of the upload that answers a message."""
-    key = hashlib.sha256(secret + f"|augment|{exchange}".encode()).digest()
-    return Generator().manual_seed(int.from_bytes(key[:8], "little"))
-
-
 def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Samples:
     """Return augmented samples, the same each time. The input stays unchanged.
 
@@ -70,7 +64,8 @@ def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Sam
     """
     if augment is none:
         return x
-    generator = generator_of(secret, exchange)
+    key = hashlib.sha256(secret + f"|augment|{exchange}".encode()).digest()
+    generator = Generator().manual_seed(int.from_bytes(key[:8], "little"))
     with seeded(generator.initial_seed() >> 1):  # some use a default generator
         made = augment(samples.each(x, torch.clone), generator)
     if _kind(made) != _kind(x):

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.data.column_types import text_of
 
 MOST = 10
 """Bins of a column's known values, by default."""
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,8 @@ def as_ids(pieces: Collection[Any]) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = pa.chunked_array([each for piece in pieces for each in _chunks(piece)], pa.string())
+    chunks = [each for piece in pieces for each in getattr(piece, "chunks", [piece])]
+    texts = pa.chunked_array([each.cast("string") for each in chunks], pa.string())
     if len(texts) and not texts.null_count and _all(pc.match_substring_regex(texts, _WHOLE)):
         try:
             return pc.cast(texts, "int64").to_numpy()
@@ -208,11 +209,6 @@ def _numbers(texts: Any) -> Any:
         return pc.cast(texts, "float64")
     except ValueError:  # blanks around a number
         return pc.cast(pc.utf8_trim_whitespace(texts), "float64")
-
-
-def _chunks(column: Any) -> list[Any]:
-    chunks: list[Any] = getattr(column, "chunks", [column])
-    return [each.cast("string") for each in chunks]
 
 
 def _all(truths: Any) -> bool:

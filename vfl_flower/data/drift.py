@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.files import whole
 from vfl_flower.data.bins import Bins
 
-Array = NDArray[Any]
 Counts = NDArray[np.int64]
 Columns = Iterable[tuple[str, Array]]
 """Columns by name, each [rows]."""
@@ -41,13 +41,19 @@ _MOST = 100_000  # rows of a window
 _STEP = 1_000  # most new rows between two indices of a window
 
 
-def stability_index(then: Counts, now: Counts) -> float:
-    """Return the population stability index of counts by bin, [bins].
+def _terms(then: Counts, now: Counts) -> NDArray[np.float64]:
+    """Return what each bin adds to the population stability index of counts by bin, [bins].
 
     A share below `FLOOR` counts as `FLOOR`.
     """
     p, q = (np.maximum(counts / counts.sum(), FLOOR) for counts in (then, now))
-    return float(((q - p) * np.log(q / p)).sum())
+    terms: NDArray[np.float64] = (q - p) * np.log(q / p)
+    return terms
+
+
+def stability_index(then: Counts, now: Counts) -> float:
+    """Return the population stability index of counts by bin, [bins]."""
+    return float(_terms(then, now).sum())
 
 
 class Drift(NamedTuple):
@@ -181,8 +187,7 @@ class Watch:
         for name, drift in self.drifts().items():
             column = self._columns[name]
             p, q = column.then / column.then.sum(), column.now / column.now.sum()
-            terms = [stability_term(*pair) for pair in zip(p, q, strict=True)]
-            most = int(np.argmax(terms))
+            most = int(_terms(column.then, column.now).argmax())
             yield {
                 "column": name,
                 "index": drift.value,
@@ -224,12 +229,6 @@ class Watch:
             bins = Bins.from_json(each["bins"])
             watch._columns[each["name"]] = _Watched(bins, counts, np.zeros_like(counts))
         return watch
-
-
-def stability_term(p: float, q: float) -> float:
-    """Return what one bin adds to a population stability index."""
-    p, q = max(p, FLOOR), max(q, FLOOR)
-    return float((q - p) * np.log(q / p))
 
 
 def sampled(rows: int, columns: int, values: int | None = None) -> NDArray[np.int64]:

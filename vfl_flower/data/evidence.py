@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from vfl_flower.config.arrays import Array
+
 Floats = NDArray[np.float64]
 Groups = NDArray[np.uint8]
 """Bin -> number of the group that it is merged into, ascending from 0: [B]."""

@@ -141,7 +141,6 @@ def _plain(number: float) -> float | int:
 
 def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:
     """Draw values with intervals, and the weight of evidence of the best columns."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     valued = [(each, each.information) for each in columns if each.information]
@@ -151,17 +150,15 @@ def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:
         return
     lines = -(-min(len(best), _SHOWN) // 3)
     heights = 0.8 + 0.24 * len(best), 2.5 * lines
-    figure = Figure(figsize=(9, sum(heights)), dpi=110)
-    FigureCanvasAgg(figure)
+    figure = Figure(figsize=(9, sum(heights)), dpi=110, layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=heights)
-    upper, lower = halves
-    axes, at = upper.subplots(), np.arange(len(best))
+    axes, at = halves[0].subplots(), np.arange(len(best))
     ends = np.array([(each.low, each.value, each.high) for _, each in best])
     axes.barh(at, ends[:, 1], xerr=np.diff(ends).T, color=_BLUE, ecolor=_GREY, height=0.6)
     axes.set_yticks(at, [_short(each.column) for each, _ in best], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("information value, with 95 % intervals")
-    parts = np.ravel(lower.subplots(lines, 3, squeeze=False))
+    parts = np.ravel(halves[1].subplots(lines, 3, squeeze=False))
     for part, (each, _) in zip(parts, best, strict=False):
         weights, groups = each.evidence.weights, np.arange(len(each.names))
         low, high = each.evidence.weight_intervals()
@@ -171,15 +168,6 @@ def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:
         part.tick_params(axis="y", labelsize=7)
         part.set_title(f"{_short(each.column)}: weight of evidence", fontsize=8)
         part.axhline(0, color=_GREY, linewidth=0.6)
-    upper.subplots_adjust(left=0.3, right=0.97, bottom=0.5 / heights[0], top=1 - 0.15 / heights[0])
-    lower.subplots_adjust(
-        left=0.06,
-        right=0.98,
-        bottom=0.9 / heights[1],
-        top=1 - 0.3 / heights[1],
-        hspace=1.0,
-        wspace=0.25,
-    )
     for part in parts[len(best) :]:
         part.set_visible(False)
     for part in (axes, *parts):

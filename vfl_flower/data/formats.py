@@ -11,8 +11,8 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, label_asked
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.provenance import free_memory
@@ -23,7 +23,6 @@ from vfl_flower.data.table_file import TableError, TableFile, check_place
 
 log = logging.getLogger("flwr")
 
-Array = NDArray[Any]
 _SHORT_HEADER = np.lib.format.read_array_header_1_0
 _LONG_HEADER = np.lib.format.read_array_header_2_0
 

@@ -6,12 +6,10 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.data.column_types import CODE, text_of
 from vfl_flower.data.source import Preparation
-
-Array = NDArray[Any]
 
 
 def is_missing(values: Array) -> Array:

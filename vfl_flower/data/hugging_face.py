@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.formats import all_numeric, has_label, of_column, own_columns
@@ -20,11 +20,15 @@ from vfl_flower.data.text import Tokenizer, as_samples
 
 log = logging.getLogger("flwr")
 
-Array = NDArray[Any]
-
 
 def hugging_face(data: DataConfig, place: str) -> PartitionedData:
     """Open a data set of the `datasets` library: a hub id, a folder, or a saved set."""
+    parts = _Parts(data, _loaded(data, place))
+    return PartitionedData(parts.features, parts.labels, as_samples if parts.is_text else None)
+
+
+def _loaded(data: DataConfig, place: str) -> list[Any]:
+    """Return the training part, and the test part if there is one."""
     import datasets as hugging_face
 
     try:
@@ -38,80 +42,88 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
             f"({type(error).__name__}). Check the name, or the folder."
         ) from error
     if isinstance(loaded, hugging_face.Dataset):
-        parts = [loaded]
-    elif "train" not in loaded:
+        return [loaded]
+    if "train" not in loaded:
         raise ConfigError(f"{data.dataset} has no part named 'train'. Rename its training part.")
-    else:
-        parts = [loaded[name] for name in ("train", "test") if name in loaded]
-    names = parts[0].column_names
+    return [loaded[name] for name in ("train", "test") if name in loaded]
 
-    def column(part: Any, name: str) -> Array:
-        try:
-            return np.asarray(part.select_columns([name]).with_format("numpy")[:][name])
-        except (ValueError, TypeError, IndexError) as error:
-            raise of_column(data, name, "has rows of unequal shape. Make them equal.") from error
 
-    others = [name for name in names if name != data.label]
-    text = len(others) == 1 and _is_text(parts[0].features[others[0]])
+class _Parts:
+    """Columns of one or two parts of a data set."""
 
-    @cache
-    def only_column() -> list[Array]:
-        """Return the single feature column of each part."""
-        feature, raw = parts[0].features[others[0]], hugging_face.Image(decode=False)
-        if isinstance(feature, hugging_face.Image):
-            return [_pixels(data, part.cast_column(others[0], raw)[others[0]]) for part in parts]
-        if isinstance(feature, Mapping) and feature.keys() == {"bytes", "path"}:  # plain images
-            return [_pixels(data, part[others[0]]) for part in parts]
-        return [column(part, others[0]) for part in parts]
+    def __init__(self, data: DataConfig, parts: list[Any]) -> None:
+        self._data, self._parts, self._kinds = data, parts, parts[0].features
+        self._names = parts[0].column_names
+        self._others = [name for name in self._names if name != data.label]
+        kind = self._kinds[self._others[0]] if len(self._others) == 1 else None
+        self.is_text = getattr(kind, "dtype", "") in ("string", "large_string")
 
-    def features(columns: Columns) -> list[Array]:
-        if text:
-            return [_tokens(data, part[others[0]], columns) for part in parts]
-        if len(others) == 1:
-            rows = only_column()
-            all_numeric(data, {others[0]: rows[0].dtype.kind})
+    def features(self, columns: Columns) -> list[Array]:
+        """Return a party's features of each part: one column of arrays or texts, or a table."""
+        if self.is_text:
+            return [_tokens(self._data, part[self._others[0]], columns) for part in self._parts]
+        if len(self._others) == 1:
+            rows = self._only_column
+            all_numeric(self._data, {self._others[0]: rows[0].dtype.kind})
             if rows[0].ndim > 1:  # images or sequences
                 if len({each.shape[1:] for each in rows}) > 1:
                     raise ConfigError(
-                        f"The parts of {data.dataset} have rows of unequal shape. Make them equal."
+                        f"The parts of {self._data.dataset} have rows of unequal shape. Make them "
+                        "equal."
                     )
                 return [each[columns(each.shape[1:])] for each in rows]
-        mine = own_columns(data, names, columns)
-        table = [{name: column(part, name) for name in mine} for part in parts]
-        all_numeric(data, {name: c.dtype.kind for name, c in table[0].items()})
-        wide = [name for name in mine if table[0][name].ndim > 1]
-        if wide:
+        mine = own_columns(self._data, self._names, columns)
+        table = [{name: self._column(part, name) for name in mine} for part in self._parts]
+        all_numeric(self._data, {name: c.dtype.kind for name, c in table[0].items()})
+        if wide := [name for name in mine if table[0][name].ndim > 1]:
             raise of_column(
-                data,
+                self._data,
                 wide[0],
                 "holds arrays beside other columns. Keep either one column of arrays, or columns "
                 "of numbers.",
             )
         return [np.stack(list(each.values()), axis=1) for each in table]
 
-    def labels() -> list[Array]:
-        has_label(data, names)
-        return [named(part, column(part, data.label)) for part in parts]
+    def labels(self) -> list[Array]:
+        """Return the labels of each part."""
+        has_label(self._data, self._names)
+        return [self._named(part, self._column(part, self._data.label)) for part in self._parts]
 
-    def named(part: Any, values: Array) -> Array:
+    def _named(self, part: Any, values: Array) -> Array:
         """Replace class numbers by class names. -1 means a missing label."""
-        feature = part.features[data.label]
-        if not isinstance(feature, hugging_face.ClassLabel) or values.dtype.kind != "i":
+        from datasets import ClassLabel
+
+        feature = part.features[self._data.label]
+        if not isinstance(feature, ClassLabel) or values.dtype.kind != "i":
             return values
-        if data.target == "regression":  # stars of a review, for example
+        if self._data.target == "regression":  # stars of a review, for example
             return values
         if values.min(initial=0) < 0:
             raise ConfigError(
-                f"Column {data.label!r} of {data.dataset} has missing labels. Drop those rows."
+                f"Column {self._data.label!r} of {self._data.dataset} has missing labels. Drop "
+                "those rows."
             )
         return np.array(feature.names)[values]
 
-    return PartitionedData(features, labels, as_samples if text else None)
+    @cached_property
+    def _only_column(self) -> list[Array]:
+        """Return the single feature column of each part."""
+        from datasets import Image
 
+        (name,) = self._others
+        kind, parts = self._kinds[name], self._parts
+        if isinstance(kind, Image):
+            parts = [part.cast_column(name, Image(decode=False)) for part in parts]
+        elif not (isinstance(kind, Mapping) and kind.keys() == {"bytes", "path"}):  # plain images
+            return [self._column(part, name) for part in parts]
+        return [_pixels(self._data, part[name]) for part in parts]
 
-def _is_text(feature: Any) -> bool:
-    """Return whether a column of a Hugging Face data set holds texts."""
-    return getattr(feature, "dtype", "") in ("string", "large_string")
+    def _column(self, part: Any, name: str) -> Array:
+        try:
+            return np.asarray(part.select_columns([name]).with_format("numpy")[:][name])
+        except (ValueError, TypeError, IndexError) as error:
+            what = "has rows of unequal shape. Make them equal."
+            raise of_column(self._data, name, what) from error
 
 
 def _pixels(data: DataConfig, cells: Iterable[Mapping[str, Any]]) -> Array:

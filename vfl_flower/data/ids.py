@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,15 @@ from vfl_flower.config.errors import ConfigError
 _AT_ONCE = 65536  # ids to encode at a time
 _DIGITS = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _POWERS = 10 ** np.arange(20, dtype=np.uint64)
+
+People = NDArray[np.uint64]
+"""A number for each person, [n]."""
+
+
+def people_of_rows(dataset: str, rows: NDArray[Any]) -> People:
+    """Return a number for the person of each row of a partitioned data set, [n]."""
+    name = hashlib.blake2b(dataset.encode(), digest_size=8).digest()
+    return rows.astype(np.uint64) ^ np.uint64(int.from_bytes(name))
 
 
 class WholeIds(Sequence[bytes]):

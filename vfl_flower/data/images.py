@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.on_disk import KeptFile, KeptSource
 from vfl_flower.data.samples import Arrays
@@ -32,7 +32,6 @@ from vfl_flower.data.source import Moments, Preparation, scaled
 
 log = logging.getLogger("flwr")
 
-Array = NDArray[Any]
 
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _FORMATS = ("BMP", "JPEG", "PNG", "TIFF", "WEBP")

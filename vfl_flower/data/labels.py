@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.drift import Watch
@@ -19,7 +19,6 @@ from vfl_flower.data.source import Preparation, Rows, alike, scaling
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
-Array = NDArray[Any]
 FEW = 50  # training or test rows
 _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 

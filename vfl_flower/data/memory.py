@@ -7,7 +7,6 @@ parties' node configurations (``source = "memory"``, ``held = "NAME"``) use the 
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,17 +14,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, shown
-from vfl_flower.config.names import MUST, alike, is_name
+from vfl_flower.config.arrays import Array
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.column_types import as_typed, holds_texts, with_names
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 from vfl_flower.data.tables import Table
 
-Array = NDArray[Any]
-_NONE = "\0"  # stands for no column where a name is needed; no column has this name
+NO_COLUMN = "\0"  # stands for no column where a name is needed; no column has this name
 
 
 @dataclass(frozen=True)
@@ -44,11 +41,15 @@ class Frame(Table):
     @property
     def has_ids(self) -> bool:
         """Return whether a column has the ids."""
-        return self.id != _NONE
+        return self.id != NO_COLUMN
+
+    @cached_property
+    def _named(self) -> Any:
+        return self.frame.set_axis(map(str, self.frame.columns), axis=1)
 
     @cached_property
     def _names(self) -> list[str]:
-        return with_names(map(str, self.frame.columns))
+        return with_names(self._named.columns)
 
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
         """Return an error with the detail, since whoever reads it has the frame.
@@ -59,19 +60,31 @@ class Frame(Table):
         return super(Frame, named).wrong(what, detail, whole * (self.party is None))
 
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
-        frame = self.frame.set_axis(map(str, self.frame.columns), axis=1)[names]
-        return as_typed(frame, texts, self.words)
+        return as_typed(self._named[names], texts, self.words)
 
     def _read_ids(self) -> Any:
-        column = self.frame.set_axis(map(str, self.frame.columns), axis=1)[self.id]
+        column = self._named[self.id]
         return column.replace("", None) if holds_texts(column) else column
 
 
-class ArraySource(Source):
-    """An array [N, ...], scaled by its training rows. Its ids are the row numbers."""
+class RowsInOrder(Source):
+    """Rows without ids, whose numbers stand for them."""
+
+    def __init__(self, items: Any, party: int) -> None:
+        super().__init__({}, party)
+        self._items = items
+
+    @property
+    def id_column(self) -> Array:
+        """Return the numbers of the rows."""
+        return np.arange(len(self._items))
+
+
+class ArraySource(RowsInOrder):
+    """An array [N, ...], scaled by its training rows."""
 
     def __init__(self, array: Array, party: int) -> None:
-        super().__init__({}, party)
+        super().__init__(array, party)
         if array.dtype.kind not in "biuf" or array.ndim < 2:
             raise ConfigError(
                 f"The features of party {party} are {array.dtype} of shape {array.shape}. Give "
@@ -82,16 +95,10 @@ class ArraySource(Source):
                 f"The features of party {party} have no columns (shape {array.shape}). Give the "
                 "party columns, or leave it out."
             )
-        self._array = array
-
-    @property
-    def id_column(self) -> Array:
-        """Return the numbers of the rows."""
-        return np.arange(len(self._array))
 
     def learn(self, train: Array) -> Preparation:
         """Return mean and deviation of each column of a table, or of all pixels at once."""
-        mean, deviation = scaling(self._array[train], per_column=self._array.ndim == 2)
+        mean, deviation = scaling(self._items[train], per_column=self._items.ndim == 2)
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
 
     def raw_columns(
@@ -101,19 +108,19 @@ class ArraySource(Source):
         dates: Collection[str] | None = None,
     ) -> Iterator[tuple[str, Array]]:
         """Yield the columns of a table by their numbers, as `Source.raw_columns`."""
-        if self._array.ndim == 2:
-            wanted = range(self._array.shape[1]) if names is None else map(int, names)
-            yield from ((str(at), self._array[places, at].astype(np.float64)) for at in wanted)
+        if self._items.ndim == 2:
+            wanted = range(self._items.shape[1]) if names is None else map(int, names)
+            yield from ((str(at), self._items[places, at].astype(np.float64)) for at in wanted)
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows, scaled."""
-        if self._array.ndim == 2 and self._array.shape[1] != len(preparation.mean):
+        if self._items.ndim == 2 and self._items.shape[1] != len(preparation.mean):
             raise ConfigError(
-                f"Party {self.party}'s array has {self._array.shape[1]} columns, and its model was "
+                f"Party {self.party}'s array has {self._items.shape[1]} columns, and its model was "
                 f"trained with {len(preparation.mean)}. Give the same columns."
             )
         mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
-        rows = scaled(self._array[places], mean, deviation)
+        rows = scaled(self._items[places], mean, deviation)
         if not np.isfinite(rows).all():
             raise ConfigError(
                 f"The features of party {self.party} have missing or infinite values. Fill them "
@@ -122,23 +129,14 @@ class ArraySource(Source):
         return rows
 
 
-class DataSetSource(Source):
+class DataSetSource(RowsInOrder):
     """A torch data set. Item i is the sample of row i, or a tuple that begins with it."""
 
     lazy = True
 
-    def __init__(self, dataset: Any, party: int) -> None:
-        super().__init__({}, party)
-        self._dataset = dataset
-
-    @property
-    def id_column(self) -> Array:
-        """Return the numbers of the rows."""
-        return np.arange(len(self._dataset))
-
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these samples as the data set gives them."""
-        items = [self._dataset[int(place)] for place in places]
+        items = [self._items[int(place)] for place in places]
         samples = [item[0] if isinstance(item, tuple | list) else item for item in items]
         rows = np.stack([np.asarray(sample, np.float32) for sample in samples])
         finite = np.isfinite(rows).reshape(len(rows), -1).all(1)
@@ -148,236 +146,6 @@ class DataSetSource(Source):
                 "infinite values. Fill them in, or drop that row at every party."
             )
         return rows
-
-
-# --- conversion of arguments --------------------------------------------------------------------
-
-
-def listed(
-    features: Any, then: Mapping[int, str] | None = None, parties: int = 0
-) -> tuple[list[Any], dict[int, str]]:
-    """Return the features of each party as a list, and the names of the parties.
-
-    Parameters
-    ----------
-    features : a list, or a mapping from the names of the parties.
-    then : names of the parties of an earlier run. They decide the order of a mapping, so each of
-        its ``parties`` must have one.
-
-    Raises
-    ------
-    ConfigError
-        If they belong to one party only, or cannot be counted; or if a name cannot be one.
-    """
-    if isinstance(features, Mapping):
-        for name in features:
-            if not is_name(name):
-                raise ConfigError(f"features names a party {name!r}, which {MUST}. Rename it.")
-        before = [] if then is None else [name for _, name in sorted(then.items())]
-        whole = len(before) == parties
-        if then is not None and not (whole and set(before) <= set(features)):
-            lacking = f"{'do not all have' if before else 'have no'} names, so give a list"
-            known = f"are {', '.join(before)}" if whole else lacking
-            raise ConfigError(
-                f"features names the parties {', '.join(features)}, and the parties of that run "
-                f"{known}. Give features of each."
-            )
-        order = dict.fromkeys((*before, *features))
-        if two := alike(called := dict(enumerate(order))):
-            raise ConfigError(
-                f"features names two parties too alike, {called[two[0]]!r} and {called[two[1]]!r}. "
-                "Rename one."
-            )
-        return [features[name] for name in order], called
-    stacked = getattr(features, "ndim", 0) > 2  # one array with the parties' arrays
-    if isinstance(features, str) or not (stacked or isinstance(features, Sequence)):
-        raise ConfigError(
-            f"features is of type {type(features).__name__}. Give a list with the features of "
-            "each party."
-        )
-    return list(features), dict(then or {})
-
-
-def node_configs_of(name: str, parties: int, names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the node configurations of parties with data that are held under a name."""
-    named = [{"name": names[party]} if party in names else {} for party in range(parties)]
-    return [{"source": "memory", "held": name, **each} for each in named]
-
-
-def handed_over(
-    features: Sequence[Any], labels: Any, data: DataConfig, id: str
-) -> tuple[Frame, list[Source]]:
-    """Return the label holder's table and the parties' data, of the same rows.
-
-    Parameters
-    ----------
-    features : for each party an array, a tensor, lists, a frame or a torch data set.
-    labels : labels of the rows, or the label holder's own frame; None without either.
-    id : name of the id column in all frames; empty without ids. Use the common ids, or with
-        align = 'any' the ids of the labels.
-
-    Raises
-    ------
-    ConfigError
-        If the data cannot be used, or do not belong together.
-    """
-    import pandas as pd
-
-    if not isinstance(id, str):
-        raise ConfigError(
-            f"id = {shown(id)} is not the name of one column. Join several columns in each frame: "
-            "frame['id'] = frame['a'].astype(str) + '/' + frame['b'].astype(str). Then set id='id'."
-        )
-    for party, part in enumerate(features):
-        _check_columns(part, f"The features of party {party}", id)
-        _check_no_labels(part, party, labels)
-    if id:
-        labels, *features = _common(features, labels, data, id)
-    elif data.align == "any":
-        raise ConfigError("align = 'any' is for frames with ids. Name the column of ids by id.")
-    sources = [_source(part, party, data, id) for party, part in enumerate(features)]
-    rows = len(sources[0].id_column)
-    if labels is None:
-        table = pd.DataFrame(index=range(rows))
-    elif hasattr(labels, "columns"):
-        table = labels
-    else:
-        values = as_array(labels, "The labels")
-        if values.ndim != 1:
-            raise ConfigError(
-                f"The labels have shape {values.shape}. Give one label for each row. For one-hot "
-                "rows, give labels.argmax(1)."
-            )
-        table = pd.DataFrame({data.label: values})
-    _check_columns(table, "The labels", id)
-    if not rows:
-        raise ConfigError("The features have no rows. Give at least one.")
-    if not id:
-        theirs = f"there are {len(table)} labels" if labels is not None else f"party 0 {rows}"
-        for party, source in enumerate(sources):
-            if len(source.id_column) != len(table):
-                raise ConfigError(
-                    f"Party {party} has {len(source.id_column)} rows, and {theirs}. Give all the "
-                    "same rows, or name the column of ids by id."
-                )
-        _check_order(features, labels)
-    own = Frame(
-        "labels",
-        id=id or _NONE,
-        columns=data.columns,
-        missing=data.missing,
-        missing_words=data.missing_words,
-        text=data.text,
-        dates=data.dates,
-        label=data.label,
-        segments=data.segments,
-        frame=table,
-    )
-    return own, sources
-
-
-def _check_no_labels(part: Any, party: int, labels: Any) -> None:
-    """Refuse a frame with a column of the labels' name, where labels are a Series."""
-    name = None if hasattr(labels, "columns") else getattr(labels, "name", None)
-    if name is not None and name in getattr(part, "columns", ()):
-        raise ConfigError(
-            f"Party {party}'s frame has a column of the labels' name, {name!r}, so the label would "
-            "predict itself. Leave that column out, or rename it."
-        )
-
-
-def as_array(values: Any, whose: str) -> Array:
-    """Convert an array, a tensor, a Series or lists to an array.
-
-    Raises
-    ------
-    ConfigError
-        If lists differ in length.
-    """
-    try:
-        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    except ValueError:
-        raise ConfigError(
-            f"{whose} are lists of different lengths. Give all rows the same number of values."
-        ) from None
-
-
-def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> list[Any]:
-    """Return labels and features of the rows that all have, or with align='any' some."""
-    import pandas as pd
-
-    if labels is None:
-        every = [frame[[id]] for frame in features]
-        labels = pd.concat(every).drop_duplicates() if data.align == "any" else every[0]
-    if isinstance(labels, pd.Series):
-        labels = labels.rename(data.label).rename_axis(id).reset_index()
-    if id not in getattr(labels, "columns", ()):
-        raise ConfigError(
-            f"labels has no ids, and id = {id!r}. Give a frame with a column of ids, or a Series "
-            "indexed by id."
-        )
-    _check_columns(labels, "The labels", id)
-    if data.align == "any":
-        return [labels, *features]
-    common = set(labels[id]).intersection(*(frame[id] for frame in features))
-    if not common:
-        raise ConfigError(
-            f"No {id!r} is in all frames. Use the same kind of id in all, written the same way."
-        )
-    return [frame[frame[id].isin(common)] for frame in (labels, *features)]
-
-
-def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
-    if hasattr(features, "columns"):
-        return Frame(
-            "features",
-            id=id or _NONE,
-            missing=data.missing,
-            missing_words=data.missing_words,
-            text=data.text,
-            dates=data.dates,
-            label=_NONE,
-            party=party,
-            frame=features,
-        )
-    lists = isinstance(features, list | tuple)
-    if lists or hasattr(features, "shape") or not hasattr(features, "__getitem__"):
-        return ArraySource(as_array(features, f"The features of party {party}"), party)
-    if not hasattr(features, "__len__"):
-        raise ConfigError(
-            f"The features of party {party} are of type {type(features).__name__}, whose items "
-            "cannot be counted. Give a data set with __len__ and __getitem__."
-        )
-    return DataSetSource(features, party)
-
-
-def _check_columns(value: Any, whose: str, id: str) -> None:
-    """Raise `ConfigError` if a frame has no id column, or a column twice."""
-    if id and id not in getattr(value, "columns", ()):
-        raise ConfigError(
-            f"{whose} are not a frame with a column {id!r} of ids. Give such a frame."
-        )
-    names = [str(name) for name in getattr(value, "columns", ())]
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise ConfigError(f"{whose} have two columns {twice[0]!r}. Rename one, or drop it.")
-
-
-def _check_order(features: Sequence[Any], labels: Any) -> None:
-    """Refuse rows whose pandas indexes differ, since rows are matched by position."""
-    import pandas as pd
-
-    named = [("labels", labels)]
-    named += [(f"the features of party {party}", part) for party, part in enumerate(features)]
-    indexed = [(whose, v.index) for whose, v in named if isinstance(v, pd.Series | pd.DataFrame)]
-    for whose, index in indexed[1:]:
-        first, other = indexed[0]
-        numbered = isinstance(index, pd.RangeIndex) and isinstance(other, pd.RangeIndex)
-        if not (index.equals(other) or (numbered and index.step * other.step > 0)):
-            raise ConfigError(
-                f"The indexes of {first} and {whose} differ. Put the rows in the same order "
-                "and reset_index(drop=True), or name a column of ids by id."
-            )
 
 
 # --- registry of held data ----------------------------------------------------------------------
@@ -413,3 +181,9 @@ def _get(name: str) -> tuple[Table, Sequence[Source]]:
             "vfl_flower.train or to the model's predict."
         )
     return _held[name]
+
+
+def node_configs_of(name: str, parties: int, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the node configurations of parties with data that are held under a name."""
+    named = [{"name": names[party]} if party in names else {} for party in range(parties)]
+    return [{"source": "memory", "held": name, **each} for each in named]

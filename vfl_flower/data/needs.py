@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from vfl_flower.data.frames import (
     of_texts,
     texts_of,
 )
+from vfl_flower.data.own_columns import OwnColumns
 
 MOST_VALUES = 100  # values of a text column; each becomes a column
 EMPTY = "columns without any value"
@@ -80,39 +81,7 @@ class Need(NamedTuple):
         )
 
 
-class Asked(Protocol):
-    """Options and columns of a `tables.Table`."""
-
-    @property
-    def missing(self) -> str:
-        """The option for missing values."""
-
-    @property
-    def text(self) -> str:
-        """The option for texts."""
-
-    @property
-    def dates(self) -> str:
-        """The option for dates."""
-
-    @property
-    def columns(self) -> str:
-        """The option that names the features."""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Texts that are missing values."""
-
-    @property
-    def feature_names(self) -> list[str]:
-        """The feature columns."""
-
-    @property
-    def leaves_out(self) -> bool:
-        """The fact whether `columns` names columns to leave out."""
-
-
-def needs_of(own: Asked, frame: Any, learns: bool = True) -> Iterator[Need]:
+def needs_of(own: OwnColumns, frame: Any, learns: bool = True) -> Iterator[Need]:
     """Yield what these columns of a table need, in a frame of some or all rows.
 
     Parameters
@@ -134,7 +103,7 @@ def needs_of(own: Asked, frame: Any, learns: bool = True) -> Iterator[Need]:
             yield Need("missing values", name, note, {"missing": "median"})
 
 
-def _of_texts(own: Asked, name: str, column: Any) -> Iterator[Need]:
+def _of_texts(own: OwnColumns, name: str, column: Any) -> Iterator[Need]:
     if own.dates == "days" and days_of(column) is not None:
         return
     few = len(frequent(column)) > 0
@@ -200,7 +169,7 @@ def told_of(column: Any, values: Sequence[str]) -> str:
 
 
 def lacking(
-    own: Asked, needs: Sequence[Need], column_of: Callable[[str], Any]
+    own: OwnColumns, needs: Sequence[Need], column_of: Callable[[str], Any]
 ) -> tuple[str, str, str]:
     """Return what `Table.wrong` says of these needs."""
     if len(needs) == 1:
@@ -247,7 +216,7 @@ def listed(needs: Sequence[Need]) -> str:
     return "".join(lines)
 
 
-def remedy(own: Asked, needs: Sequence[Need]) -> dict[str, str]:
+def remedy(own: OwnColumns, needs: Sequence[Need]) -> dict[str, str]:
     """Return the options that let a model learn from the table."""
     found: dict[str, str] = {}
     words = list(own.words)

@@ -8,7 +8,7 @@ the same words: ``file`` (label holder: ``dataset = "files:PATH"``), ``id``, ``c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +16,12 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.table_file import TableError, TableFile, check_place, is_csv
 from vfl_flower.data.tables import Table
+
+OPTIONS = ("id", "columns", "missing", "missing_words", "text", "dates")
+"""Options of a table that a party and the label holder have."""
 
 
 @dataclass(frozen=True)
@@ -29,40 +31,11 @@ class OwnFile(Table):
     kind = "file"
 
     @classmethod
-    def of_party(cls, node_config: Mapping[str, Any], party: int) -> OwnFile:
-        """Return the file that a party's node configuration names."""
-        given = {name: node_config.get(name, "") for name in ("file", *_WORDS)}
-        if not all(isinstance(value, str) for value in given.values()):
-            raise ConfigError(
-                f"Party {party}'s node configuration has an option that is not a text. Give file, "
-                f"{', '.join(_WORDS[:-1])} and {_WORDS[-1]} as texts in quotes."
-            )
-        path = given.pop("file")
-        if not path:
-            raise ConfigError(
-                f"Party {party} has named no file. Start its SuperNode with --node-config "
-                "\"partition-id=... num-partitions=... file='/path/features.parquet' id='id'\"."
-            )
-        words = {name.replace("-", "_"): value for name, value in given.items() if value}
-        own = cls(path, **words, party=party)
-        for name, known in (
-            ("missing", ("refuse", "median")),
-            ("text", ("refuse", "one-hot", "tokens")),
-            ("dates", ("refuse", "days")),
-        ):
-            if getattr(own, name) not in known:
-                raise ConfigError(
-                    f"Party {party}'s node configuration has an unknown value of {name}. "
-                    f"Choose one of {', '.join(known)}."
-                )
-        return own
-
-    @classmethod
     def of_label_holder(cls, data: DataConfig) -> OwnFile:
         """Return the file that ``dataset = "files:PATH"`` names."""
         path = data.dataset.partition(":")[2]
-        words = {name: getattr(data, name) for name in (each.replace("-", "_") for each in _WORDS)}
-        return cls(path, **words, label=data.label, segments=data.segments)
+        words = {name: getattr(data, name) for name in (*OPTIONS, "label", "segments")}
+        return cls(path, **words)
 
     @property
     def place(self) -> Path:
@@ -165,6 +138,3 @@ def of_separator(names: Sequence[str]) -> str:
         f"pandas.read_csv(FILE, sep={found!r}, dtype=str, keep_default_na=False)"
         ".to_csv(FILE, index=False) does."
     )
-
-
-_WORDS = ("id", "columns", "missing", "missing-words", "text", "dates")

@@ -1,34 +1,34 @@
 """Partitioned data sets: parties read their columns, the label holder the labels.
 
-`config.plugins.DATASETS` names the data sets of `data.formats`, `data.hugging_face` and
-`data.divided_folders`, by the prefix in ``dataset='npz:PATH'``. To add one, write such a function.
-A data set of your own is ``dataset='waves.py:open_waves'``.
+`config.plugins.DATASETS` names the data sets of `data.formats` and `data.hugging_face`, by the
+prefix in ``dataset='npz:PATH'``. To add one, write such a function. A data set of your own is
+``dataset='waves.py:open_waves'``, or ``'waves.py:open_waves:PATH'`` if it reads a path.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
-from os.path import exists, expanduser, isdir, isfile
+from os.path import expanduser, isdir, isfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, asked
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.plugins import DATASETS
 from vfl_flower.data.samples import Arrays
 
-Array = NDArray[Any]
 _SHIPPED = ("digits", "breast-cancer")  # in scikit-learn
 OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
-OF_A_FOLDER = ("vertibench", "mars-vfl")
+_CODE = re.compile(r"((?:[^:]+\.py|\w+(?:\.\w+)+):[A-Za-z_]\w*)(?::(.+))?")  # code, path
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,19 @@ class Columns:
     parties: int
 
     def __call__(self, shape: tuple[int, ...]) -> Any:
-        """Return the index of the party's columns in samples of this shape."""
-        return columns_of(self.data, self.sequences, shape, self.party, self.parties)
+        """Return the index of the party's columns in [rows, *shape]: even contiguous blocks."""
+        _check_cuts(self.data, self.sequences, shape, self.parties)
+        party, parties = self.party, self.parties
+        if len(shape) == 1 or self.sequences:
+            # Columns of a table, or signals of a sequence: each party sees every time step.
+            return (..., _cut(shape[-1], party, parties))
+        if self.data.image_split == "flat":
+            pixels = _cut(shape[0] * shape[1], party, parties)
+            return (slice(None), *np.unravel_index(np.r_[pixels][:, None], shape[:2]))
+        bands = {"rows": (parties, 1), "columns": (1, parties)}
+        down, across = bands.get(self.data.image_split, _grid(parties))
+        rows = _cut(shape[0], party // across, down)
+        return (slice(None), rows, _cut(shape[1], party % across, across))
 
 
 @dataclass(frozen=True)
@@ -70,31 +81,26 @@ def open_dataset(data: DataConfig) -> PartitionedData:
     ConfigError
         If there is no such kind of data set, or no such file.
     """
+    if own := _CODE.fullmatch(data.dataset):
+        return _opener(own[1])(data, own[2] or "")
     kind, _, place = data.dataset.partition(":")
-    if is_code(data.dataset):
-        return _opener(data.dataset)(data, "")
     ours = kind in DATASETS.known
     if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
         if place and kind in OF_A_FILE and not isfile(place):
             raise ConfigError(
                 f"dataset = {data.dataset!r}: there is no such file. Correct its path."
             )
-        if place and kind in OF_A_FOLDER and not exists(place):
-            raise ConfigError(
-                f"dataset = {data.dataset!r}: there is no such folder. Correct its path."
-            )
         return _opener(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     suffix = Path(data.dataset).suffix.removeprefix(".")
-    kinds = ("files", "hf", *OF_A_FILE, *OF_A_FOLDER) if place else _SHIPPED
+    kinds = ("files", "hf", *OF_A_FILE) if place else _SHIPPED
     close = get_close_matches(kind.lower(), kinds, 1)
     likely = [f"{each}:{place}" if place else each for each in close]
     likely += [f"{suffix}:{data.dataset}"] * (suffix in OF_A_FILE and not place)
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known:{asked(data.dataset, likely, 'use')} digits, "
-        "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, hf:NAME_OR_DIR, "
-        f"vertibench:DIR or mars-vfl:DIR{''.join(packages)}. Files of several owners are "
-        "files:PATH, where PATH has the labels."
+        "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH or hf:NAME_OR_DIR"
+        f"{''.join(packages)}. Files of several owners are files:PATH, where PATH has the labels."
     )
 
 
@@ -104,8 +110,8 @@ def _opener(name: str) -> Callable[[DataConfig, str], PartitionedData]:
 
 
 def is_code(dataset: str) -> bool:
-    """Return whether ``dataset`` is an import path, not a prefix and a path."""
-    return DATASETS.is_place(dataset) and "." in dataset.rpartition(":")[0]
+    """Return whether ``dataset`` begins with an import path."""
+    return _CODE.fullmatch(dataset) is not None
 
 
 # --- cache --------------------------------------------------------------------------------------
@@ -128,10 +134,14 @@ def version_of(data: DataConfig) -> Any:
     kind, _, place = data.dataset.partition(":")
     if not place:
         return ()
-    path = Path(expanduser(kind if kind.endswith(".py") else place))
-    if kind in OF_A_FOLDER and isfile(path):
-        path = path.parent  # the other parties' files are beside it
-    files = sorted(path.rglob("*")) if isdir(path) else [path, Path(f"{path}.t")]
+    paths = [Path(expanduser(place))]
+    if own := _CODE.fullmatch(data.dataset):
+        paths = [Path(expanduser(each)) for each in (kind, own[2] or kind)]
+    files = [
+        file
+        for path in paths
+        for file in (sorted(path.rglob("*")) if isdir(path) else [path, Path(f"{path}.t")])
+    ]
     return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
 
 
@@ -153,26 +163,6 @@ def check_parties(data: DataConfig, sequences: bool, parties: int) -> None:
     found = opened(decisive(data), version_of(data))
     if found.shape is not None and (shape := found.shape()):
         _check_cuts(data, sequences, shape, parties)
-
-
-def columns_of(
-    data: DataConfig, sequences: bool, shape: tuple[int, ...], party: int, parties: int
-) -> Any:
-    """Return the index of a party's columns in [rows, *shape]: even contiguous blocks."""
-    _check_cuts(data, sequences, shape, parties)
-    if len(shape) == 1 or sequences:
-        # Columns of a table, or signals of a sequence: each party sees every time step.
-        return (..., _cut(shape[-1], party, parties))
-    if data.image_split == "flat":
-        pixels = _cut(shape[0] * shape[1], party, parties)
-        return (slice(None), *np.unravel_index(np.r_[pixels][:, None], shape[:2]))
-    if data.image_split == "rows":
-        return (slice(None), _cut(shape[0], party, parties))
-    if data.image_split == "columns":
-        return (slice(None), slice(None), _cut(shape[1], party, parties))
-    down, across = _grid(parties)
-    rows, columns = _cut(shape[0], party // across, down), _cut(shape[1], party % across, across)
-    return (slice(None), rows, columns)
 
 
 def _cut(size: int, part: int, parts: int) -> slice:

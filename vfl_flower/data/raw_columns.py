@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_party import training_rows
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
-from vfl_flower.data.row_mask import Alignment, draw_row_masks
+from vfl_flower.data.row_mask import Alignment, row_masks_of
 from vfl_flower.data.source import Source
 from vfl_flower.data.split import digest_of_rows, divide, split
 from vfl_flower.data.tables import Table
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
     ConfigError
         If it has none of the training rows.
     """
-    train = common.rows[divide(data, len(common.rows))[0]]
-    train = train[train >= 0]
-    if not len(train):
-        raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
+    train = training_rows(own, common.rows[divide(data, len(common.rows))[0]])
     read, people = partial(_checked, own, train), partial(own.people, train)
     return RawColumns(common.name, len(train), read, people)
 
@@ -93,8 +89,7 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
         )
     alignment = digest_of_rows(numbers, test_numbers)
     if config.data.presence < 1:
-        rows = 1 + max(int(part.max()) for part in (numbers, test_numbers))
-        mask = draw_row_masks(config, rows, parties)[numbers, party]
+        mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
 
     def read() -> Iterator[tuple[str, Array]]:

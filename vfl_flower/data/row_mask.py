@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.run_config import RunConfig
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,14 @@ def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.boo
     Each party has a row with probability ``presence``. A row without a party goes to a random one.
     """
     return _drawn(config.training.seed, config.data.presence, rows, parties)
+
+
+def row_masks_of(
+    config: RunConfig, numbers: tuple[Array, Array], parties: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the drawn row masks of these training and test rows, each [rows, parties]."""
+    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)
+    return has[numbers[0]], has[numbers[1]]
 
 
 @lru_cache(maxsize=2)  # each party and the label holder call it

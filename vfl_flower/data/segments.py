@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.bins import Bins
-
-Array = NDArray[Any]
 
 MISSING = "missing"
 """The segment of rows without a value."""
@@ -51,7 +50,8 @@ def segments(column: str, values: Array) -> tuple[list[str], NDArray[np.int64]]:
                 "values, or leave it out of `segments`."
             )
         texts = np.array([_text(each) for each in known], object)
-        order = _sorted(known, texts)
+        of_numbers = np.asarray(known).dtype.kind in "iufb"  # by size, and texts by the alphabet
+        order = np.argsort(np.asarray(known) if of_numbers else texts, kind="stable")
         place = np.empty(len(known) + 1, np.int64)
         place[order] = np.arange(len(known))
         place[-1] = len(known)  # factorize's number of a missing value is -1
@@ -67,9 +67,3 @@ def segments(column: str, values: Array) -> tuple[list[str], NDArray[np.int64]]:
 def _text(value: Any) -> str:
     text = f"{value:.15g}" if isinstance(value, float | np.floating) else str(value)
     return text or MISSING
-
-
-def _sorted(known: Any, texts: Array) -> Array:
-    """Return the order of values: numbers by size, and texts by the alphabet."""
-    numeric = np.asarray(known).dtype.kind in "iufb"
-    return np.argsort(np.asarray(known) if numeric else texts, kind="stable")

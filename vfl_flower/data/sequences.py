@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.data.on_disk import KeptFile
 from vfl_flower.data.source import Moments, Preparation, scaled
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.data.ids import encode_ids, in_pieces
 from vfl_flower.data.samples import Arrays
 
-Array = NDArray[Any]
 _FAR = 1e6  # deviations between zero and a mean from which on rounding errors count
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,10 +12,27 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SOURCES
 from vfl_flower.data.images import ImageColumn, ImageFolder
 from vfl_flower.data.on_disk import as_kind, of_size
-from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.own_files import OPTIONS, OwnFile
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Source
 from vfl_flower.data.text import TextColumn
+
+_Length = Annotated[int, Field(ge=1)]
+_OPTIONS: dict[str, tuple[Any, Any]] = {  # option -> its default, and its type
+    "file": ("", str),
+    "id": ("id", str),
+    "columns": ("", str),
+    "missing": ("refuse", Literal["refuse", "median"]),
+    "missing-words": ("", str),
+    "text": ("refuse", Literal["refuse", "one-hot", "tokens"]),
+    "dates": ("refuse", Literal["refuse", "days"]),
+    "images": ("", str),
+    "image-size": (0, _Length),
+    "tokenizer": ("", str),
+    "text-length": (64, _Length),
+    "sequence-length": (0, _Length),
+}
+_CHECKS = {name: check_of(kind) for name, (_, kind) in _OPTIONS.items()}
 
 
 def source_of(node_config: Mapping[str, Any], party: int) -> Source:
@@ -31,27 +48,44 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
     if "source" in node_config:
         source: Source = SOURCES.load(str(node_config["source"]))(node_config, party)
         return source
-    size, tokens, values = (
-        _number(node_config, key, default, party)
-        for key, default in (("image-size", 0), ("text-length", 64), ("sequence-length", 0))
-    )
-    if node_config.get("images"):
-        if node_config.get("file"):
+    given = {name: _option(node_config, name, party) for name in _OPTIONS}
+    if given["images"]:
+        if given["file"]:
             raise ConfigError(
                 f"Party {party} has named a file and a folder of images. Name only one of them: a "
                 "party has one kind of data."
             )
-        return ImageFolder(str(node_config["images"]), size, party)
-    own = OwnFile.of_party(node_config, party)
+        return ImageFolder(given["images"], given["image-size"], party)
+    if not given["file"]:
+        raise ConfigError(
+            f"Party {party} has named no file. Start its SuperNode with --node-config "
+            "\"partition-id=... num-partitions=... file='/path/features.parquet' id='id'\"."
+        )
+    own = OwnFile(
+        given["file"], **{name: given[name.replace("_", "-")] for name in OPTIONS}, party=party
+    )
     if own.text == "tokens":
-        tokenizer = str(node_config.get("tokenizer", ""))
-        return _one_column(own, TextColumn, "text", tokenizer=tokenizer, length=tokens)
+        tokens = {"tokenizer": given["tokenizer"], "length": given["text-length"]}
+        return _one_column(own, TextColumn, "text", **tokens)
     kind = own.kind_of_features
     if kind == "images":
-        return _one_column(own, ImageColumn, kind, size=size)
+        return _one_column(own, ImageColumn, kind, size=given["image-size"])
     if kind == "sequences":
-        return _one_column(own, SequenceColumn, kind, length=values)
+        return _one_column(own, SequenceColumn, kind, length=given["sequence-length"])
     return of_size(own)
+
+
+def _option(node_config: Mapping[str, Any], name: str, party: int) -> Any:
+    """Return a party's value of an option. The empty text stands for the default."""
+    value = node_config.get(name, "")
+    if value == "":
+        return _OPTIONS[name][0]
+    try:
+        return _CHECKS[name](value)
+    except InvalidError as error:
+        raise ConfigError(
+            f"Party {party}'s node configuration gives {name} = {value!r}, which {error}."
+        ) from None
 
 
 def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
@@ -63,15 +97,3 @@ def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> Ow
             f"its feature columns are {', '.join(own.feature_names[:8])}.",
         )
     return as_kind(kind, own, **more)
-
-
-def _number(node_config: Mapping[str, Any], key: str, default: int, party: int) -> int:
-    if key not in node_config:
-        return default
-    try:
-        number: int = check_of(Annotated[int, Field(ge=1)])(node_config[key])
-        return number
-    except InvalidError as error:
-        raise ConfigError(
-            f"Party {party}'s node configuration gives {key} = {node_config[key]!r}, which {error}."
-        ) from None

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 
-Array = NDArray[Any]
 Places = NDArray[np.int64]
 
 _SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # validation: share, least training rows, most rows

@@ -17,8 +17,9 @@ from vfl_flower.data.frames import is_missing
 from vfl_flower.data.memory import Frame
 from vfl_flower.data.needs import Need, listed, nameable, pasted, remedy, safe, spared
 from vfl_flower.data.on_disk import KeptFile, LargeTable
+from vfl_flower.data.own_columns import LOGGED
 from vfl_flower.data.sources import source_of
-from vfl_flower.data.tables import LOGGED, Table
+from vfl_flower.data.tables import Table
 
 _OF_TABLES = re.compile(
     f"{LOGGED}| missing ids in | the id of an earlier row| has no label column "

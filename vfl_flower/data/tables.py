@@ -1,8 +1,6 @@
 """Your own table: columns of numbers and texts, and how they become model input.
 
-Nobody else learns the names or the content of a party's own columns. Errors that leave the party
-say what is wrong, and its own log says where. `own_files` has tables in files, `memory` tables from
-Python code.
+`own_files` has tables in files, `memory` tables from Python code.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
+from vfl_flower.config.arrays import Array
+from vfl_flower.config.errors import ConfigError, UnfitError
 from vfl_flower.data.frames import (
     days_of,
     floats,
@@ -39,15 +37,11 @@ from vfl_flower.data.needs import (
     spared,
     told_of,
 )
-from vfl_flower.data.source import Preparation, Source, scaled, scaling
+from vfl_flower.data.own_columns import OwnColumns
+from vfl_flower.data.source import Preparation, scaled, scaling
 
 log = logging.getLogger("flwr")
 
-Array = NDArray[Any]
-LOGGED = "Its own log says more."
-"""End of an error about a party's table that others read."""
-_SHOWN = "A run in one process says more."
-"""End of an error about the label holder's table that others read."""
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
 _SHORT = 12  # columns in an option to paste
@@ -55,10 +49,8 @@ _FEW = 4096  # rows: a service asks for no more at a time
 
 
 @dataclass(frozen=True)
-class Table(Source):
-    """Columns by name, and their owner's options for them.
-
-    path : path of the table. Only the label holder's errors show it.
+class Table(OwnColumns):
+    """Rows of columns by name.
 
     Raises
     ------
@@ -66,36 +58,7 @@ class Table(Source):
         From each method, if the table is wrong. Errors name no column of a party.
     """
 
-    kind: ClassVar[str] = "table"
-
-    path: str
-    id: str = "id"
-    columns: str = ""  # names separated by commas; empty: all other columns
-    missing: str = "refuse"
-    missing_words: str = ""  # texts that are missing values, separated by commas
-    text: str = "refuse"
-    dates: str = "refuse"
-    label: str = ""  # at the label holder
-    segments: str = ""  # at the label holder; names of columns, as in ``columns``
-    party: int | None = None  # None: the label holder
-
-    @property
-    def whose(self) -> str:
-        """Return the table as the subject of a sentence."""
-        return self.path if self.party is None else f"Party {self.party}'s {self.kind}"
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Return the texts that are missing values, beside the empty one."""
-        return tuple(filter(None, map(str.strip, self.missing_words.split(","))))
-
-    @property
-    def leaves_out(self) -> bool:
-        """Return whether `columns` names columns to leave out, each after a minus."""
-        named = [name.strip() for name in self.columns.split(",")]
-        return all(name.startswith("-") and name not in self._names for name in named)
-
-    # --- rows -----------------------------------------------------------------------------------
+    # --- ids, labels and segments ---------------------------------------------------------------
 
     @cached_property
     def id_column(self) -> Any:
@@ -108,35 +71,6 @@ class Table(Source):
                 f"{', ...' * (len(self._names) > 8)}.",
             )
         return self._read_ids()
-
-    @property
-    def has_ids(self) -> bool:
-        """Return whether a column has the ids."""
-        return True
-
-    # --- columns --------------------------------------------------------------------------------
-
-    @property
-    def feature_names(self) -> list[str]:
-        """Return the feature columns: named ones, or all except ids, labels and segments."""
-        kept = {self.id, self.label}
-        if self.columns == "none":
-            return []
-        named = [name.strip() for name in self.columns.split(",")]
-        leaves_out = self.leaves_out
-        if leaves_out:
-            named = [name.removeprefix("-") for name in named]
-        if not self.columns:
-            kept.update(self.segment_names)
-            return [name for name in self._names if name not in kept]
-        known = set(self._names) - kept
-        absent = [name for name in named if name not in known]
-        if (absent and not leaves_out) or len(set(named)) < len(named):
-            raise self._misnamed()
-        if leaves_out:  # a later file may lack the columns
-            kept.update(named, self.segment_names)
-            return [name for name in self._names if name not in kept]
-        return named
 
     def labels(self, rows: Array) -> Array:
         """Return the label column of these rows."""
@@ -153,11 +87,6 @@ class Table(Source):
         values: Array = self._read([self.label])[self.label].iloc[rows].to_numpy()
         return values
 
-    @property
-    def segment_names(self) -> list[str]:
-        """Return the columns that `segments` names."""
-        return [name.strip() for name in self.segments.split(",")] if self.segments else []
-
     def segments_of(self, rows: Array) -> dict[str, Array]:
         """Return the segment columns of these rows, by name."""
         self.check_segments()
@@ -165,60 +94,13 @@ class Table(Source):
         frame = self._read(names).iloc[rows] if names else {}
         return {name: frame[name].to_numpy() for name in names}
 
-    def check_segments(self) -> None:
-        """Raise `ConfigError` if a segment column is missing, or is the label column."""
-        others = [name for name in self._names if name not in (self.id, self.label)]
-        for name in self.segment_names:
-            if name == self.label:
-                raise ConfigError(
-                    f"segments = {self.segments!r} names the label column {name!r}, and no group "
-                    "of one label has figures. Name other columns."
-                )
-            if name not in self._names:
-                ask = (
-                    f"{asked(name, others, 'name')} some of {', '.join(others[:8])}"
-                    f"{', ...' * (len(others) > 8)}."
-                    if others
-                    else " it has no column besides ids and labels."
-                )
-                raise self._without("no column", name, "segments", ask)
-
-    def with_known_segments(self) -> Self:
-        """Return this table with those segments that it has columns for."""
-        known = [name for name in self.segment_names if name in self._names]
-        if len(known) == len(self.segment_names):
-            return self
-        return replace(self, segments=",".join(known))
-
     def check(self) -> None:
         """Raise `ConfigError` if ids, labels or segments are missing, before any slow step."""
         _ = self.ids
         self.check_labels()
         self.check_segments()
 
-    def check_labels(self) -> None:
-        """Raise `ConfigError` if there is no label column."""
-        if not self.has_labels:
-            ask = label_asked(self.label, self.names_besides_ids)
-            raise self._without("no label column", self.label, "label", ask)
-        if self.label == self.id:
-            raise ConfigError(f"label = {self.label!r} names the id column. Name another column.")
-
-    def _without(self, what: str, name: str, option: str, ask: str) -> ConfigError:
-        """Return an error about an absent column. The first line of a file may hold cells."""
-        which = ", which `segments` names" * (option == "segments")
-        said = f"{self.path} has {what} {name!r}{which}:"
-        return ConfigError(f"{said}{ask}", outside=f"{said} correct `{option}`. {_SHOWN}")
-
-    @property
-    def names_besides_ids(self) -> list[str]:
-        """Return all columns except the id column."""
-        return [name for name in self._names if name != self.id]
-
-    @property
-    def has_labels(self) -> bool:
-        """Return whether there is a label column."""
-        return self.label in self._names
+    # --- features -------------------------------------------------------------------------------
 
     def learn(self, train: Array) -> Preparation:
         """Return medians, text values, means and deviations of the training rows."""
@@ -255,21 +137,6 @@ class Table(Source):
         frame = self._frame[names]
         anew = [name for name in numeric(frame) if name in texts]
         return frame.assign(**self._read(anew, texts)) if anew else frame
-
-    def _misnamed(self) -> ConfigError:
-        return self.wrong(
-            "does not have the columns that `columns` names, or has one twice. Correct it.",
-            f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
-        )
-
-    def check_features(self) -> None:
-        """Raise `ConfigError` if there is no feature column, or none to leave out."""
-        if self.columns and self.leaves_out:
-            named = {name.strip().removeprefix("-") for name in self.columns.split(",")}
-            if named - (set(self._names) - {self.id, self.label}):
-                raise self._misnamed()
-        if not self.feature_names:
-            raise self.wrong("has no feature columns. Add one.", "it has only ids and labels.")
 
     def _learn(self, frame: Any, train: Array) -> Preparation:
         """Learn the preparation of some or all columns from the training rows of a frame."""
@@ -410,11 +277,6 @@ class Table(Source):
 
     # --- access to columns, in subclasses -------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def _names(self) -> list[str]:
-        """Return the column names."""
-
     @abstractmethod
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
         """Return a pandas frame of these columns.
@@ -443,18 +305,3 @@ class Table(Source):
 
     def _changed(self, detail: str) -> ConfigError:
         return self.wrong("has other columns than its model was trained with.", detail)
-
-    def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
-        """Return an error, with the detail after its first sentence, or with the whole text.
-
-        The detail may quote cells. If this is a party, log the detail and leave it out of the
-        error. The label holder's error has no detail for others either.
-        """
-        wrong, _, advice = what.removesuffix(".").partition(". ")
-        what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")
-        if self.party is None:
-            return UnfitError(
-                f"{self.path} {what_and_where}", outside=f"{self.path} {what} {_SHOWN}"
-            )
-        log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
-        return UnfitError(f"{self.whose} {what} {LOGGED}")

@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.on_disk import KeptFile
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Preparation
-
-Array = NDArray[Any]
 
 
 class Tokenizer:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.serving.tokens import tokens_of
+from vfl_flower.transport.http.tokens import tokens_of
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
@@ -35,7 +35,7 @@ class Prometheus(Callback):
     def __init__(self) -> None:
         try:
             from vfl_flower.label_holder.run_metrics import RunMetrics, app_of
-            from vfl_flower.label_holder.serving.listening import listening
+            from vfl_flower.transport.http.listening import listening
         except ImportError as error:
             raise ConfigError(
                 f"observer = 'prometheus' needs {error.name}, which is not installed. Run: "

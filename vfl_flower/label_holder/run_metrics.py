@@ -7,9 +7,11 @@ without the noise.
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,12 +23,34 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from vfl_flower.label_holder.callbacks import RunState, TrainingRun
-from vfl_flower.label_holder.serving.guard import STATUSES, Guard
-from vfl_flower.label_holder.serving.metrics import Surroundings
-from vfl_flower.label_holder.serving.tokens import Tokens
+from vfl_flower.transport.http.guard import STATUSES, Guard
+from vfl_flower.transport.http.tokens import Tokens
 
 _ROWS = ("train", "validation", "test")
 _SHORTEST, _LONGEST = 1.0, 60.0  # seconds between two calls of Prometheus
+
+
+class Surroundings(Collector):
+    """Figures of the machine of a service or a training run, read when Prometheus asks.
+
+    Parameters
+    ----------
+    folder : the results folder, which has the audit log of a service.
+    guard : the application, which shows the certificate.
+    """
+
+    def __init__(self, folder: Path, guard: Guard) -> None:
+        self._folder, self._guard = folder, guard
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the room on the disk, and when the certificate expires."""
+        with suppress(OSError):
+            disk = os.statvfs(self._folder)
+            free = disk.f_bavail * disk.f_frsize
+            yield GaugeMetricFamily("vfl_results_free_bytes", "Room for results and logs.", free)
+        if self._guard.certificate:
+            end, text = self._guard.certificate.end, "When the certificate expires."
+            yield GaugeMetricFamily("vfl_certificate_end_timestamp_seconds", text, end)
 
 
 class RunMetrics(Collector):

@@ -26,15 +26,14 @@ from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.earlier_run import PartyState
-from vfl_flower.label_holder.predictions import predictions_file
 from vfl_flower.label_holder.results import SUMMARY, in_use, result_of, results_folder
-from vfl_flower.label_holder.rows_to_predict import available_parties
 from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
-from vfl_flower.party import context as between
-from vfl_flower.party import state, state_file
+from vfl_flower.party import session, state, state_file
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.tasks.inference.predictions import predictions_file
+from vfl_flower.tasks.inference.rows import available_parties
 from vfl_flower.transport.local import LocalGrid
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
@@ -113,7 +112,7 @@ def run_local(
             _save_models(grid, config, finished.folder)
         raise
     finally:
-        between.forget(grid.run_id)
+        session.forget(grid.run_id)
         grid.forget()
     _save_models(grid, config, finished.folder)
     return finished
@@ -153,6 +152,7 @@ def bring_states(config: RunConfig, folder: Path) -> None:
 def _save_models(grid: LocalGrid, config: RunConfig, folder: Path) -> None:
     """Write the parties' bottom models into the results folder."""
     for party, node in enumerate(grid.contexts.values()):
+        session.hand_over(node)
         if strategy_of(config).trains_parties and "model" in node.state:
             model: dict[str, Any] = state.load_arrays(node.state, "model")
             with whole(folder / f"party-{party}.npz") as file:

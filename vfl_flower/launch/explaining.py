@@ -10,9 +10,9 @@ from typing import Any
 from flwr.clientapp import ClientApp
 
 from vfl_flower import client_app, server_app
-from vfl_flower.label_holder.explanation import FILE
 from vfl_flower.launch.engines import in_process, of_server, with_model
-from vfl_flower.party import explain
+from vfl_flower.tasks.inference.explanation import FILE
+from vfl_flower.tasks.inference.party import explain
 
 
 def explain_local(

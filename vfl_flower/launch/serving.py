@@ -16,7 +16,6 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.serving.serve import ENDED, PROCESS
 from vfl_flower.launch.engines import check_files, in_process, of_server
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.launch.submission import (
@@ -25,8 +24,9 @@ from vfl_flower.launch.submission import (
     said_in,
     sentence_of,
 )
-from vfl_flower.party import scoring
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.serving.serve import ENDED, PROCESS
 
 _SERVED = re.compile(r"(The model in .* is served at .*|The tokens of its callers are in .*)")
 _ENDING = 20.0  # seconds that the service's process may take to end

@@ -1,24 +1,8 @@
 """Build the bottom model of a party, which maps features to embeddings.
 
 `config.plugins.BOTTOMS` lists the models of this project. Any other value is a **model of your
-own**. It is an import path, ``FILE.py:NAME`` or ``package.module:NAME``, to a torch module class or
-to a function that returns a module. The contract:
-
-* The project calls ``NAME(sample, size, **arguments)``. ``sample`` is one row from the party's
-  source: a tensor [...] or tensors by name, without a dimension of rows. Use its shapes and dtypes
-  only. ``size`` is the embedding size. The option ``model-args`` gives the arguments.
-* ``forward(x)`` maps R rows, a tensor [R, ...] or tensors by name, to embeddings [R, size]. In
-  training, the rows are one mini-batch. In evaluation and prediction they are any rows, and the
-  module is in eval mode. Each embedding must then depend on its own row alone.
-* The ``state_dict`` persists between messages, in checkpoints and for predictions, with the extra
-  state of ``get_extra_state`` (`models.extra_state`). Nothing else does: `models.rebuilt` refuses a
-  module that would predict otherwise than it is tested. Buffers learn once per mini-batch, at the
-  upload, and not in eval mode. A repeated pass over a mini-batch makes the same draws by torch,
-  NumPy and `random` in ``forward``.
-* Parameters with ``requires_grad=False`` are neither trained nor perturbed.
-* A class with ``gradients = False`` has no gradient. Only zeroth-order systems can train it.
-
-The mechanism for perturbed embeddings adds noise to the output. It needs rows that do not mix.
+own**: the import path of a torch module class, or of a function that returns a module. It is called
+with one row, the embedding size and ``model-args``. docs/how-to/own-models.md has the contract.
 """
 
 from __future__ import annotations

@@ -1,21 +1,9 @@
 """Top models: the label holder's models, from embeddings to outputs.
 
 `config.plugins.TOPS` lists the top models of this project: linear layers with explicit gradients.
-Any other value is a **top model of your own**. It is an import path, ``FILE.py:NAME`` or
-``package.module:NAME``, to a torch module class or to a function that returns a module. The
-contract:
-
-* The project calls ``NAME(sizes, outputs, **arguments)``. ``sizes`` has the embedding size of each
-  party, and of the label holder's columns if it has any. The option ``top-args`` gives the
-  arguments.
-* ``forward(h)`` maps embeddings side by side, [R, sum(sizes)], to outputs [R, outputs]. Outputs are
-  logits of the classes, or numbers. Two classes have one output, the logit of the second.
-* If parties may lack rows, the project calls ``forward(h, present)``. ``present``
-  [R, len(sizes)] is 1 for each available part of h. It is 0 for a missing part, which is zeros.
-* Checkpoints hold the module's ``state_dict``, as for a bottom model of your own
-  (`models.bottoms`).
-
-Autograd gives its gradients, behind the methods of `TopModel`.
+Any other value is a **top model of your own**, as for bottom models (`models.bottoms`). It is
+called with the sizes of all embeddings, the number of outputs and ``top-args``. Autograd gives its
+gradients, behind the methods of `TopModel`. docs/how-to/own-models.md has the contract.
 """
 
 from __future__ import annotations
@@ -163,9 +151,6 @@ def build_top(
 
     `Aggregation.build_top` calls this with the classes that can read the run's rows.
 
-    The label holder's columns get the bottom model of one more party. The label holder's columns
-    are a table. So that model is an mlp if the parties have a cnn, an lstm or a module of your own.
-
     Parameters
     ----------
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
@@ -181,10 +166,7 @@ def build_top(
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
         blocks.append(embedding_size(config, outputs))
-        of_a_table = models.bottom in BOTTOMS.known and models.bottom not in ("cnn", "lstm")
-        as_mlp = {"bottom-model": "mlp", "model-args": ""}
-        own_config = config if of_a_table else config.with_values(as_mlp)
-        own = build_bottom(own_config, len(sizes), torch.zeros(own_columns), blocks[-1])
+        own = _own_bottom(config, len(sizes), own_columns, blocks[-1])
     precision = config.training.precision
     if models.top not in TOPS.known:
         own_top = kinds[1]
@@ -209,6 +191,17 @@ def build_top(
                 f"{extra[0]!r}, which nothing trains. Combine embeddings without parameters."
             )
     return top
+
+
+def _own_bottom(config: RunConfig, number: int, columns: int, size: int) -> BottomModel:
+    """Build the bottom model of the label holder's columns, as of one more party.
+
+    The columns are a table. So it is an mlp if parties have a cnn, an lstm or their own modules.
+    """
+    bottom = config.models.bottom
+    if bottom not in BOTTOMS.known or bottom in ("cnn", "lstm"):
+        config = config.with_values({"bottom-model": "mlp", "model-args": ""})
+    return build_bottom(config, number, torch.zeros(columns), size)
 
 
 _TRAINED = "layers", "own"  # parts of a `CombiningTop` with parameters

@@ -16,22 +16,23 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.drift import LEAST, Columns, Watch, Window, columns_of, sampled
 from vfl_flower.data.source import Source
 from vfl_flower.party import state_file
 from vfl_flower.party.state_file import Saved
+from vfl_flower.records.ledger import Value, no_file, opened, today
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import simulated
 from vfl_flower.transport.wire import record_of
@@ -42,6 +43,7 @@ Places = NDArray[np.int64]
 Names = NDArray[np.uint64]
 Read = Callable[[Places, list[str]], Columns]
 """Yields raw columns, by their names, of the rows at some places."""
+_DAY = "day"  # name in the ledger: person -> day of the last report
 
 _RECORD = "drift"
 _AT_ONCE = 200_000  # values to count while a request waits
@@ -193,22 +195,16 @@ class DriftReports:
         none = np.zeros(len(names), bool)
         if self._days is None:
             return ~none if len(names) >= self._least else none
-        path = self._days.with_name(f"{self._days.name}-{int(time.time()) // 86400}")
         try:
-            make_folder(path.parent)
-            with alone_in(path.parent):
-                last = path.parent.glob(f"{self._days.name}-?????")
-                path = max([path, *last])  # a clock that is set back starts no new day
-                for old in path.parent.glob(f"{self._days.name}-*"):
-                    if old != path:
-                        old.unlink(missing_ok=True)
-                before = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
-                fresh: NDArray[np.bool_] = ~np.isin(names, before)
+            with opened(self._days, _earlier_rows) as ledger:
+                last = int(ledger.table(_DAY)[1].max(initial=0))
+                day = max(today(), last)  # a clock that is set back starts no new day
+                fresh: NDArray[np.bool_] = ledger.numbers(_DAY, names) < day
                 if fresh.sum() < self._least:
                     return none
-                write_sealed(path, np.union1d(before, names).astype("<u8").tobytes())
-        except (OSError, ValueError, VflError) as error:
-            log.warning("The party's reports of drift in %s cannot be counted: %s", path, error)
+                ledger.put(_DAY, names, day)
+        except VflError as error:
+            log.warning("The party's reports of drift cannot be counted: %s", error)
             return none
         return fresh
 
@@ -229,3 +225,11 @@ class DriftReports:
                 "training rows. Their names are in %s.",
                 *(len(self._watch.names), moderate, large, self._table.name),
             )
+
+
+def _earlier_rows(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the last day's file of an earlier version: the numbers of its people."""
+    yield from no_file(path)
+    for last in sorted(path.parent.glob(f"{path.name}-?????"))[-1:]:
+        names = np.frombuffer(unsealed(last), "<u8")
+        yield _DAY, 0, np.stack([names, np.full_like(names, int(last.name[-5:]))]).tobytes()

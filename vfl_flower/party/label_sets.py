@@ -10,23 +10,19 @@ The party writes a set to its disk before it answers. It forgets a set after 30 
 
 from __future__ import annotations
 
-import logging
 import time
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
 from vfl_flower.data.evidence import MOST_TOLD, leverages
+from vfl_flower.records.ledger import content_in_file, opened_by_party
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import refused, states_folder
 
-log = logging.getLogger("flwr")
-
+_UNCOUNTED = "cannot count what it releases. See its own log."
 MOST_LABELS, DAYS = 10, 30
 """Sets of labels that a party answers in so many days."""
 
@@ -55,48 +51,41 @@ def count_labels(
         If the file is damaged or cannot be written.
     """
     path = states_folder(context) / f"party-{context.node_config.get('partition-id')}.information"
-    try:
-        make_folder(path.parent)
-        with alone_in(path.parent):
-            known = _recent(path)
-            asked = np.frombuffer(question, np.uint8)
-            if (known["questions"] == asked).all(1).any():
-                return
-            if len(known["times"]) + _of_older_version(path) >= MOST_LABELS:
-                raise refused(
-                    context,
-                    f"to compute information values by more than {MOST_LABELS} sets of labels in "
-                    f"{DAYS} days. Send labels that it has answered, or wait",
-                )
-            known = _with(known, people, labels, asked)
-            most = min(MOST_TOLD, MOST_LABELS / max(min_rows, 1))
-            if _told(known["labels"]) > most:
-                raise refused(
-                    context,
-                    "to compute information values by labels that differ in too few rows from "
-                    f"labels that it answered in {DAYS} days. Send labels that it has answered, or "
-                    "wait",
-                )
-            file = BytesIO()
-            np.savez(file, allow_pickle=False, **known)
-            write_sealed(path, file.getvalue())
-    except ConfigError:
-        raise  # a refusal
-    except (OSError, ValueError, KeyError, VflError) as error:
-        log.warning("The party's count of labels in %s cannot be kept: %s", path, error)
-        raise VflError("cannot count what it releases. See its own log.") from None
+    with opened_by_party(path, _UNCOUNTED, content_in_file("sets")) as ledger:
+        known = _recent(ledger.content("sets"))
+        asked = np.frombuffer(question, np.uint8)
+        if (known["questions"] == asked).all(1).any():
+            return
+        if len(known["times"]) >= MOST_LABELS:
+            raise refused(
+                context,
+                f"to compute information values by more than {MOST_LABELS} sets of labels in "
+                f"{DAYS} days. Send labels that it has answered, or wait",
+            )
+        known = _with(known, people, labels, asked)
+        most = min(MOST_TOLD, MOST_LABELS / max(min_rows, 1))
+        if _told(known["labels"]) > most:
+            raise refused(
+                context,
+                "to compute information values by labels that differ in too few rows from "
+                f"labels that it answered in {DAYS} days. Send labels that it has answered, or "
+                "wait",
+            )
+        file = BytesIO()
+        np.savez(file, allow_pickle=False, **known)
+        ledger.write("sets", file.getvalue())
 
 
-def _recent(path: Path) -> Arrays:
+def _recent(content: bytes) -> Arrays:
     """Return the sets of the last days. A clock that was set back ends none.
 
     "times" and "questions", [S], are time and digest of each set. "people" [P] are in ascending
     order. "labels" [S, P] is the label plus 1, or 0 if the set lacks the person.
     """
-    if not path.exists():
+    if not content:
         none: Arrays = {"times": np.zeros(0, np.int64), "questions": np.zeros((0, 32), np.uint8)}
         return {**none, "people": np.zeros(0, np.uint64), "labels": np.zeros((0, 0), np.uint8)}
-    with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
+    with np.load(BytesIO(content), allow_pickle=False) as file:
         found = dict(file)
     recent = found["times"] > time.time() - 86400 * DAYS
     labels = found["labels"][recent]
@@ -104,13 +93,6 @@ def _recent(path: Path) -> Arrays:
     times, questions = found["times"][recent], found["questions"][recent]
     parts = {"people": found["people"][there], "labels": labels[:, there]}
     return {"times": times, "questions": questions, **parts}
-
-
-def _of_older_version(path: Path) -> int:
-    """Return the sets that an earlier version has counted by their bytes in the last days."""
-    files = [each.stat() for each in path.parent.glob(f"{path.name}-*")]
-    first = time.time() - 86400 * DAYS
-    return sum(each.st_size // 8 - 4 for each in files if each.st_mtime > first)  # less the seal
 
 
 def _with(

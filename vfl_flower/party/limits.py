@@ -1,17 +1,15 @@
 """Limits of a party's own rules, and the counts that they need.
 
-Counts lie in files beside the party's states. The party writes a count to disk before it computes
-what it counts. So a count is never too low, even if the process is killed or the party continues
-from an older state. Only the loss of the folder loses the counts.
+Counts lie in ledgers beside the party's states (`records.ledger`), and the party counts before it
+computes. So a count is never too low, even if the party continues from an older state. Only the
+loss of the folder loses the counts.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,15 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import state_file
+from vfl_flower.records.budget import Budget, limits_of
+from vfl_flower.records.ledger import Ledger, Value, content_in_file, opened_by_party
 from vfl_flower.transport.node import refused
 
-log = logging.getLogger("flwr")
-
-Counts = NDArray[np.uint64]
-"""Counted numbers, ascending, and their counts: [2, n]."""
+_UNCOUNTED = "cannot count what it releases. See its own log."
 
 
 class Limits:
@@ -51,7 +48,8 @@ class Limits:
     def begin(self) -> None:
         """Start the count at zero, unless the file has counts of this run's uploads."""
         if self.uploads is not None and not self._path.exists():
-            add(self._path, np.zeros(0, np.uint64), 0, self.uploads)
+            with self._counts():
+                pass
 
     def go_on(self) -> None:
         """Raise `ConfigError` if earlier uploads were not counted."""
@@ -76,7 +74,7 @@ class Limits:
         ConfigError
             If a row has too many uploads. Then no row is counted.
         """
-        if self.uploads is not None and not add(self._path, rows[places], times, self.uploads):
+        if self.uploads is not None and len(self._add(rows[places], times)):
             raise self.too_often
 
     def count_each(self, rows: NDArray[Any], together: bool) -> NDArray[np.bool_]:
@@ -88,7 +86,25 @@ class Limits:
         """
         if self.uploads is None:
             return np.ones(len(rows), bool)
-        return add_each(self._path, rows, self.uploads, together)
+        return ~np.isin(rows, self._add(rows, 1, single=not together))
+
+    def _add(self, rows: NDArray[Any], times: int, single: bool = False) -> NDArray[Any]:
+        """Count uploads, and return the rows with too many. If there are such, count nothing.
+
+        Parameters
+        ----------
+        single : whether to count the uploads of all other rows.
+        """
+        different, often = np.unique(rows, return_counts=True)
+        with self._counts() as ledger:
+            after = ledger.numbers("uploads", different) + often * times
+            fits = after <= (self.uploads or 0)
+            if single or fits.all():
+                ledger.put("uploads", different[fits], after[fits])
+        return different[~fits]
+
+    def _counts(self) -> AbstractContextManager[Ledger]:
+        return opened_by_party(self._path, _UNCOUNTED, content_in_file("uploads"))
 
     @property
     def too_often(self) -> ConfigError:
@@ -98,32 +114,19 @@ class Limits:
         )
 
 
-class PredictionBudget:
+class PredictionBudget(Budget):
     """Counts the rows that a party embeds for predictions, over all its models and runs.
 
-    Its rules ``max-predictions`` and ``max-predictions-per-day`` limit them. A service asks for few
-    rows at a time, so the party writes counts of `_AHEAD` rows ahead to the disk. `close` gives the
-    rest back. After a crash, the count may be too high by that many.
+    Its rules ``max-predictions`` and ``max-predictions-per-day`` limit them.
     """
 
     def __init__(self, context: Context, rules: Rules) -> None:
         self._context = context
         party = context.node_config.get("partition-id")
         path = state_file.place(context).with_name(f"party-{party}.predictions")
-        self._limits = [
-            (path, rules.max_predictions, "max-predictions", False),
-            (
-                path.with_name(f"{path.name}-by-day"),
-                rules.max_predictions_per_day,
-                "max-predictions-per-day",
-                True,
-            ),
-        ]
-        # name -> day, rows left. A clock that is set back must not start a new day.
-        self._ahead = {
-            name: (_last(path) if daily and most is not None else 0, 0)
-            for path, most, name, daily in self._limits
-        }
+        most = rules.max_predictions, rules.max_predictions_per_day
+        limits = limits_of("rows", "max-predictions", *most)
+        super().__init__(partial(opened_by_party, path, _UNCOUNTED, _earlier_rows), limits)
 
     def take(self, rows: int) -> None:
         """Count rows before they are embedded.
@@ -138,47 +141,24 @@ class PredictionBudget:
             self.give_back(allowed)
             raise ConfigError(why)
 
-    def take_some(self, rows: int) -> tuple[int, str]:
-        """Count rows before they are embedded, as far as the rules allow.
+    def take_some(self, wanted: int) -> tuple[int, str]:
+        """Count as many rows as the rules allow, before they are embedded.
 
         Returns
         -------
-        the number of rows that were counted, and the sentence that refuses the others, if any.
+        their number, and the sentence that refuses the others, if any.
         """
-        allowed, why = rows, ""
-        for path, most, name, daily in self._limits:
-            if most is None:
-                continue
-            then, left = self._ahead[name]
-            day = max(then, int(time.time()) // 86400) if daily else 0
-            left = left if then == day else 0
-            if allowed > left:
-                left += add_ahead(path, day, allowed - left, min(_AHEAD, most // 100), most)
-            self._ahead[name] = day, left
-            if left < allowed:
-                allowed, why = left, f"to predict {rows} rows: its rule is {name} = {most}"
-        self._use(allowed)
-        return allowed, str(refused(self._context, why)) if why else ""
-
-    def give_back(self, rows: int) -> None:
-        """Take back rows that `take` has just counted, since they are not embedded."""
-        self._use(-rows)
-
-    def _use(self, rows: int) -> None:
-        for _, most, name, _ in self._limits:
-            day, left = self._ahead[name]
-            self._ahead[name] = day, left - rows * (most is not None)
-
-    def close(self) -> None:
-        """Give back the rows that were counted ahead, to the day on which they were counted."""
-        for path, most, name, _ in self._limits:
-            day, left = self._ahead[name]
-            if most is not None and left:
-                add(path, np.full(1, day, np.uint64), -left, most)
-            self._ahead[name] = day, 0
+        allowed, rule = super().take_some(wanted)
+        why = f"to predict {wanted} rows: its rule is {rule}"
+        return allowed, str(refused(self._context, why)) if rule else ""
 
 
-_AHEAD = 1000
+def _earlier_rows(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the files of an earlier version: the total by key 0, and the rows of each day."""
+    for each in (path, path.with_name(f"{path.name}-by-day")):
+        content = unsealed(each) if each.exists() else b""
+        for key, rows in np.frombuffer(content, "<i8").reshape(2, -1).T.tolist():
+            yield "rows", key, rows
 
 
 @contextmanager
@@ -253,104 +233,3 @@ def refused_rows(
     if len(refused) == len(wanted) > 0 and not together:
         raise ConfigError(why)
     return refused, why
-
-
-# --- counts on disk -----------------------------------------------------------------------------
-
-
-def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
-    """Add to counts, unless a count would exceed ``most``. Return whether it added.
-
-    Parameters
-    ----------
-    things : numbers of 64 bits to count. A number may occur several times.
-    times : how often to count each. A negative number gives back what was counted ahead.
-
-    Raises
-    ------
-    VflError
-        If the file is damaged or cannot be written.
-    """
-    with _opened(path, things) as found:
-        after = (found.before + found.often * times).clip(0)
-        if times > 0 and after.max(initial=0) > most:
-            return False
-        found.after = after
-    return True
-
-
-def add_each(
-    path: Path, things: NDArray[Any], most: int, together: bool = False
-) -> NDArray[np.bool_]:
-    """Add to the counts that ``most`` permits, as `add` does. Return which these are, [n].
-
-    Parameters
-    ----------
-    together : whether to add nothing unless ``most`` permits all.
-    """
-    with _opened(path, things) as found:
-        fits = found.before + found.often <= most
-        if fits.all() or not together:
-            found.after = found.before + found.often * fits
-    allowed: NDArray[np.bool_] = fits[np.searchsorted(found.things, things.astype(np.uint64))]
-    return allowed
-
-
-def add_ahead(path: Path, thing: int, lacks: int, few: int, most: int) -> int:
-    """Add ``lacks`` to one count, or the rest up to ``most``. Return how much it added.
-
-    It adds ``few`` instead, if that is more and ``most`` permits it.
-    """
-    with _opened(path, np.full(1, thing, np.uint64)) as found:
-        left = max(0, most - int(found.before[0]))
-        more = few if lacks <= few <= left else min(lacks, left)
-        found.after = found.before + more
-    return more
-
-
-def _last(path: Path) -> int:
-    """Return the largest number that was counted, or 0."""
-    with _opened(path, np.zeros(0, np.uint64)) as found:
-        return found.last
-
-
-@dataclass
-class _Open:
-    """Counts in a file that is locked: different numbers, and how often they are to be counted.
-
-    before, after : their counts, int64. Without ``after``, the file stays as it was.
-    last : the largest number in the file, or 0.
-    """
-
-    things: NDArray[np.uint64]
-    often: NDArray[np.int64]
-    before: NDArray[np.int64]
-    last: int
-    after: NDArray[np.int64] | None = None
-
-
-@contextmanager
-def _opened(path: Path, things: NDArray[Any]) -> Iterator[_Open]:
-    """Yield the counts of these numbers under a lock; write them at the end."""
-    try:
-        make_folder(path.parent)
-        with alone_in(path.parent):
-            kept = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
-            counts: Counts = kept.reshape(2, -1).astype(np.uint64)
-            last = int(counts[0, -1]) if counts.size else 0
-            new, often = np.unique(things.astype(np.uint64), return_counts=True)
-            places = np.searchsorted(counts[0], new)
-            there = places < counts.shape[1]
-            there[there] = counts[0, places[there]] == new[there]
-            if not there.all():
-                first = np.stack([new[~there], np.zeros_like(new[~there])])
-                counts = np.insert(counts, places[~there], first, axis=1)
-            changed = np.searchsorted(counts[0], new)
-            found = _Open(new, often, counts[1, changed].astype(np.int64), last)
-            yield found
-            if found.after is not None:
-                counts[1, changed] = found.after
-                write_sealed(path, counts.astype("<u8").tobytes())
-    except (OSError, ValueError, VflError) as error:
-        log.warning("The party's counts in %s cannot be kept: %s", path, error)
-        raise VflError("cannot count what it releases. See its own log.") from None

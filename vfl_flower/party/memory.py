@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,14 +71,10 @@ class InProcess:
     """Data of a party's last message in this process. Others work without them.
 
     model : record in ``Context.state`` that shares the model's memory.
-    scalars : record of the last message's scalars; ``None`` after a failed message.
-    node_config : node configuration when the state was loaded.
     stack : `stacked.Stack` in which the party trained last.
     kind : what the party has in common with the parties of a stack.
     """
 
     model: weakref.ref[Any] | None = None
-    scalars: Any = None
-    node_config: Mapping[str, Any] = field(default_factory=dict)
     stack: Any = None
     kind: Any = None

@@ -16,7 +16,6 @@ from typing import Any
 
 from flwr.app import Context
 
-from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.config.run_config import RunConfig, parse
@@ -67,7 +66,7 @@ def check_order(context: Context, order: Order) -> None:
     node = repr(context.node_config)
     one_owner = simulated(context)
     is_accepted = (written, node, one_owner) in _accepted
-    if is_accepted and not isinstance(order, _OF_OTHER_CONFIGURATIONS):
+    if is_accepted and not isinstance(order, OF_OTHER_RUNS):
         return  # skip repeated checks: there are many messages
     rules = Rules.of(context.node_config)
     if rules.aggregation == "secure" and not rules.sum_peers and not one_owner:
@@ -95,7 +94,7 @@ def check_order(context: Context, order: Order) -> None:
         own_config(context, config)
 
 
-_OF_OTHER_CONFIGURATIONS = (
+OF_OTHER_RUNS = (
     *(EarlyOrder, DescribeOrder, RejoinOrder, ResumeOrder, PredictOrder),
     *(SessionOrder, SharedActorOrder),
 )
@@ -229,7 +228,7 @@ def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
 
 def _check_system(context: Context, config: RunConfig, systems: str) -> None:
     system, rule = config.strategy, f"its rule is systems = {systems!r}"
-    permitted = [renamed.accepted("strategy", name.strip()) for name in systems.split(",")]
+    permitted = [name.strip() for name in systems.split(",")]
     if system not in permitted:
         raise refused(context, f"strategy = {system!r}: {rule}")
     own = RunConfig.of(load_system(system).defaults)

@@ -1,7 +1,7 @@
 """A party's state in Flower's ``Context.state``: a text, scalars, array groups.
 
 In a simulation any process may serve any message. On a SuperNode each message is a new process.
-So only this state survives a message. `party.context` defines its content.
+So only this state survives a message. `party.session` defines its content.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
 
 def card(summary: Mapping[str, Any]) -> Page:
     """Return the card of a run with this ``summary.json``."""
-    run = Shown("", Path(), dict(summary))
+    config = {key: value for key, value in summary["config"].items() if key != "resume"}  # a folder
+    run = Shown("", Path(), {**summary, "config": config})
     limits = [("", each) for each in card_limits.limits(summary)]
     by_segment, options = segments([run]), settings([run])
     sections = [

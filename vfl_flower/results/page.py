@@ -84,15 +84,20 @@ class Table:
 
     @property
     def plain(self) -> Table:
-        """This table as texts, without its drawings."""
+        """This table without its drawings."""
         rows = [row for body in self.bodies for row in body]
         kept = [n for n in range(len(self.head)) if None not in [_plain(row[n]) for row in rows]]
         return replace(
             self,
             head=[self.head[n] for n in kept],
-            bodies=[[[_plain(row[n]) or "" for n in kept] for row in rows]],
+            bodies=[[[row[n] for n in kept] for row in rows]],
             texts=sum(n < self.texts for n in kept),
         )
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The cells of all rows as texts."""
+        return [[_plain(cell) or "" for cell in row] for body in self.bodies for row in body]
 
     @property
     def filled(self) -> Table:
@@ -155,7 +160,7 @@ class Section:
         found = []
         for table in (each.plain for each in self.filled.tables):
             found += [table.caption] if table.caption else []
-            found.append(tabulated(table.head, table.bodies[0], table.texts))
+            found.append(tabulated(table.head, table.lines, table.texts))
         notes = wrapped(*(note for swatch, note in self.notes if not swatch))
         return "\n".join([*found, *filter(None, [notes])])
 
@@ -226,7 +231,7 @@ def markdown(page: Page) -> str:
 
 def _table(table: Table) -> str:
     rule = ["---"] * table.texts + ["---:"] * (len(table.head) - table.texts)
-    rows = [[_marked(text) for text in row] for row in (table.head, *table.plain.bodies[0])]
+    rows = [[_marked(text) for text in row] for row in (table.head, *table.lines)]
     lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
     caption = [_marked(table.caption), ""] if table.caption else []
     return "\n".join([*caption, *lines])

@@ -18,7 +18,6 @@ from vfl_flower.config.errors import (
     ConfigError,
     Interrupted,
     Terminated,
-    VflError,
     terminating,
     why,
 )
@@ -294,9 +293,9 @@ def _audit(
     run as configured. If the run claims an epsilon, a game with canaries
     tries to refute it: the epsilon that it shows must not exceed the claim.
     """
+    from vfl_attacks.audit import audit
     from vfl_flower.results.report.read import read
     from vfl_flower.results.report.sections import audits
-    from vfl_flower.tools.audit import audit
 
     number, keys, _ = options.given(run_config, None, parties, out)
     options.name_system(keys, strategy)
@@ -310,27 +309,17 @@ def _audit(
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: options.Page = None,
-    watch: options.Watch = False,
-    port: options.Port = 0,
 ) -> None:
     """Write one HTML page about runs, comparisons, sweeps and audits.
 
     RUN is the results folder of one of them, or a folder of such folders, such
     as runs/. The page shows what runs reached and spent: curves, bytes and
     delays by party, privacy, attacks and settings. It is one file that loads
-    nothing, and it replaces an earlier report. With --watch, the page is served
-    at an address of this machine until Ctrl-C, and follows the runs.
+    nothing, and it replaces an earlier report.
     """
     from vfl_flower.results.report import write_report
-    from vfl_flower.tools.watch import watch as serve
 
-    folders = [each.expanduser() for each in runs]
-    if not watch:
-        print(f"report: {write_report(folders, out)}")
-    elif out:
-        raise VflError("A page that is watched is not written: leave out --out, or --watch.")
-    else:
-        serve(folders, port)
+    print(f"report: {write_report([each.expanduser() for each in runs], out)}")
 
 
 @app.command("contribution", cls=Command)
@@ -345,9 +334,9 @@ def _contribution(
     parties before it, on average over all orders. No party is asked for
     anything. RUN/contribution.json keeps the values for the report.
     """
-    from vfl_flower.label_holder.contribution import contribution
     from vfl_flower.results.report.read import read
     from vfl_flower.results.report.subsets import worth
+    from vfl_flower.tasks.inference.contribution import contribution
 
     contribution(run.expanduser(), metric)
     if found := worth(read([run.expanduser()])):

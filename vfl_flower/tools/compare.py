@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.config import renamed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
@@ -68,7 +67,6 @@ def compare(
     ConfigError
         If a configuration cannot work, before any of them runs.
     """
-    runs = [{**run, "strategy": renamed.accepted("strategy", run["strategy"])} for run in runs]
     named = {run["strategy"] for run in runs}
     differ = any("privacy" in run for run in runs)  # else noise without privacy is a mistake
     configurations: dict[str, dict[str, Any]] = {}
@@ -130,13 +128,12 @@ def compared(text: str) -> dict[str, Any]:
         If the text cannot be read.
     """
     title, _, rest = text.partition(": ")
-    first = renamed.accepted("strategy", rest.split()[0]) if rest.strip() else ""
+    first = rest.split()[0] if rest.strip() else ""
     titled = bool(first) and ("=" not in title or first in SYSTEMS.names)
     name, *keys = (rest if titled else text).split(None, 1) or [""]
     if not name or (titled and not title):
         raise ConfigError("A run of `vfl compare` is empty: name a system, then its own options.")
     own = pairs(keys, "RUN")
-    renamed.notify({"strategy": name})
     if {"strategy", "out"} & own.keys():
         raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
     return {"strategy": name, **own, **({"title": title} if titled else {})}

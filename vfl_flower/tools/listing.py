@@ -18,7 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from vfl_flower.config import names, renamed
+from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import RULES, Rule
 from vfl_flower.config.options.option import sentences
@@ -106,8 +106,7 @@ def _systems() -> Iterator[System]:
 
 def _named(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     """Return the entries whose name is the one word that is given."""
-    names = {renamed.accepted("strategy", word) for word in words}
-    return [each for each in listed if each.name in names] if len(words) == 1 else []
+    return [each for each in listed if each.name in words] if len(words) == 1 else []
 
 
 def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
@@ -187,7 +186,6 @@ def _of_system(system: System) -> Entry:
 
 
 def _of_axes(system: System) -> dict[str, str]:
-    old = [was for was, name in renamed.VALUES["strategy"].items() if name == system.name]
     own = ", ".join(f"{key}={value!r}" for key, value in system.defaults.items())
     rates = "; ".join(f"{kind} {p:g} and {top:g}" for kind, (p, top) in system.rates.items())
     said = {
@@ -195,7 +193,6 @@ def _of_axes(system: System) -> dict[str, str]:
         "axes": system.axes,
         "defaults": own,
         "rates": rates and f"{rates} (parties and top model)",
-        "old name": f"{old[0]}, for one more release" if old else "",
         "example": f"vfl run -c \"strategy='{system.name}'\"",
     }
     return _filled(said)

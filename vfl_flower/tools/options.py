@@ -113,12 +113,6 @@ Page = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Default: report.html in RUN, or above several."),
 ]
-Watch = Annotated[
-    bool, typer.Option("--watch", help="Serve the page on this machine, kept up to date.")
-]
-Port = Annotated[
-    int, typer.Option(min=0, max=65535, metavar="PORT", help="For --watch. 0: any free port.")
-]
 Metric = Annotated[
     str,
     typer.Option(
@@ -227,7 +221,7 @@ vfl doctor
 vfl doctor /srv/vfl --superlink vfl.bank.example:8000
 # a label holder, and whether its run can be resumed and can predict
 vfl doctor /srv/vfl /data/runs/1
-# compare versions and code with what another organisation has sent
+# compare versions and protocol with what another organisation has sent
 vfl doctor --compare party-0.json
 """)
 
@@ -320,6 +314,4 @@ vfl report runs/a
 vfl report runs
 # two runs, and the runs of a comparison
 vfl report runs/a runs/b runs/comparison --out page.html
-# the page while the run in runs/a goes on
-vfl report --watch runs/a
 """)

@@ -114,7 +114,7 @@ class Transport(Grid):
             time.sleep(pause)
             pause = min(1.5 * pause, POLL)
 
-    # A service uses these (`label_holder.serving`).
+    # A service uses these (`tasks.inference.serving`).
 
     def reaches(self, node: int) -> bool:
         """Return whether a message to this node can travel at once."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context
@@ -46,8 +47,13 @@ def describe_records(context: Context) -> Iterator[None]:
         role="party",
         party=node.get("partition-id"),
     )
-    with about, names.named(names.from_json({node.get("partition-id"): node.get("name")})):
+    with about, names.named(_name_of(node.get("partition-id"), node.get("name"))):
         yield
+
+
+@lru_cache(maxsize=1024)
+def _name_of(party: object, name: object) -> Mapping[int, str]:
+    return names.from_json({party: name})
 
 
 def states_folder(context: Context) -> Path:

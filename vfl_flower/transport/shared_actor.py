@@ -10,7 +10,7 @@ Only a simulation has shared actors: on real nodes, each party is a node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -165,8 +165,16 @@ def _number(key: str) -> int:
 # --- the actor ----------------------------------------------------------------------------------
 
 
-def serve(app: ClientApp, context: Context, order: SharedActorOrder) -> SharedActorAnswer:
-    """Serve each order by its own party, with the state that the actor holds."""
+def serve(
+    app: ClientApp,
+    context: Context,
+    order: SharedActorOrder,
+    hand_over: Callable[[Context], None],
+) -> SharedActorAnswer:
+    """Serve each order by its own party, with the state that the actor holds.
+
+    ``hand_over`` writes the state of a party into its Context.
+    """
     begin_task()  # messages of this process name a sender
     messages, contexts = [], []
     for number, (node, payload) in enumerate(unpack_many(order.arrays["packed"])):
@@ -178,6 +186,7 @@ def serve(app: ClientApp, context: Context, order: SharedActorOrder) -> SharedAc
         contexts.append(_context_of(node - _FIRST, order.parties, context))
     replies = list(serve_messages(app, messages, contexts))
     for each in contexts:
+        hand_over(each)
         _keep(each, context)
     if any(message.metadata.message_type != "train" for message in messages):
         _forget(contexts, context)

@@ -15,13 +15,13 @@ class DataConfig:
     dataset: str = key(
         "digits",
         "Names the data set. The built-in sets, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH "
-        "and hf:NAME_OR_DIR are divided among the parties. vertibench:DIR and mars-vfl:DIR are "
-        "divided already. With files:PATH, PATH is the label holder's own csv or parquet file. "
-        "Each party then names its own file in its --node-config.",
+        "and hf:NAME_OR_DIR are divided among the parties. With files:PATH, PATH is the label "
+        "holder's own csv or parquet file. Each party then names its own file in its "
+        "--node-config.",
         example="dataset='breast-cancer'",
         basic=True,
         values="digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, "
-        "hf:NAME_OR_DIR, vertibench:DIR, mars-vfl:DIR, files:PATH, or FILE.py:NAME",
+        "hf:NAME_OR_DIR, files:PATH, FILE.py:NAME or FILE.py:NAME:PATH",
         related=("label", "id", "align", "target"),
     )
     label: str = key(

@@ -17,6 +17,7 @@ import logging
 import re
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,17 +25,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Context
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import (
-    alone_in,
-    lasting_secret,
-    make_folder,
-    unsealed,
-    write_sealed,
-    write_whole,
-)
+from vfl_flower.config.files import lasting_secret, unsealed, write_whole
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Masks, Offer, place_of
+from vfl_flower.records.ledger import Value, opened_by_party
 from vfl_flower.transport.early_messages import KeyMade, KeyOrder
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
@@ -295,21 +290,24 @@ def _note(context: Context, offer: bytes, number: int) -> None:
         return
     name = f"run-{context.run_id}-party-{context.node_config.get('partition-id')}.sums"
     path = states_folder(context) / name
-    try:
-        make_folder(path.parent)
-        with alone_in(path.parent):
-            before = unsealed(path) if path.exists() else b""
-            is_older = before[:32] != offer or int.from_bytes(before[32:]) >= number
-            if number == 0 or not is_older:
-                write_sealed(path, offer + number.to_bytes(8))
-    except (OSError, VflError) as error:
-        log.warning("The party cannot note in %s how far it has used its keys: %s", path, error)
-        raise VflError("cannot note how far its keys are used: its own log says why.") from None
+    sentence = "cannot note how far its keys are used: its own log says why."
+    with opened_by_party(path, sentence, _earlier_note) as ledger:
+        is_older = ledger.content("offer") != offer or ledger.count("number") >= number
+        if number == 0 or not is_older:
+            ledger.write("offer", offer)
+            ledger.write("number", number)
     if number and is_older:
         raise VflError(
             "has an older state of its masked sums, and would use masks twice. Resume the run from "
             "its last checkpoint."
         )
+
+
+def _earlier_note(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the file of an earlier version: an offer and a number."""
+    if path.exists():
+        content = unsealed(path)
+        yield from (("offer", 0, content[:32]), ("number", 0, int.from_bytes(content[32:])))
 
 
 if __name__ == "__main__":

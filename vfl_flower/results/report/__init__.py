@@ -11,14 +11,13 @@ from pathlib import Path
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_whole
-from vfl_flower.results.html import encoded, html
-from vfl_flower.results.page import Banner, Page
+from vfl_flower.results.html import html
 from vfl_flower.results.report.page import page
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.sweep import FILE, Swept
 
 
-def report(folders: Sequence[Path], live: bool = False) -> str:
+def report(folders: Sequence[Path]) -> str:
     """Return the page about the runs of results folders, or about the sweep in one.
 
     Raises
@@ -27,7 +26,7 @@ def report(folders: Sequence[Path], live: bool = False) -> str:
         As `read`.
     """
     swept = len(folders) == 1 and (folders[0] / FILE).is_file()
-    return html(Swept.read(folders[0]).page() if swept else page(read(folders)), live)
+    return html(Swept.read(folders[0]).page() if swept else page(read(folders)))
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -46,14 +45,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out = folder / "report.html"
     if out.suffix != ".html":
         raise VflError(f"--out = {out} is not a page: give it the suffix .html.")
-    text = encoded(report(folders))
+    text = report(folders).encode("utf-8", errors="xmlcharrefreplace")
     try:
         write_whole(out.expanduser(), text)
     except VflError as error:
         raise VflError(f"{error} Or name another file with --out.") from error
     return out.expanduser()
-
-
-def waiting(sentence: str) -> str:
-    """Return a live page that says why there is no report yet."""
-    return html(Page("Report", [], Banner("open", "Not yet: ", sentence)), True)

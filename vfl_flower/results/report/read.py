@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import from_json, in_words
 from vfl_flower.config.plugins import SYSTEMS
@@ -99,7 +98,7 @@ class Shown:
     @property
     def system(self) -> System | None:
         """The system or baseline, if its name is known; otherwise nothing is loaded."""
-        name = text(renamed.accepted("strategy", self.summary.get("strategy")))
+        name = text(self.summary.get("strategy"))
         return load_system(name) if name in SYSTEMS.known else None
 
     @property
@@ -205,7 +204,7 @@ def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -
         raise VflError(
             f"The run in {folder} has no summary.json and no evaluation yet: wait for it."
         )
-    title = title or text(renamed.accepted("strategy", summary.get("strategy", folder.name)))
+    title = title or text(summary.get("strategy", folder.name))
     besides = (json_of(folder / f"{name}.json") for name in _BESIDES)
     return Shown(title, folder, summary, history, *besides)
 

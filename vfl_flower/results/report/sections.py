@@ -255,8 +255,7 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         return None
     default = {key: None if key in BY_ROWS else spec.default for key, spec in KEYS.items()}
     every = dict.fromkeys(key for run in runs for key in run.config)
-    for folder in ("out", "resume"):  # another table has it
-        every.pop(folder, None)
+    every.pop("out", None)  # the folder is in another table
     differ = [key for key in every if len({repr(run.config.get(key)) for run in runs}) > 1]
     changed = [
         key

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vfl_flower.config.errors import SharedError, VflError
-from vfl_flower.config.files import check_own, is_secret, unsealed
+from vfl_flower.config.files import check_own, is_secret
+from vfl_flower.records import ledger
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, many, some
 
 _GIB = 2**30
@@ -16,7 +17,7 @@ _LEAST = 0.1 * _GIB  # bytes for logs, histories and checkpoints of small models
 _OTHERS = 0o077
 _SECRET = ("*.key", "*.secret", "*.token", "*.draws", "credentials.yaml")
 _SEALED = (
-    *("*.state", "*.key", "*.draws", "*.ids", "*.uploads"),
+    *("*.state", "*.key", "*.draws", "*.ids", "*.uploads", "*.predictions", "*.explained"),
     *("alignments/*.npz", "sets/*.npz"),
 )
 
@@ -82,7 +83,7 @@ def sealed_files(folder: Path) -> Finding:
     damaged = []
     for file in files:
         try:
-            unsealed(file)
+            ledger.check(file)
         except FileNotFoundError:
             continue  # a run has just replaced it
         except (OSError, VflError):

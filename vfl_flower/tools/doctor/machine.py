@@ -13,7 +13,8 @@ from typing import Any
 from urllib.request import getproxies_environment, proxy_bypass
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.provenance import code_digest, versions
+from vfl_flower.config.protocol_version import VERSION
+from vfl_flower.config.provenance import shared_code, versions
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding
 
 _SHOWN = ("vfl-flower", "flwr", "torch", "numpy", "python")
@@ -23,10 +24,11 @@ _SPOKEN = 16  # hexadecimal digits of a digest: too many to find another code wi
 
 
 def description() -> dict[str, Any]:
-    """Return what another organisation compares: versions, and the digest of the code."""
+    """Return what another organisation compares: versions, protocol and digest of its code."""
     return {
         "versions": {"vfl-flower": version("vfl-flower"), **versions()},
-        "code": code_digest(),
+        "protocol": VERSION,
+        "code": shared_code(),
     }
 
 
@@ -37,7 +39,8 @@ def about(compared: Path | None) -> Iterator[Finding]:
     yield Finding("versions", OK, said)
     spoken = here["code"][:_SPOKEN]
     groups = " ".join(spoken[at : at + 4] for at in range(0, _SPOKEN, 4))
-    yield Finding("code", OK, f"{groups} (all organisations must have the same)")
+    said = f"version {VERSION} (all organisations must have the same), code {groups}"
+    yield Finding("protocol", OK, said)
     if compared:
         yield from differences(here, _read(compared))
     yield compiled_modules()
@@ -55,7 +58,8 @@ def _read(file: Path) -> dict[str, Any]:
     """
     try:
         there = json.loads(file.expanduser().read_text())
-        return {"versions": dict(there["versions"]), "code": str(there["code"])}
+        protocol, code = int(there["protocol"]), str(there["code"])
+        return {"versions": dict(there["versions"]), "protocol": protocol, "code": code}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{file} is not the output of `vfl doctor --json`. Ask the other organisation for it."
@@ -65,14 +69,13 @@ def _read(file: Path) -> dict[str, Any]:
 def differences(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Finding]:
     """Yield what differs between two descriptions, or that nothing does."""
     same = "Install the same version at all organisations, with deploy/requirements.txt."
-    if here["code"] != there["code"]:
-        yield Finding(
-            "compared code",
-            PROBLEM,
-            f"The other organisation has other code, and the run will refuse it. {same}",
-        )
+    if here["protocol"] != there["protocol"]:
+        said = f"The other organisation has protocol {there['protocol']}, and the run will "
+        yield Finding("compared protocol", PROBLEM, f"{said}refuse it. {same}")
     else:
-        yield Finding("compared code", OK, "The other organisation has the same code.")
+        code = "the same" if here["code"] == there["code"] else "other"
+        said = f"The other organisation has the same protocol, and {code} code for it."
+        yield Finding("compared protocol", OK, said)
     differ = [
         f"{name} is {ours} here and {str(there['versions'].get(name))[:40]!r} there"
         for name, ours in here["versions"].items()

@@ -11,7 +11,7 @@ from flwr.app import Context, RecordDict
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import is_locked
 from vfl_flower.config.names import in_words
-from vfl_flower.data.partitioned import OF_A_FILE, OF_A_FOLDER
+from vfl_flower.data.partitioned import OF_A_FILE
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import JOURNAL, Checkpoint
 from vfl_flower.label_holder.earlier_run import PartyState, check_states
@@ -111,12 +111,12 @@ def _load(found: Checkpoint, party: int, place: Path) -> PartyState:
 
 
 def _data(found: Checkpoint) -> Iterator[Finding]:
-    """Yield whether the file or folder of a partitioned data set is still there."""
+    """Yield whether the file of a partitioned data set is still there."""
     kind, _, place = found.config.data.dataset.partition(":")
-    if kind not in (*OF_A_FILE, *OF_A_FOLDER):
+    if kind not in OF_A_FILE:
         return
     path = Path(place).expanduser()
-    if path.is_file() or (kind in OF_A_FOLDER and path.is_dir()):
+    if path.is_file():
         yield Finding("data", OK, f"{place} is there.")
     else:
         said = f"{place} is missing, so the run can neither resume nor predict. Restore it."

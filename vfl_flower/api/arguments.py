@@ -1,0 +1,226 @@
+"""Arguments of `train` and of a model's methods: features and labels, checked and converted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.config.arrays import Array
+from vfl_flower.config.errors import ConfigError, shown
+from vfl_flower.config.names import MUST, alike, is_name
+from vfl_flower.config.options import DataConfig
+from vfl_flower.data.memory import NO_COLUMN, ArraySource, DataSetSource, Frame
+from vfl_flower.data.source import Source
+
+
+def listed(
+    features: Any, then: Mapping[int, str] | None = None, parties: int = 0
+) -> tuple[list[Any], dict[int, str]]:
+    """Return the features of each party as a list, and the names of the parties.
+
+    Parameters
+    ----------
+    features : a list, or a mapping from the names of the parties.
+    then : names of the parties of an earlier run. They decide the order of a mapping, so each of
+        its ``parties`` must have one.
+
+    Raises
+    ------
+    ConfigError
+        If they belong to one party only, or cannot be counted; or if a name cannot be one.
+    """
+    if isinstance(features, Mapping):
+        for name in features:
+            if not is_name(name):
+                raise ConfigError(f"features names a party {name!r}, which {MUST}. Rename it.")
+        before = [] if then is None else [name for _, name in sorted(then.items())]
+        whole = len(before) == parties
+        if then is not None and not (whole and set(before) <= set(features)):
+            lacking = f"{'do not all have' if before else 'have no'} names, so give a list"
+            known = f"are {', '.join(before)}" if whole else lacking
+            raise ConfigError(
+                f"features names the parties {', '.join(features)}, and the parties of that run "
+                f"{known}. Give features of each."
+            )
+        order = dict.fromkeys((*before, *features))
+        if two := alike(called := dict(enumerate(order))):
+            raise ConfigError(
+                f"features names two parties too alike, {called[two[0]]!r} and {called[two[1]]!r}. "
+                "Rename one."
+            )
+        return [features[name] for name in order], called
+    stacked = getattr(features, "ndim", 0) > 2  # one array with the parties' arrays
+    if isinstance(features, str) or not (stacked or isinstance(features, Sequence)):
+        raise ConfigError(
+            f"features is of type {type(features).__name__}. Give a list with the features of "
+            "each party."
+        )
+    return list(features), dict(then or {})
+
+
+def handed_over(
+    features: Sequence[Any], labels: Any, data: DataConfig, id: str
+) -> tuple[Frame, list[Source]]:
+    """Return the label holder's table and the parties' data, of the same rows.
+
+    Parameters
+    ----------
+    features : for each party an array, a tensor, lists, a frame or a torch data set.
+    labels : labels of the rows, or the label holder's own frame; None without either.
+    id : name of the id column in all frames; empty without ids. Use the common ids, or with
+        align = 'any' the ids of the labels.
+
+    Raises
+    ------
+    ConfigError
+        If the data cannot be used, or do not belong together.
+    """
+    if not isinstance(id, str):
+        raise ConfigError(
+            f"id = {shown(id)} is not the name of one column. Join several columns in each frame: "
+            "frame['id'] = frame['a'].astype(str) + '/' + frame['b'].astype(str). Then set id='id'."
+        )
+    for party, part in enumerate(features):
+        _check_columns(part, f"The features of party {party}", id)
+        _check_no_labels(part, party, labels)
+    if id:
+        labels, *features = _common(features, labels, data, id)
+    elif data.align == "any":
+        raise ConfigError("align = 'any' is for frames with ids. Name the column of ids by id.")
+    sources = [_source(part, party, data, id) for party, part in enumerate(features)]
+    table = _table(labels, data, len(sources[0].id_column))
+    _check_columns(table, "The labels", id)
+    if not len(sources[0].id_column):
+        raise ConfigError("The features have no rows. Give at least one.")
+    if not id:
+        theirs = f"party 0 {len(table)}" if labels is None else f"there are {len(table)} labels"
+        for party, source in enumerate(sources):
+            if len(source.id_column) != len(table):
+                raise ConfigError(
+                    f"Party {party} has {len(source.id_column)} rows, and {theirs}. Give all the "
+                    "same rows, or name the column of ids by id."
+                )
+        _check_order(features, labels)
+    own = _frame("labels", table, data, id, label=data.label)
+    return replace(own, columns=data.columns, segments=data.segments), sources
+
+
+def _frame(path: str, frame: Any, data: DataConfig, id: str, **more: Any) -> Frame:
+    """Return a table of a frame. All frames share the options of the run."""
+    options = ("missing", "missing_words", "text", "dates")
+    more |= {name: getattr(data, name) for name in options}
+    return Frame(path, id=id or NO_COLUMN, frame=frame, **more)
+
+
+def _table(labels: Any, data: DataConfig, rows: int) -> Any:
+    """Return the labels as a frame with so many rows."""
+    import pandas as pd
+
+    if labels is None:
+        return pd.DataFrame(index=range(rows))
+    if hasattr(labels, "columns"):
+        return labels
+    values = as_array(labels, "The labels")
+    if values.ndim != 1:
+        raise ConfigError(
+            f"The labels have shape {values.shape}. Give one label for each row. For one-hot "
+            "rows, give labels.argmax(1)."
+        )
+    return pd.DataFrame({data.label: values})
+
+
+def _check_no_labels(part: Any, party: int, labels: Any) -> None:
+    """Refuse a frame with a column of the labels' name, where labels are a Series."""
+    name = None if hasattr(labels, "columns") else getattr(labels, "name", None)
+    if name is not None and name in getattr(part, "columns", ()):
+        raise ConfigError(
+            f"Party {party}'s frame has a column of the labels' name, {name!r}, so the label would "
+            "predict itself. Leave that column out, or rename it."
+        )
+
+
+def as_array(values: Any, whose: str) -> Array:
+    """Convert an array, a tensor, a Series or lists to an array.
+
+    Raises
+    ------
+    ConfigError
+        If lists differ in length.
+    """
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except ValueError:
+        raise ConfigError(
+            f"{whose} are lists of different lengths. Give all rows the same number of values."
+        ) from None
+
+
+def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> list[Any]:
+    """Return labels and features of the rows that all have, or with align='any' some."""
+    import pandas as pd
+
+    if labels is None:
+        every = [frame[[id]] for frame in features]
+        labels = pd.concat(every).drop_duplicates() if data.align == "any" else every[0]
+    if isinstance(labels, pd.Series):
+        labels = labels.rename(data.label).rename_axis(id).reset_index()
+    if id not in getattr(labels, "columns", ()):
+        raise ConfigError(
+            f"labels has no ids, and id = {id!r}. Give a frame with a column of ids, or a Series "
+            "indexed by id."
+        )
+    _check_columns(labels, "The labels", id)
+    if data.align == "any":
+        return [labels, *features]
+    common = set(labels[id]).intersection(*(frame[id] for frame in features))
+    if not common:
+        raise ConfigError(
+            f"No {id!r} is in all frames. Use the same kind of id in all, written the same way."
+        )
+    return [frame[frame[id].isin(common)] for frame in (labels, *features)]
+
+
+def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
+    if hasattr(features, "columns"):
+        return _frame("features", features, data, id, label=NO_COLUMN, party=party)
+    lists = isinstance(features, list | tuple)
+    if lists or hasattr(features, "shape") or not hasattr(features, "__getitem__"):
+        return ArraySource(as_array(features, f"The features of party {party}"), party)
+    if not hasattr(features, "__len__"):
+        raise ConfigError(
+            f"The features of party {party} are of type {type(features).__name__}, whose items "
+            "cannot be counted. Give a data set with __len__ and __getitem__."
+        )
+    return DataSetSource(features, party)
+
+
+def _check_columns(value: Any, whose: str, id: str) -> None:
+    """Raise `ConfigError` if a frame has no id column, or a column twice."""
+    names = [str(name) for name in getattr(value, "columns", ())]
+    if id and id not in getattr(value, "columns", ()):
+        raise ConfigError(
+            f"{whose} are not a frame with a column {id!r} of ids. Give such a frame."
+        )
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ConfigError(f"{whose} have two columns {twice[0]!r}. Rename one, or drop it.")
+
+
+def _check_order(features: Sequence[Any], labels: Any) -> None:
+    """Refuse rows whose pandas indexes differ, since rows are matched by position."""
+    import pandas as pd
+
+    named = [("labels", labels)]
+    named += [(f"the features of party {party}", part) for party, part in enumerate(features)]
+    indexed = [(whose, v.index) for whose, v in named if isinstance(v, pd.Series | pd.DataFrame)]
+    for whose, index in indexed[1:]:
+        first, other = indexed[0]
+        numbered = isinstance(index, pd.RangeIndex) and isinstance(other, pd.RangeIndex)
+        if not (index.equals(other) or (numbered and index.step * other.step > 0)):
+            raise ConfigError(
+                f"The indexes of {first} and {whose} differ. Put the rows in the same order "
+                "and reset_index(drop=True), or name a column of ids by id."
+            )

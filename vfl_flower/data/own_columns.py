@@ -1,0 +1,176 @@
+"""The columns of your own table: which ones are ids, labels, segments and features.
+
+Nobody else learns the names or the content of a party's own columns. Errors that leave the party
+say what is wrong, and its own log says where.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
+from vfl_flower.data.source import Source
+
+log = logging.getLogger("flwr")
+
+LOGGED = "Its own log says more."
+"""End of an error about a party's table that others read."""
+_SHOWN = "A run in one process says more."
+"""End of an error about the label holder's table that others read."""
+
+
+@dataclass(frozen=True)
+class OwnColumns(Source):
+    """Columns by name, and their owner's options for them.
+
+    path : path of the table. Only the label holder's errors show it.
+    """
+
+    kind: ClassVar[str] = "table"
+
+    path: str
+    id: str = "id"
+    columns: str = ""  # names separated by commas; empty: all other columns
+    missing: str = "refuse"
+    missing_words: str = ""  # texts that are missing values, separated by commas
+    text: str = "refuse"
+    dates: str = "refuse"
+    label: str = ""  # at the label holder
+    segments: str = ""  # at the label holder; names of columns, as in ``columns``
+    party: int | None = None  # None: the label holder
+
+    @property
+    @abstractmethod
+    def _names(self) -> list[str]:
+        """Return the column names."""
+
+    @property
+    def whose(self) -> str:
+        """Return the table as the subject of a sentence."""
+        return self.path if self.party is None else f"Party {self.party}'s {self.kind}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the texts that are missing values, beside the empty one."""
+        return tuple(filter(None, _listed(self.missing_words)))
+
+    # --- features -------------------------------------------------------------------------------
+
+    @property
+    def leaves_out(self) -> bool:
+        """Return whether `columns` names columns to leave out, each after a minus."""
+        named = _listed(self.columns)
+        return all(name.startswith("-") and name not in self._names for name in named)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Return the feature columns: named ones, or all except ids, labels and segments."""
+        others = [name for name in self._names if name not in (self.id, self.label)]
+        plain = [name for name in others if name not in self.segment_names]
+        if self.columns in ("", "none"):
+            return [] if self.columns else plain
+        named = _listed(self.columns)
+        if self.leaves_out:  # a later file may lack the columns
+            named = [name.removeprefix("-") for name in named]
+            found = [name for name in plain if name not in named]
+        else:
+            found = named
+        if len(set(named)) < len(named) or not set(found) <= set(others):
+            raise self._misnamed()
+        return found
+
+    def check_features(self) -> None:
+        """Raise `ConfigError` if there is no feature column, or none to leave out."""
+        if self.columns and self.leaves_out:
+            named = {name.removeprefix("-") for name in _listed(self.columns)}
+            if named - (set(self._names) - {self.id, self.label}):
+                raise self._misnamed()
+        if not self.feature_names:
+            raise self.wrong("has no feature columns. Add one.", "it has only ids and labels.")
+
+    def _misnamed(self) -> ConfigError:
+        return self.wrong(
+            "does not have the columns that `columns` names, or has one twice. Correct it.",
+            f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
+        )
+
+    # --- ids, labels and segments ---------------------------------------------------------------
+
+    @property
+    def has_ids(self) -> bool:
+        """Return whether a column has the ids."""
+        return True
+
+    @property
+    def names_besides_ids(self) -> list[str]:
+        """Return all columns except the id column."""
+        return [name for name in self._names if name != self.id]
+
+    @property
+    def has_labels(self) -> bool:
+        """Return whether there is a label column."""
+        return self.label in self._names
+
+    def check_labels(self) -> None:
+        """Raise `ConfigError` if there is no label column."""
+        if not self.has_labels:
+            ask = label_asked(self.label, self.names_besides_ids)
+            raise self._without("no label column", self.label, "label", ask)
+        if self.label == self.id:
+            raise ConfigError(f"label = {self.label!r} names the id column. Name another column.")
+
+    @property
+    def segment_names(self) -> list[str]:
+        """Return the columns that `segments` names."""
+        return _listed(self.segments) if self.segments else []
+
+    def with_known_segments(self) -> Self:
+        """Return this table with those segments that it has columns for."""
+        known = [name for name in self.segment_names if name in self._names]
+        return replace(self, segments=",".join(known)) if known != self.segment_names else self
+
+    def check_segments(self) -> None:
+        """Raise `ConfigError` if a segment column is missing, or is the label column."""
+        others = [name for name in self._names if name not in (self.id, self.label)]
+        shown = f"{', '.join(others[:8])}{', ...' * (len(others) > 8)}."
+        for name in self.segment_names:
+            if name == self.label:
+                raise ConfigError(
+                    f"segments = {self.segments!r} names the label column {name!r}, and no group "
+                    "of one label has figures. Name other columns."
+                )
+            if name not in self._names:
+                ask = f"{asked(name, others, 'name')} some of {shown}"
+                ask = ask if others else " it has no column besides ids and labels."
+                raise self._without("no column", name, "segments", ask)
+
+    # --- errors ---------------------------------------------------------------------------------
+
+    def _without(self, what: str, name: str, option: str, ask: str) -> ConfigError:
+        """Return an error about an absent column. The first line of a file may hold cells."""
+        which = ", which `segments` names" * (option == "segments")
+        said = f"{self.path} has {what} {name!r}{which}:"
+        return ConfigError(f"{said}{ask}", outside=f"{said} correct `{option}`. {_SHOWN}")
+
+    def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
+        """Return an error, with the detail after its first sentence, or with the whole text.
+
+        The detail may quote cells. If this is a party, log the detail and leave it out of the
+        error. The label holder's error has no detail for others either.
+        """
+        wrong, _, advice = what.removesuffix(".").partition(". ")
+        what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")
+        if self.party is None:
+            return UnfitError(
+                f"{self.path} {what_and_where}", outside=f"{self.path} {what} {_SHOWN}"
+            )
+        log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
+        return UnfitError(f"{self.whose} {what} {LOGGED}")
+
+
+def _listed(names: str) -> list[str]:
+    """Return the names in an option, which commas separate."""
+    return [name.strip() for name in names.split(",")]

@@ -1,0 +1,259 @@
+"""A party in this process, from one message to the next: its session.
+
+Flower lets any process serve any message, so ``Context.state`` can hold all that the next message
+needs. A session opens from that state. It lives as long as this process serves the party. Its
+arrays share the model's memory with the state, and become bytes when they leave the process.
+
+A party that stays in this process, as in the engine in process and on a stream, trains without
+writing its counters after each message. `hand_over` writes them before anybody else reads them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from flwr.app import ConfigRecord, Context
+
+from vfl_flower.config.errors import OutOfStepError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.models.training import kept, optimizer_tensors
+from vfl_flower.party import builder, state, state_file
+from vfl_flower.party.memory import PendingWindow
+from vfl_flower.party.party import Party
+from vfl_flower.transport.flower_internals import config_record, contents
+from vfl_flower.transport.messages import (
+    SMALL,
+    EmbedOrder,
+    Order,
+    Payload,
+    TrainOrder,
+    refuse_unused,
+)
+from vfl_flower.transport.node import index_and_parties
+
+O = TypeVar("O", bound=Order)  # noqa: E741
+A = TypeVar("A", bound=Payload)
+
+
+class Session:
+    """A party and the ``Context`` whose state it continues.
+
+    scalars : record of the state's scalars that the party agrees with; ``None`` after a failure.
+    node_config : node configuration, with the rules that the state was checked with.
+    ahead : whether the party has served messages since it wrote the state.
+    accepted : whether the party's rules permit the run of this state.
+    before : exchange, steps and pending window before the message that is being served.
+    """
+
+    def __init__(self, context: Context, party: Party) -> None:
+        self.context, self.party = context, party
+        self.scalars: Any = None
+        self.node_config: Mapping[str, Any] = {}
+        self.ahead = self.accepted = False
+        self.before: tuple[int, int, PendingWindow | None] | None = None
+
+    def continues(self, context: Context) -> bool:
+        """Return whether the party is as the last message of this Context left it."""
+        records, here = contents(context.state), self.party.in_process
+        return (
+            self.scalars is not None
+            and self.scalars is records.get("scalars")
+            and (self.context is context or not self.ahead)
+            and self.context.run_id == context.run_id
+            and self.node_config == context.node_config
+            and here.model is not None
+            and here.model() is records.get("model")
+        )
+
+    def serve(self, method: Callable[[Party, O], A], order: O) -> A:
+        """Have the party serve an order, and keep what has changed.
+
+        If the message fails, or an array in it is of no use, the party keeps what it has learned.
+        """
+        try:
+            payload = method(self.party, order)
+            refuse_unused(order.arrays, "was sent")
+            if self._may_wait(order):
+                self.ahead = True
+            else:
+                self.write()
+        except BaseException:
+            self.break_off()
+            raise
+        self.before = None
+        return payload
+
+    def _may_wait(self, order: Order) -> bool:
+        """Return whether the state can be written later.
+
+        Orders of other kinds are rare, and some read the state. Masks serve one message each.
+        """
+        party = self.party
+        trains = isinstance(order, TrainOrder | EmbedOrder)
+        shares_memory = self.scalars is not None and party.in_process.model is not None
+        return trains and shares_memory and not party.seal and not party.learner.arrays
+
+    def load(self, context: Context) -> None:
+        """Load the state of the last message into the party."""
+        party, kept, here = self.party, context.state, self.party.in_process
+        scalars = {"run": str(context.run_id), **state.load_scalars(kept)}
+        party.load_state_dict({"scalars": scalars, "large": state.load_large(kept)})
+        party.limits = builder.limits_of(context, party.origin.counted_since)
+        here.stack = None
+        model = here.model() if here.model else None
+        shares = model is not None and model is kept.get("model")
+        if not shares:
+            if model is not None:  # the other Context keeps its own copy of this model
+                state.settle(model)
+            party.learner.trace = None
+            groups = {name: state.load_arrays(kept, name) for name in ("model", "optimizer")}
+            party.learner.load_state_dict(groups)
+        party.learner.learning()  # a failed message may have left another mode
+        self.context, self.ahead, self.accepted = context, False, False
+        self.scalars = kept["scalars"] if shares else None
+        self.node_config = dict(context.node_config)
+
+    def write(self) -> None:
+        """Write everything that the next message needs into the Context's state."""
+        context, party = self.context, self.party
+        here, learner, groups = party.in_process, party.learner, party.state_dict()
+        records = contents(context.state)
+        model = here.model() if here.model else None
+        shared = model is not None and model is records.get("model")
+        if shared and learner.model.by_step:  # a module of your own may have made new tensors
+            shared = state.shares_memory(model, kept(learner.model))
+        if not shared:
+            groups |= learner.state_dict()
+        elif learner.optimizer.state:
+            tensors = optimizer_tensors(learner.optimizer)
+            if not state.shares_memory(records["optimizer"], tensors):
+                groups["optimizer"] = tensors
+        state.save_groups(context.state, party.about, groups)
+        if party.seal:
+            party.seal.keep(context)
+        here.model = weakref.ref(records["model"])
+        self.scalars, self.ahead = records["scalars"], False
+        self.node_config = dict(context.node_config)
+        live[learner.index, learner.parties] = self
+
+    def go_back(self) -> None:
+        """Make the state as before the current message. The next message loads it."""
+        party = self.party
+        if self.ahead and self.before:
+            party.exchange, party.steps, party.pending = self.before
+            self.write()
+        party.learner.trace = self.scalars = self.before = None
+
+    def break_off(self) -> None:
+        """Restore the state before a failed message, except for what was learned.
+
+        Models learn in place, by whole steps (`Estimator.update`). They keep these steps, and the
+        party does not wait for the same feedback again.
+        """
+        context, party = self.context, self.party
+        awaits = party.pending
+        self.go_back()
+        scalars = state.load_scalars(context.state)
+        awaited = scalars.get("pending")
+        changed: dict[str, Any] = {}
+        if awaited and (awaits is None or awaits.order.exchange != awaited[0]):
+            changed = {"pending": [], "pending-secret": b""}
+        if party.seal and scalars:
+            changed |= party.seal.fail(context)
+        if changed:
+            groups = {"scalars": {**scalars, **changed}, **party.learner.state_dict()}
+            state.save_groups(context.state, party.about, groups)
+            party.in_process.model = weakref.ref(context.state["model"])
+
+
+live: dict[tuple[Any, Any], Session] = {}
+"""(index, number of parties) -> session of the party that this process served last."""
+
+
+def forget(run: int) -> None:
+    """End the sessions of a run that has ended, and free their memory."""
+    for place, session in list(live.items()):  # a copy: other threads may add sessions
+        if session.context.run_id == run:
+            if session.ahead:
+                session.write()
+            live.pop(place, None)
+
+
+def _live(context: Context) -> Session | None:
+    node = context.node_config
+    return live.get((node.get("partition-id"), node.get("num-partitions")))
+
+
+def current(context: Context) -> Session | None:
+    """Return the session that continues a Context, if this process has it."""
+    session = _live(context)
+    return session if session and session.continues(context) else None
+
+
+def resume(context: Context) -> Session:
+    """Return the session of a node's party, as its last message left it.
+
+    Raises
+    ------
+    OutOfStepError
+        If the node has no state of this run.
+    ConfigError, VflError
+        If the party's data, model or training have changed since the run began.
+    """
+    session = _live(context)
+    if session and session.before:  # an interrupt has ended the last message
+        session.go_back()
+    if session is None or not session.continues(context):
+        about = state.load_about(context.state)
+        if not about:
+            raise OutOfStepError("has no state of this run.")
+        place = index_and_parties(context)
+        if session and session.ahead and session.context is not context:
+            session.write()  # the other Context may be served again
+        same_run = session is not None and session.context.run_id == context.run_id
+        if session is None or not same_run or session.party.about != about:
+            session = live[place] = Session(context, builder.rebuild(context, about))
+        session.load(context)
+    if session.party.limits:
+        session.party.limits.go_on()
+    if session.party.seal:
+        session.party.seal.load(context, state.load_scalars(context.state))
+    session.before = session.party.exchange, session.party.steps, session.party.pending
+    return session
+
+
+def hand_over(context: Context) -> None:
+    """Write the state of a node's party, if it is older than the party."""
+    session = _live(context)
+    if session and session.context is context and session.ahead:
+        session.write()
+
+
+def save(context: Context, number: int | None = None, run: str = "") -> None:
+    """Write the state of a node's party to its disk, as `state_file.save` does."""
+    hand_over(context)
+    state_file.save(context, number, run)
+
+
+def is_new(context: Context) -> bool:
+    """Return whether the party has not trained yet."""
+    return state.load_scalars(context.state).get("exchange") == 0
+
+
+def rename(context: Context, run: str) -> None:
+    """Rename the run of the state, when a run continues as another run."""
+    scalars = dict(state.load_scalars(context.state))
+    context.state["scalars"] = config_record({**scalars, "run": run})
+
+
+def largest_order(context: Context) -> int:
+    """Return the largest size in bytes of the arrays in the next order.
+
+    Until the party has described its rows, the label holder may send ids.
+    """
+    scalars = contents(context.state).get("scalars")
+    if isinstance(scalars, ConfigRecord):
+        return int(str(contents(scalars)["largest"]))
+    return SMALL + 32 * Rules.of(context.node_config).max_ids

@@ -1,0 +1,1 @@
+"""Records: what is counted once, and must survive a crash."""

@@ -1,0 +1,244 @@
+"""Contributions to one score: the Shapley values of the participants, for one person.
+
+v(S) is the score of a person from the data of the participants S. A participant's contribution is
+the mean, over all orders of the participants, of what it adds to those before it (Shapley, 1953).
+So base + sum of contributions = score, with base = v(nobody) and score = v(all).
+
+The scale is the log-odds of a class, log(p / (1 - p)), before calibration, or the unit of the label
+under regression. Of two classes, the second one counts. Of more, the predicted one counts.
+
+A model of any subset has its own answer without a party, and with nobody the class shares of
+training. Another model needs all parties. There, v(S) is a mean over `BACKGROUND` held-out rows of
+the run: in each, the participants S show the person, and the others show that row (interventional
+Shapley values). The checkpoint has the embeddings of these rows, from the last evaluation, so
+nobody asks the parties. No model has a placeholder for the label holder's own columns. So they show
+these rows too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.label_holder.held_out import background_rows
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.tasks.inference.contribution import EXACT, ORDERS, orders, share
+from vfl_flower.tasks.inference.predictor import Predictor
+
+HOLDER = "label holder"
+LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"
+_MOST = 2**20  # most rows that the top model evaluates for one request
+_NUMBERS = 2**18  # most numbers in a block of rows that it evaluates at once
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Scored rows, and what their scores were computed from.
+
+    blocks : embeddings, [R, width].
+    own : the label holder's own columns, [R, F].
+    given : whether a party has given a row, [R, M].
+    outputs : outputs of the top model, [R, C].
+    """
+
+    blocks: Tensor
+    own: NDArray[np.float32]
+    given: Mask
+    outputs: Tensor
+
+    def at(self, places: list[int]) -> ScoredRows:
+        """Return the rows at these places."""
+        return ScoredRows(
+            self.blocks[places], self.own[places], self.given[places], self.outputs[places]
+        )
+
+
+class Explainer:
+    """Computes contributions to scores of one model.
+
+    Attributes
+    ----------
+    refusal : why the model has no contributions; empty if it has.
+    most_ids : most ids of a request, so that it takes seconds at most.
+    """
+
+    def __init__(self, predictor: Predictor, own_columns: int) -> None:
+        found, self._predictor = predictor.found, predictor
+        self._about = found.about_labels
+        self._classes: list[Any] = np.array(self._about["classes"]).tolist()
+        self._any_subset = predictor.aggregation.any_subset
+        self._owner = bool(own_columns)  # whether the label holder is a participant
+        rows = found.arrays["test_table.rows"]
+        at = background_rows(len(rows))
+        self._blocks = torch.from_numpy(rows[at])
+        self._own = found.arrays.get("background.own", np.zeros((len(at), 0), np.float32))
+        self._shown = len(at) if self._owner or not self._any_subset else 1
+        self._party_of = np.zeros(predictor.width, np.int64)  # the party of each column
+        for party, columns in predictor.columns.items():
+            self._party_of[columns] = party
+        self.refusal = self._refusal(own_columns)
+        players = len(predictor.sizes) + self._owner
+        each = 2**players * self._shown if players <= EXACT else ORDERS * (players + 1)
+        self.most_ids = max(1, _MOST // each)
+
+    def _refusal(self, own_columns: int) -> str:
+        found = self._predictor.found
+        if self._predictor.aggregation.waits:
+            return (
+                "The label holder has only sums of this model's embeddings, so it knows no party's "
+                "contribution. Leave explain out."
+            )
+        if self._own.shape[1] != own_columns:
+            return (
+                "The model's checkpoint has no columns to compare with: an earlier version wrote "
+                "it. Leave explain out, or train the model again."
+            )
+        if not self._any_subset and not found.strategy["history"]["entries"]:
+            return "The model's run has no evaluation yet. Leave explain out until it has one."
+        return ""
+
+    @torch.no_grad()
+    def explain(self, rows: ScoredRows, predictions: list[Any]) -> list[dict[str, Any]]:
+        """Return the contributions to each row's score, as fields of an answer.
+
+        Parameters
+        ----------
+        predictions : predicted class of each row, or number.
+
+        Raises
+        ------
+        ConfigError
+            If the model has no contributions (`refusal`).
+        """
+        if self.refusal:
+            raise ConfigError(self.refusal)
+        return [self._one(rows.at([row]), each) for row, each in enumerate(predictions)]
+
+    def _one(self, row: ScoredRows, prediction: Any) -> dict[str, Any]:
+        chosen = len(self._classes) - 1
+        if row.outputs.shape[1] > 1:
+            chosen = self._classes.index(prediction)
+        players = [*np.flatnonzero(row.given[0]).tolist(), *[HOLDER] * self._owner]
+        score = float(self._scores(row.outputs, chosen)[0])
+        if len(players) <= EXACT:
+            sets, weights = _exact(len(players))
+            values = np.append(self._means(row, chosen, sets[:-1]), score)
+            base, shares = float(values[0]), weights.T @ values
+        else:
+            sets, places = _sampled(len(players))
+            # An order and its reverse show the same row.
+            shown = np.arange(ORDERS).repeat(len(players) + 1) // 2 % self._shown
+            along = self._values(row, chosen, sets, shown).reshape(ORDERS, -1)
+            along[:, -1] = score
+            base, gains = float(along[:, 0].mean()), np.diff(along, axis=1)
+            shares = np.take_along_axis(gains, places, axis=1).mean(0)
+        names = [str(each) for each in players]
+        return {
+            "contributions": dict(zip(names, shares.tolist(), strict=True)),
+            "base": base,
+            "score": score,
+            "scale": LOG_ODDS if self._classes else UNITS,
+            "explained_class": str(self._classes[chosen]) if self._classes else None,
+        }
+
+    def _scores(self, outputs: Tensor, chosen: int) -> Array:
+        """Return scores of outputs [R, C] on the scale of contributions, [R]."""
+        z = outputs.double()
+        if not self._classes:
+            z = self._about["mean"] + self._about["deviation"] * z
+        elif z.shape[1] > 1:
+            others = torch.cat([z[:, :chosen], z[:, chosen + 1 :]], dim=1)
+            z = z[:, [chosen]] - others.logsumexp(1, keepdim=True)
+        scores: Array = z[:, 0].numpy()
+        return scores
+
+    def _means(self, row: ScoredRows, chosen: int, sets: Mask) -> Array:
+        """Return the scores of sets of participants [S, P], as means over all background rows."""
+        count, players = sets.shape
+        top, rows = self._predictor.top, np.arange(self._shown)
+        if self._any_subset or type(top) is not TopModel or top.precision != "float32":
+            shown = np.tile(rows, count)
+            values = self._values(row, chosen, sets.repeat(self._shown, axis=0), shown)
+            means: Array = values.reshape(count, self._shown).mean(1)
+            return means
+        # The first layer is linear: add the changes by each participant, and skip its products.
+        single = np.vstack([np.zeros((1, players), bool), np.eye(players, dtype=bool)])
+        blocks, own, present = self._rows(
+            row, single.repeat(self._shown, axis=0), np.tile(rows, players + 1)
+        )
+        known = torch.from_numpy(own), torch.from_numpy(present)
+        h = self._predictor.aggregation.rows(blocks, *known)
+        first = top.first(h).view(players + 1, -1)
+        changes, parts = first[1:] - first[0], math.ceil(count * first.shape[1] / _NUMBERS)
+        parted = [np.zeros(0)]
+        for part in np.array_split(sets.astype(np.float32), max(1, parts)):
+            z = first[0] + torch.from_numpy(part) @ changes
+            outputs = top.rest(z.view(len(part) * self._shown, -1))
+            parted.append(self._scores(outputs, chosen).reshape(len(part), -1).mean(1))
+        return np.concatenate(parted)
+
+    def _values(self, row: ScoredRows, chosen: int, sets: Mask, shown: Places) -> Array:
+        """Return the scores of sets of participants, [K]; the parameters are as in `_rows`."""
+        width = len(self._party_of) + self._own.shape[1]
+        parts = max(1, math.ceil(len(sets) * width / _NUMBERS))
+        scores = [np.zeros(0)]
+        for part, others in zip(
+            np.array_split(sets, parts), np.array_split(shown, parts), strict=True
+        ):
+            outputs = self._predictor.outputs(*self._rows(row, part, others))
+            scores.append(self._scores(outputs, chosen))
+        return np.concatenate(scores)
+
+    def _rows(
+        self, row: ScoredRows, sets: Mask, shown: Places
+    ) -> tuple[Tensor, NDArray[np.float32], Mask]:
+        """Return blocks, own columns and row masks for sets of participants, as `Predictor` takes.
+
+        Parameters
+        ----------
+        sets : whether a participant shows the person, [K, P].
+        shown : background row that the others show, [K].
+        """
+        here = np.zeros((len(sets), row.given.shape[1]), bool)
+        here[:, row.given[0]] = sets[:, : sets.shape[1] - self._owner]
+        theirs = self._blocks.new_zeros(()) if self._any_subset else self._blocks[shown]
+        blocks = torch.where(torch.from_numpy(here[:, self._party_of]), row.blocks, theirs)
+        own = np.zeros((len(sets), 0), np.float32)
+        if self._owner:
+            own = np.where(sets[:, -1:], row.own, self._own[shown])
+        return blocks, own, here if self._any_subset else np.ones_like(here)
+
+
+@lru_cache
+def _exact(players: int) -> tuple[Mask, Array]:
+    """Return all sets of players [2 ** P, P], from nobody to all, and their weights.
+
+    The contributions are weights.T @ values.
+    """
+    sets = np.array(list(product((False, True), repeat=players)), bool)
+    sets = sets.reshape(2**players, players)
+    by_size = np.array([share(size, players) for size in range(players)])
+    before = sets.sum(1)[:, None] - sets
+    return sets, np.where(sets, 1, -1) * by_size[np.minimum(before, players - 1)]
+
+
+@lru_cache
+def _sampled(players: int) -> tuple[Mask, Places]:
+    """Return the sets along random orders [orders * (P + 1), P], and each player's place."""
+    places = np.array([np.argsort(order) for order in orders(players)])
+    sizes = np.arange(players + 1)[None, :, None]
+    sets: Mask = places[:, None, :] < sizes
+    return sets.reshape(-1, players), places

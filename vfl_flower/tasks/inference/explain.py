@@ -1,0 +1,399 @@
+"""Explain a model: how much its metric falls if one feature of a party is permuted.
+
+A party permutes a feature of the rows and uploads embeddings. The label holder evaluates the model
+on them (permutation importance: Breiman, 2001). It numbers the features of a party, and learns no
+name. At the end, each party gets its own figures, with noise (`told_figures`), and joins them with
+names.
+
+The rows are the test rows of the run, or the rows with labels of another file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config import names
+from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
+from vfl_flower.config.files import make_folder, told
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import People
+from vfl_flower.data.source import Preparation
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.models.threads import for_each
+from vfl_flower.protocol.privacy.accountant import delta_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference import explanation, told_figures
+from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.predict import UploadCount, counts_uploads, embeddings
+from vfl_flower.tasks.inference.predictions import labelled
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import (
+    available_parties,
+    rows_to_predict,
+    tested,
+)
+from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.explain_messages import (
+    Explained,
+    ExplainOrder,
+    FiguresOrder,
+    Noted,
+    Permuted,
+    PermuteOrder,
+)
+from vfl_flower.transport.gather import gather
+from vfl_flower.transport.messages import SMALL, Order
+
+notice = logging.getLogger("flwr.notice")  # `vfl explain` shows these records too
+
+_UPLOAD = 2**24  # bytes of the embeddings that an order asks for
+_NUMBERS = 2**25  # most outputs of permuted rows in memory
+
+Floats = NDArray[np.float64]
+
+
+def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
+    """Write the importance of each party's features, and tell each party its own figures.
+
+    Parameters
+    ----------
+    given : the options that were given. Training decides all others.
+    run : number of this Flower run.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        If the run's checkpoint, a party's checkpoint, a file or its labels do not fit.
+    """
+    if not config.model:
+        raise ConfigError("There is no model to explain. Set model to a run's results folder.")
+    if transport.medium == "messages":
+        raise ConfigError(
+            "An explanation needs streams: Flower's messages take seconds. Leave transport out."
+        )
+    found = checkpoint.load(config.model)
+    transport.parties = found.parties
+    there = available_parties(config, found)
+    parties = len(found.strategy["holder"]["sizes"])
+    rows = rows_to_predict(transport, config, given, found, run, there)
+    if rows.table is not None and "dataset" not in given:
+        rows = rows.only(tested(rows, found), parties)
+    if rows.labels is None:
+        raise ConfigError(
+            "The rows have no labels, and an explanation needs them. Name the label column by "
+            "label, or another file by dataset='files:PATH'."
+        )
+    predictor = Predictor(found, rows.own.shape[1])
+    folder = Path(config.running.out or config.model).expanduser()
+    with told(folder):
+        make_folder(folder)  # before anything is spent
+    uploads = UploadCount(config, found)
+    epsilon = uploads.add()
+    order = ExplainOrder(run=found.run, number=found.number, repeats=config.repeats)
+    asked = transport, config, predictor, rows, there, order, Explained
+    blocks, present, answers = embeddings(*asked)
+    known, labels = labelled(rows.labels, predictor.knows(rows.own, present), found)
+    if not len(known):
+        raise ConfigError(
+            "No row with a label is known to any party. Name a file of other rows by "
+            "dataset='files:PATH'."
+        )
+    score = Score(labels, len(found.about_labels["classes"]), found.calibration)
+    people = told_figures.people_of(rows, found.config.data.dataset)[known]
+    fresh = np.ones(len(people), bool) if transport.simulated else told_figures.fresh(people)
+    plain = _Plain(predictor, blocks, rows.own, present, known, score, fresh)
+    _check_features(answers.values(), found)
+    turns = {
+        node: _Turns(plain, answer.party, answer.features, config.repeats)
+        for node, answer in sorted(answers.items(), key=lambda each: each[1].party)
+    }
+    most = max((each.features for each in turns.values()), default=0) * config.repeats
+    if most and counts_uploads(found):
+        # A record's features are in its own uploads, and in uploads of rows that get a value of it.
+        epsilon = uploads.add(2 * most)
+    _permute(transport, config, predictor, turns)
+    refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
+    explanation.write(
+        folder,
+        {
+            "metric": score.metric,
+            "rows": len(labels),
+            "repeats": config.repeats,
+            "baseline": score.value(plain.shares),
+            **({"epsilon": epsilon} if epsilon is not None else {}),
+            **names.with_names(),
+            "parties": {
+                str(turn.party): {"refused": refused[turn.party]}
+                if turn.party in refused
+                else {"features": turn.figures()}
+                for turn in turns.values()
+            }
+            | _of_label_holder(plain, found.about_labels["preparation"], config.repeats),
+        },
+    )
+    said = _tell(transport, config, turns, plain, people, found)  # last: it may fail at a party
+    for sentence in refused.values():
+        notice.warning("%s", sentence)
+    if rows.table is not None and "dataset" not in given and not found.config.data.test_fraction:
+        notice.warning("The run held out no test rows, so these figures are of training rows.")
+    if said:
+        notice.info("%s", said)
+    if epsilon is not None:
+        notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)
+
+
+def _check_features(answers: Iterable[Explained], found: Checkpoint) -> None:
+    """Raise `PartyError` if a party has more features than it had columns in training."""
+    columns = {each["party"]: each.get("columns") for each in found.strategy["seats"]}
+    for answer in answers:
+        most = columns.get(answer.party)  # None: an older version wrote the checkpoint
+        if most is not None and answer.features > most:
+            raise PartyError(
+                f"Party {answer.party}",
+                f"has {answer.features} features to explain, and had {most} columns in training.",
+            )
+
+
+# --- the model on permuted rows -----------------------------------------------------------------
+
+
+class _Plain:
+    """The rows as they are, and the model's outputs for them.
+
+    Parameters
+    ----------
+    blocks : embeddings of the rows, [R, width].
+    own : the label holder's own columns, [R, F].
+    present : row mask [R, M].
+    known : numbers of the rows that count in the metric.
+    fresh : mask of the known rows that parties may be told about.
+
+    Attributes
+    ----------
+    shares : shares of the known rows in the metric.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        blocks: Tensor,
+        own: NDArray[np.float32],
+        present: NDArray[np.bool_],
+        known: NDArray[np.int64],
+        score: Score,
+        fresh: NDArray[np.bool_],
+    ) -> None:
+        self.predictor, self.blocks, self.own, self.present = predictor, blocks, own, present
+        self.known, self.score, self.fresh = known, score, fresh
+        self.outputs = predictor.outputs(blocks, own, present).numpy()
+        self.shares = score.shares(self.outputs[known])
+
+
+class _Turns:
+    """The features of one party, which are permuted in turn, and their figures.
+
+    Parameters
+    ----------
+    party, features : number of the party, and of its features.
+    repeats : number of permutations of each feature.
+    """
+
+    def __init__(self, plain: _Plain, party: int, features: int, repeats: int) -> None:
+        self.party, self.features, self.repeats = party, features, repeats
+        self._plain = plain
+        self._rows = np.flatnonzero(plain.present[:, party])
+        self.size = plain.predictor.sizes[party]
+        self._outputs = np.zeros((0, 0, 0), np.float32)  # of permuted rows, [count, R, C]
+        self._falls = np.zeros((0, 0))  # of the shares, summed over repeats, [count, known]
+        self.values, self.margins = np.zeros((2, features))
+        outputs = plain.outputs[plain.known]
+        self.to_tell = FiguresToTell(plain.score, outputs, plain.fresh, features)
+
+    def orders(self) -> Iterator[PermuteOrder]:
+        """Yield the orders that permute all features, a block of features and rows at a time."""
+        rows, outputs = len(self._rows), self._plain.outputs.shape[1]
+        together = max(1, min(self.features, _NUMBERS // max(1, rows * outputs)))
+        most = max(1, _UPLOAD // (4 * self.size * together))
+        for first in range(0, self.features, together):
+            count = min(together, self.features - first)
+            for repeat in range(self.repeats):
+                for start in range(0, rows, most):
+                    yield PermuteOrder(
+                        party=self.party,
+                        first=first,
+                        count=count,
+                        repeat=repeat,
+                        start=start,
+                        stop=min(rows, start + most),
+                    )
+
+    def take(self, order: PermuteOrder, block: Tensor) -> None:
+        """Take the columns of the party's embeddings, [count * (stop - start), width of columns].
+
+        Under masked sums, these columns are the sum over all parties.
+        """
+        plain, predictor = self._plain, self._plain.predictor
+        if not order.start:
+            self._outputs = np.repeat(plain.outputs[None], order.count, 0)
+        rows = self._rows[order.start : order.stop]
+        part, permuted = plain.blocks[rows], block.split(len(rows))
+        own, present = plain.own[rows], plain.present[rows]
+
+        def evaluate(at: int) -> None:
+            blocks = part.clone()
+            blocks[:, predictor.columns[self.party]] = permuted[at]
+            self._outputs[at, rows] = predictor.outputs(blocks, own, present).numpy()
+
+        if predictor.top.by_step:  # threads may not share a user's module
+            for at in range(order.count):
+                evaluate(at)
+        else:
+            for_each(evaluate, range(order.count))
+        if order.stop == len(self._rows):
+            self._add(order)
+
+    def _add(self, order: PermuteOrder) -> None:
+        """Add the falls of a repeat; after the last repeat, compute the figures."""
+        plain, score, outputs = self._plain, self._plain.score, self._outputs[:, self._plain.known]
+        if not order.repeat:
+            self._falls = np.zeros((order.count, len(plain.shares)))
+        for falls, each in zip(self._falls, outputs, strict=True):
+            falls += plain.shares - score.shares(each)
+        self.to_tell.add(order.first, outputs, order.repeat, self.repeats)
+        if order.repeat < self.repeats - 1:
+            return
+        for feature, falls in enumerate(self._falls, start=order.first):
+            fall = score.fall(falls / self.repeats)
+            self.values[feature], self.margins[feature] = fall
+
+    def figures(self) -> list[dict[str, float]]:
+        """Return the figures of all features, for the results."""
+        low, high = self.values - self.margins, self.values + self.margins
+        columns = zip(self.values.tolist(), low.tolist(), high.tolist(), strict=True)
+        return [
+            {"feature": at, "value": value, "low": low, "high": high}
+            for at, (value, low, high) in enumerate(columns)
+        ]
+
+
+def _of_label_holder(
+    plain: _Plain, preparation: dict[str, Any] | None, repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of the label holder's own columns by their names, if it has some.
+
+    Parameters
+    ----------
+    preparation : preparation of its columns (`Preparation.as_json`).
+    """
+    columns = Preparation(**preparation).columns if preparation else {}
+    if not columns:
+        return {}
+    known, score = plain.known, plain.score
+    blocks, own, present = plain.blocks[known], plain.own[known], plain.present[known]
+    figures = []
+    for name, place in columns.items():
+        falls = np.zeros(len(plain.shares))
+        for _ in range(repeats):
+            permuted = own.copy()
+            permuted[:, place] = _permuted(own[:, place])
+            outputs = plain.predictor.outputs(blocks, permuted, present).numpy()
+            falls += plain.shares - score.shares(outputs)
+        value, margin = score.fall(falls / repeats)
+        limits = {"low": value - margin, "high": value + margin}
+        figures.append({"feature": name, "value": value, **limits})
+    return {explanation.LABEL_HOLDER: {"features": figures}}
+
+
+def _permuted(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return values [R, ...] with their rows in random order."""
+    return np.random.default_rng().permutation(values)
+
+
+def _permute(
+    transport: Transport, config: RunConfig, predictor: Predictor, turns: Mapping[int, _Turns]
+) -> None:
+    """Have each party permute its features, and take what it uploads.
+
+    Parties upload side by side. Under masked sums, all parties take part in each upload.
+
+    Raises
+    ------
+    PartyError, SumError
+        If a party fails, or sends what does not fit.
+    """
+    timeout, masked = config.running.party_timeout, predictor.aggregation.abreast
+    sizes = [each.size for each in turns.values()]
+    largest = SMALL + max(_UPLOAD, 4 * max(sizes, default=0))
+    transport.expect({PermuteOrder.kind: largest})
+    if masked:
+        steps: Iterator[dict[int, Order]] = (
+            dict.fromkeys(turns, order) for each in turns.values() for order in each.orders()
+        )
+    else:
+        of_nodes = [[(node, order) for order in each.orders()] for node, each in turns.items()]
+        steps = (dict(filter(None, step)) for step in zip_longest(*of_nodes))
+    for orders in steps:
+        collection = predictor.aggregation.collection(len(turns))
+        for node, answer in gather(transport, orders, Permuted, timeout).items():
+            order, sender = orders[node], turns[node]
+            assert isinstance(order, PermuteOrder)
+            shape = order.count * (order.stop - order.start), sender.size
+            try:
+                block = collection.add(sender.party, answer.arrays, shape)
+            except SumError:
+                raise
+            except VflError as error:
+                raise PartyError(f"Party {sender.party}", f"sent {error}") from None
+            if block is not None:
+                next(each for each in turns.values() if each.party == order.party).take(
+                    order, block
+                )
+
+
+def _tell(
+    transport: Transport,
+    config: RunConfig,
+    turns: Mapping[int, _Turns],
+    plain: _Plain,
+    people: People,
+    found: Checkpoint,
+) -> str:
+    """Tell each party the figures of its features, with noise; return a sentence about that.
+
+    In a simulation, one owner may see them all, and figures have no noise.
+
+    Parameters
+    ----------
+    people : numbers of the people of the known rows.
+    """
+    shown = {node: each for node, each in turns.items() if each.features}
+    rows, said = int(plain.fresh.sum()), ""
+    figures = {node: (each.values, each.margins, 0.0) for node, each in shown.items()}
+    if mechanism_of(found.config).hides_labels:
+        figures, said = {}, "Parties get no figures, since the run protects the labels by noise."
+    elif not transport.simulated and len(people) < told_figures.LEAST:
+        figures, said = {}, told_figures.FEW
+    elif not transport.simulated and figures:
+        if rows < told_figures.LEAST or not told_figures.claim(people[plain.fresh]):
+            return told_figures.LATE  # their earlier tables stay as they are
+        epsilon, delta = config.privacy.epsilon or told_figures.EPSILON, delta_of(config, rows)
+        noise = Noise(plain.score, plain.fresh, len(shown), epsilon, delta)
+        figures = {node: each.to_tell.told(noise) for node, each in shown.items()}
+        said = f"Parties get figures of {rows} people with noise: epsilon {epsilon:g} for a label."
+    orders: dict[int, Order] = {}
+    for node in shown:
+        *arrays, grain = figures.get(node, (0.0,))
+        told = dict(zip(FiguresOrder.names, arrays, strict=bool(arrays)))
+        orders[node] = FiguresOrder(metric=plain.score.metric, grain=grain, rows=rows, arrays=told)
+    gather(transport, orders, Noted, config.running.party_timeout)
+    return said

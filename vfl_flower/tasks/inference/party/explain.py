@@ -1,0 +1,383 @@
+"""A party's half of an explanation (the other: `vfl_flower.tasks.inference.explain`).
+
+The party permutes one feature of the rows at a time, and uploads embeddings. Its permutations and
+the order of its features are random, and nobody else learns them. At the end the label holder tells
+the party how much the metric fell. Only the party can say which name has which figure.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.csv_text import write_csv
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.files import make_folder, told, whole
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.models.column_change import ColumnChange
+from vfl_flower.party import builder, state, state_file
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.limits import counted_predictions
+from vfl_flower.party.party import Party
+from vfl_flower.party.refusals import check_task
+from vfl_flower.protocol.aggregation.masks import alike
+from vfl_flower.protocol.batches import secret_generator
+from vfl_flower.tasks.inference.party import explained_table
+from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
+from vfl_flower.tasks.inference.party.features import Feature, features_of
+from vfl_flower.tasks.inference.party.predict import new_rows
+from vfl_flower.transport.explain_messages import (
+    MOST_FEATURES,
+    Explained,
+    ExplainOrder,
+    FiguresOrder,
+    Noted,
+    Permuted,
+    PermuteOrder,
+)
+from vfl_flower.transport.messages import checked
+from vfl_flower.transport.node import index_and_parties, refused, simulated
+
+log = logging.getLogger("flwr")
+
+_IN_MEMORY = 2**29  # bytes of samples; more samples are read again for each upload
+_AT_ONCE = 2**26  # most numbers in the permutations of an order
+
+Rows = NDArray[np.float32]
+
+
+class Explanation:
+    """The rows and the features of a party that are being explained.
+
+    Parameters
+    ----------
+    places : places of the rows among the party's samples, [n].
+    features : the features, in a random order that only the party knows.
+    repeats : number of permutations of each feature.
+    secret : all permutations follow from it; fresh by default.
+    people : numbers of the rows' people, [n]. Their order decides who gets whose value.
+
+    Attributes
+    ----------
+    plain : embeddings of the rows as they are, float32 [n, E].
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        places: NDArray[np.int32],
+        features: list[Feature],
+        repeats: int,
+        secret: bytes = b"",
+        people: NDArray[np.uint64] | None = None,
+    ) -> None:
+        self.party, self.features, self.repeats, self.rows = party, features, repeats, len(places)
+        self.plain: Rows = np.zeros((0, party.learner.size), np.float32)
+        test, columns = party.inputs.block.test, party.inputs.columns
+        self._kept = test[places] if 4 * len(places) * columns <= _IN_MEMORY else None
+        self._samples, self._places = test, places
+        self._secret = secret or secrets.token_bytes(32)
+        self._order = np.arange(len(places)) if people is None else np.argsort(people)
+        self._turn = 0, 0, -1  # its first feature, the end of its features, and its repeat
+        self._donors = np.zeros((0, 0), np.int32)  # row whose value each row gets, [count, n]
+        self._done = np.zeros(0, bool)  # rows that the turn has embedded
+        model, noisy = party.learner.model, party.learner.mechanism.perturbs_uploads
+        is_table = isinstance(party.inputs.sample, Tensor) and party.inputs.sample.dim() == 1
+        fast = is_table and not noisy and ColumnChange.fits(model)
+        self._change = ColumnChange(model) if fast else None
+
+    def permutation(self, feature: int, repeat: int) -> NDArray[np.int64]:
+        """Return the row whose value each row gets, [n].
+
+        It follows from the secret, the feature's name, and the people's order.
+        """
+        said = f"explain|{repeat}|{self.features[feature].name}|".encode()
+        drawn = secret_generator(said + self._secret).permutation(self.rows)
+        donors = np.empty_like(drawn)
+        donors[self._order] = self._order[drawn]
+        return donors
+
+    def embed(self) -> Rows:
+        """Embed the rows as they are, [n, E]."""
+        learner = self.party.learner
+        if self._change and self._kept is not None:
+            self.plain = self._change.plain(self._tensor(self._kept)).cpu().numpy()
+        elif self._kept is not None:
+            self.plain = learner.fresh_embeddings(self._kept)
+        else:
+            self.plain = learner.fresh_embeddings(self._samples, self._places)
+        return self.plain
+
+    def permuted(self, order: PermuteOrder) -> Rows:
+        """Return embeddings [count * (stop - start), E] of rows with permuted features.
+
+        Raises
+        ------
+        VflError
+            If the party does not have these features or rows, or has embedded them already.
+        """
+        self._begin(order)
+        rows = self._read(np.arange(order.start, order.stop))
+        learner, found = self.party.learner, []
+        features = self.features[order.first : order.first + order.count]
+        values = (
+            (feature.index, self._read(donors[order.start : order.stop])[feature.index])
+            for feature, donors in zip(features, self._donors, strict=True)
+        )
+        if self._change:
+            changes = [(index[-1], self._tensor(each)) for index, each in values]
+            new = self._change.embeddings(self._tensor(rows), changes)
+            return new.flatten(0, 1).cpu().numpy()
+        for index, each in values:
+            samples = rows.copy()
+            samples[index] = each
+            found.append(learner.fresh_embeddings(samples))
+        return np.concatenate(found)
+
+    def repeated(self, order: PermuteOrder) -> Rows:
+        """Return embeddings [count * (stop - start), E] of rows as they are, and count them.
+
+        They equal an earlier upload, also in its noise, so they tell nothing new.
+
+        Raises
+        ------
+        ConfigError, VflError
+            If the rule allows no more uploads, or the order cannot be served.
+        """
+        self._check(order)
+        self.party.count_uploads(self._places[order.start : order.stop], order.count)
+        return np.tile(self.plain[order.start : order.stop], (order.count, 1))
+
+    def _check(self, order: PermuteOrder) -> None:
+        """Raise `VflError` if the party does not have the rows, or they are too many at once."""
+        if not order.start < order.stop <= self.rows:
+            raise VflError("was asked to embed rows that it does not have.")
+        if order.count * self.rows > max(_AT_ONCE, self.rows):
+            raise VflError("was asked for more permutations than it has agreed to.")
+
+    def _begin(self, order: PermuteOrder) -> None:
+        """Draw the permutations of a new turn, and note which rows the order embeds."""
+        last = order.first + order.count
+        self._check(order)
+        if last > len(self.features):
+            raise VflError("was asked to permute features that it does not have.")
+        if order.repeat >= self.repeats:
+            raise VflError("was asked for more permutations than it has agreed to.")
+        turn = order.first, last, order.repeat
+        if turn != self._turn:
+            again = turn[:2] == self._turn[:2] and order.repeat > self._turn[2]
+            if not again and order.first < self._turn[1]:
+                raise VflError("was asked to permute a feature twice.")
+            drawn = [self.permutation(each, order.repeat) for each in range(order.first, last)]
+            self._donors, self._done = np.array(drawn, np.int32), np.zeros(self.rows, bool)
+            self._turn = turn
+        if self._done[order.start : order.stop].any():
+            raise VflError("was asked to permute a feature of a row twice.")
+        self._done[order.start : order.stop] = True
+
+    def _tensor(self, rows: Any) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(rows)).to(self.party.learner.device)
+
+    def _read(self, rows: NDArray[Any]) -> Rows:
+        kept: Any = self._kept
+        found: Any = kept[rows] if kept is not None else self._samples[self._places[rows]]
+        rows_read: Rows = found
+        return rows_read
+
+
+_explained: dict[tuple[int, int], Explanation] = {}
+"""(Flower run, party) -> what this process explains."""
+
+
+def begin(context: Context, order: ExplainOrder) -> Explained:
+    """Load a saved model and the rows, embed them, and say how many features there are.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If the party's columns, rows or model differ from training, or if a rule forbids a
+        prediction of these rows.
+    """
+    saved = state_file.load(context, order.run, order.number)
+    index, parties = index_and_parties(context)
+    party = builder.for_prediction(context, saved, order.run, partial(new_rows, context))
+    block = party.inputs.block
+    asked, places = order.arrays.get("rows"), block.tested
+    if asked is not None:
+        asked = checked(order.arrays, "rows", "int32", (asked.size,))
+        if len(asked) and (asked[0] < 0 or asked[-1] >= len(places) or (np.diff(asked) < 1).any()):
+            raise VflError("was asked to explain rows that it does not have.")
+        places = places[asked]
+    features, why = _features(context, party)
+    secret, people = secrets.token_bytes(32), None
+    _count(context, party, places, 1, 1)
+    if features:
+        times = len(features) * order.repeats
+        try:
+            with ExitStack() as claims:  # the people, only if the counts allow it
+                if not simulated(context):
+                    people = people_of(context, party, places)
+                    secret = claims.enter_context(claimed(context, people, order.repeats))
+                # A row's value is in its own uploads, and in uploads of rows that get the value.
+                _count(context, party, places, 2 * times, times)
+        except ConfigError as error:
+            features, why = [], str(error)
+    if party.inputs.block.preparation:  # a partitioned data set has no secrets between its parties
+        drawn = secret_generator(b"features|" + secret).permutation(len(features))
+        features = [features[at] for at in drawn]
+    found = Explanation(party, places, features, order.repeats, secret, people)
+    arrays = {"embedding": found.embed()}
+    scalars = state.load_scalars(saved.state)
+    if party.seal:
+        of_rows = alike(party.alike, block.ids_digest, places.tobytes())
+        arrays = party.seal.predict(context, order, arrays, of_rows, scalars.get("lineage", b""))
+    _explained[context.run_id, index] = found
+    return Explained(
+        party=index,
+        parties=parties,
+        features=len(found.features),
+        refused=why[:600],
+        exchange=scalars["exchange"],
+        checkpoint=saved.number,
+        alignment=block.alignment,
+        arrays=arrays,
+    )
+
+
+def permute(context: Context, order: PermuteOrder) -> Permuted:
+    """Embed rows with permuted features, or as they are if another party permutes its own.
+
+    Raises
+    ------
+    OutOfStepError
+        If this process has loaded nothing to explain.
+    VflError
+        If the order cannot be served.
+    """
+    index, _ = index_and_parties(context)
+    found = current(context)
+    if order.party == index:
+        embedding = found.permuted(order)
+    elif found.party.seal is None:
+        raise VflError("was asked to permute another party's features.")
+    else:
+        embedding = found.repeated(order)
+    arrays: dict[str, NDArray[Any]] = {"embedding": embedding}
+    if found.party.seal:
+        found.party.seal.bind(order)
+        arrays = found.party.seal.hide(arrays)
+    return Permuted(arrays=arrays)
+
+
+def note(context: Context, order: FiguresOrder) -> Noted:
+    """Write the party's own table and picture of its features.
+
+    Raises
+    ------
+    OutOfStepError, VflError
+        If this process has explained nothing, or the files cannot be written.
+    """
+    index, parties = index_and_parties(context)
+    found = current(context)
+    figures = {
+        name: checked(order.arrays, name, "float64", (len(found.features),))
+        for name in ("values", "margins")
+        if order.arrays
+    }
+    path = table_of(context)
+    table = explained_table.of(found.features, figures)
+    try:
+        with told(path):
+            make_folder(path.parent)
+        with whole(path) as file:
+            write_csv(file, table)
+        if figures:
+            explained_table.draw(table, order, path.with_suffix(".png"))
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot write its table of features: its own log says why.") from None
+    log.info("Party %d has written what its features are worth: %s", index, path)
+    return Noted(party=index, parties=parties)
+
+
+def current(context: Context) -> Explanation:
+    """Return what this process explains for a party, or raise `OutOfStepError`."""
+    index, _ = index_and_parties(context)
+    if (context.run_id, index) not in _explained:
+        raise OutOfStepError("has loaded no rows to explain.")
+    return _explained[context.run_id, index]
+
+
+def forget(run: int, party: int | None = None) -> None:
+    """Drop what a Flower run explains for one party, or for all in this process."""
+    for key in [each for each in _explained if each[0] == run and party in (None, each[1])]:
+        del _explained[key]
+
+
+def table_of(context: Context) -> Path:
+    """Return the file of the party's own table. A new explanation replaces it."""
+    party = context.node_config.get("partition-id")
+    return state_file.place(context).with_name(f"party-{party}-explanation.csv")
+
+
+# --- steps of the first message -----------------------------------------------------------------
+
+
+def _features(context: Context, party: Party) -> tuple[list[Feature], str]:
+    """Return the features in a secret order, or none and the sentence why."""
+    preparation = party.inputs.block.preparation
+    try:
+        check_task(context, "explain")
+        rules = Rules.of(context.node_config)
+        if rules.aggregation == "secure" and not rules.refuse:
+            raise refused(
+                context,
+                "task 'explain': its rule is aggregation = 'secure', and the difference of two "
+                "sums would be its own embeddings. Give it refuse='none' to permit this",
+            )
+    except ConfigError as error:  # its log has the sentence already
+        return [], str(error)
+    try:
+        own = preparation and isinstance(own_source(context), SequenceColumn)
+        sequences = bool(own) or party.config.models.bottom == "lstm"
+        of_sample = party.learner.index, party.inputs.sample
+        features = features_of(*of_sample, preparation, sequences)
+        if len(features) > MOST_FEATURES:
+            raise ConfigError(
+                f"Party {party.learner.index} has {len(features)} features, and at most "
+                f"{MOST_FEATURES} can be explained. Train with fewer columns."
+            )
+    except ConfigError as error:
+        log.warning("%s", error)
+        return [], str(error)
+    return features, ""
+
+
+def _count(
+    context: Context, party: Party, places: NDArray[np.int32], uploads: int, times: int
+) -> None:
+    """Count what the party computes of these rows, before it does so.
+
+    Parameters
+    ----------
+    uploads : number of uploads that have a row's values in them.
+    times : number of embeddings of each row.
+
+    Raises
+    ------
+    ConfigError
+        If a rule allows no more. Then nothing is counted.
+    """
+    with counted_predictions(context, Rules.of(context.node_config), times * len(places)):
+        party.count_uploads(places, uploads)

@@ -1,0 +1,107 @@
+"""The people that a party's explanations are about, and the secret of their permutations.
+
+The label holder chooses the rows. The difference of two embeddings of a row shows the difference of
+two people's values. If few rows are explained, or one row with many permutations, these differences
+add up to the column. So on a real node (`claimed`):
+
+- An explanation has at least 200 rows, or ``min-rows``, and one permutation of each feature.
+- Permutations and the order of features follow from a lasting secret and from the set of people. A
+  repeated explanation of the same people, of any model, permutes as the first one did.
+- A person who was explained in one set of people is in no other set for 30 days.
+
+Two files beside the states have the secret and the set of each person.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.alignment.party_rows import common_rows
+from vfl_flower.alignment.store import home
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import alone_in, lasting_secret
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import People, people_of_rows
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.party import Party
+from vfl_flower.records.ledger import content_in_file, opened, today
+from vfl_flower.transport.node import refused
+
+log = logging.getLogger("flwr")
+
+LEAST, DAYS = 200, 30
+"""Least rows of an explanation, and the days for which a person is in one set of people."""
+_SETS = "set"  # name in the ledger: person -> number of the set, and the day in the last 16 bits
+
+
+def people_of(context: Context, party: Party, places: NDArray[np.int32]) -> People:
+    """Return a number for the person of each row, [n], the same in all runs."""
+    block = party.inputs.block
+    if not block.preparation:
+        return people_of_rows(party.config.data.dataset, block.test_rows[places])
+    own = own_source(context)
+    rows = common_rows(context, own).rows
+    return own.people(rows[rows >= 0][places])
+
+
+@contextmanager
+def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
+    """Yield the secret of these people's set, and then put the people into the set.
+
+    If the block fails, the people are in no set: it counts, and a rule may allow no more. Another
+    explanation of the party waits meanwhile.
+
+    Raises
+    ------
+    ConfigError
+        If the rows are too few, if each feature would be permuted several times, or if another
+        explanation has had some of these people, and others besides.
+    """
+    least = max(LEAST, Rules.of(context.node_config).min_rows)
+    if len(people) < least:
+        raise refused(
+            context, f"to explain {len(people)} rows, which would show columns: {least} are needed"
+        )
+    if repeats > 1:
+        raise refused(
+            context,
+            f"to permute a feature {repeats} times, which would show the column: set repeats = 1",
+        )
+    party, folder = context.node_config.get("partition-id"), home("", context)
+    path, own = folder / f"party-{party}.explained", folder / f"party-{party}.explain-secret"
+    with ExitStack() as alone:
+        with _counted():
+            key = lasting_secret(own)
+            secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
+            number = int.from_bytes(secret[:5])
+            alone.enter_context(alone_in(own))  # not in the folder, where the block counts
+            with opened(path, content_in_file(_SETS)) as ledger:
+                sets = ledger.numbers(_SETS, people)
+        if ((sets >> 16 != number) & (today() - (sets & 0xFFFF) < DAYS)).any():
+            raise refused(
+                context,
+                f"to explain people of an explanation of the last {DAYS} days beside other "
+                "people: differences would show columns. Explain the same rows, or wait",
+            )
+        yield secret
+        with _counted(), opened(path) as ledger:
+            ledger.put(_SETS, people, number << 16 | today())
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """Raise an error without details if the people cannot be counted. The log has the details."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except VflError as error:
+        log.warning("%s", error)
+        raise VflError("cannot count the people that it explains: its own log says why.") from None

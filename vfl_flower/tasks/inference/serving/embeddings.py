@@ -1,0 +1,229 @@
+"""The parties' embeddings of a batch: aligned rows, and ids outside the alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import SumError, VflError
+from vfl_flower.data.ids import encoded as encoded_id
+from vfl_flower.label_holder.drift import DriftWatch
+from vfl_flower.protocol.aggregation.base import Collection
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.requests import REFUSED, UNKNOWN
+from vfl_flower.transport.early_messages import SeekOrder, Sought
+from vfl_flower.transport.messages import Arrays, Order, Scored, ScoreOrder
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass
+class Found:
+    """Ids outside the alignment, and where the parties have them.
+
+    places : place of each id in a party's set, or -1, [k, M].
+    refused : whether a party's rule forbids to ask about the id, [k, M].
+    missing : party -> why it has not answered.
+    """
+
+    encoded: list[bytes]
+    places: NDArray[np.int32]
+    refused: Mask
+    missing: dict[int, str]
+
+    @property
+    def at_parties(self) -> list[bytes]:
+        """Return the ids that some party has."""
+        there = np.flatnonzero((self.places >= 0).any(axis=1))
+        return [self.encoded[at] for at in there.tolist()]
+
+
+@dataclass
+class Embedded:
+    """The parties' embeddings of rows.
+
+    blocks : embeddings, [R, width]; zeros where a party has given none.
+    given, has : whether a party has given a row, and whether it should have it, [R, M].
+    refused : whether a party's rule forbids the row, [R, M].
+    missing : party -> why it has given nothing.
+    found : the last rows, which are ids outside the alignment.
+    """
+
+    blocks: Tensor
+    given: Mask
+    has: Mask
+    refused: Mask
+    missing: dict[int, str]
+    found: Found
+
+    def why(self, row: int, party: int) -> str:
+        """Return why a party has not given a row."""
+        outside = row >= len(self.has) - len(self.found.encoded)
+        if self.refused[row, party]:
+            return REFUSED
+        of_find = self.found.missing.get(party, UNKNOWN) if outside else UNKNOWN
+        return self.missing.get(party, of_find) if self.has[row, party] else of_find
+
+
+class Embeddings:
+    """Ask the parties for embeddings of rows."""
+
+    def __init__(
+        self, parties: Parties, predictor: Predictor, rows: RowsToPredict, drift: DriftWatch
+    ) -> None:
+        self._parties, self._predictor, self._count = parties, predictor, len(predictor.sizes)
+        self._drift = drift  # takes the parties' reports
+        self.present = rows.known_by(self._count)
+        """Whether a party has a row, [N, M]."""
+        self.number()
+        self._used_up: dict[int, int] = {}  # row of masked sums -> party whose rule forbids it
+
+    @property
+    def can_find(self) -> bool:
+        """Return whether parties can be asked about ids outside the alignment."""
+        seeker = self._parties.seeker
+        return seeker is not None and any(map(seeker.knows, range(self._count)))
+
+    def number(self) -> None:
+        """Number the rows that each party has, after a party has joined."""
+        self._at = (np.cumsum(self.present, axis=0) - 1).astype(np.int32)  # among its own rows
+
+    def embed(self, rows: NDArray[np.int64], found: Found, until: float) -> Embedded:
+        """Return embeddings of aligned rows [n], and then of ids that were found, [k].
+
+        Parameters
+        ----------
+        until : monotonic time after which no party is waited for.
+        """
+        size = len(rows) + len(found.encoded)
+        said = Embedded(
+            torch.zeros(size, self._predictor.width),
+            np.zeros((size, self._count), bool),
+            np.concatenate([self.present[rows], found.places >= 0]),
+            np.concatenate([np.zeros((len(rows), self._count), bool), found.refused]),
+            {},
+            found,
+        )
+        used_up = [at for at, row in enumerate(rows.tolist()) if row in self._used_up]
+        said.refused[used_up, [self._used_up[int(rows[at])] for at in used_up]] = True
+        said.has[used_up] = False  # else one of these rows would cost all rows their masked sums
+        orders: dict[int, Order] = {}
+        for number in range(self._count):
+            has = said.has[:, number]
+            if not has.any():
+                said.missing.setdefault(number, UNKNOWN)
+                continue
+            at = self._at[rows[has[: len(rows)]], number]
+            orders[number] = ScoreOrder(arrays={"rows": at, **self._of_found(found, number)})
+        answers, silent = self._parties.ask(orders, Scored, until)
+        said.missing.update(silent)
+        collection = self._predictor.aggregation.collection(self._count)
+        for number, answer in answers.items():
+            reason = self._take(number, answer, rows, said, collection)
+            if reason:
+                said.missing[number] = reason
+        if said.missing and self._predictor.aggregation.abreast and orders:
+            self._parties.come_apart()
+        return said
+
+    def find(self, ids: Sequence[int | str], until: float) -> Found:
+        """Find ids outside the alignment at the parties, in one round trip."""
+        if self._parties.seeker is None:
+            ids = []
+        encoded = [encoded_id(one) for one in ids]
+        nowhere = np.full((len(ids), self._count), -1, np.int32)
+        found = Found(encoded, nowhere, np.zeros(nowhere.shape, bool), {})
+        if self._parties.seeker is None or not ids:
+            return found
+        points = self._parties.seeker.blinded(encoded)
+        known = {number: self._parties.seeker.knows(number) for number in range(self._count)}
+        orders: dict[int, Order] = {
+            number: SeekOrder(known=places, arrays={"ids": points})
+            for number, places in known.items()
+            if places
+        }
+        answers, found.missing = self._parties.ask(orders, Sought, until)
+        for number, answer in answers.items():
+            try:
+                refused = self._refused(number, answer, len(ids))
+                allowed = np.flatnonzero(~refused)
+                found.refused[:, number] = refused
+                found.places[allowed, number] = self._parties.seeker.places(
+                    number, [encoded[at] for at in allowed.tolist()], answer.arrays
+                )
+            except VflError as error:
+                found.missing[number] = self._parties.refused(number, f"sent {error}")
+        return found
+
+    def _of_found(self, found: Found, number: int) -> Arrays:
+        """Return the arrays of an order about found ids that a party has."""
+        has = np.flatnonzero(found.places[:, number] >= 0)
+        if self._parties.seeker is None or not len(has):
+            return {}
+        proofs = self._parties.seeker.proofs(number, [found.encoded[at] for at in has.tolist()])
+        return {"places": found.places[has, number], "proofs": proofs}
+
+    def _refused(self, number: int, answer: Scored | Sought, asked: int) -> Mask:
+        """Return which of the rows or ids that a party was asked about its rules forbid, [n].
+
+        Raises
+        ------
+        VflError
+            If the answer does not fit. The message continues a sentence that names the party.
+        """
+        refused = _positions(answer.arrays, "refused", asked)
+        if refused.any():
+            self._parties.refused(number, f"failed: {answer.why}")
+        return refused
+
+    def _take(
+        self,
+        number: int,
+        answer: Scored,
+        aligned: NDArray[np.int64],
+        said: Embedded,
+        collection: Collection,
+    ) -> str:
+        """Take a party's embeddings; return why they cannot be used, or an empty text."""
+        rows, size = np.flatnonzero(said.has[:, number]), self._predictor.sizes[number]
+        try:
+            refused = self._refused(number, answer, len(rows))
+            said.refused[rows[refused], number] = True
+            if refused.any() and self._predictor.aggregation.abreast:
+                self._used_up |= dict.fromkeys(aligned[rows[refused]].tolist(), number)
+                return REFUSED
+            block = collection.add(number, answer.arrays, (len(rows), size))
+            there = ~(_positions(answer.arrays, "gone", len(rows)) | refused)
+            self._drift.take(number, answer.arrays)
+        except SumError as error:
+            self._parties.come_apart()
+            return self._parties.refused(number, str(error))
+        except VflError as error:
+            return self._parties.refused(number, str(error))
+        if block is not None:
+            said.blocks[torch.from_numpy(rows), self._predictor.columns[number]] = block
+        said.given[rows[there], number] = True
+        return ""
+
+
+def _positions(arrays: Arrays, name: str, size: int) -> Mask:
+    """Return a list of positions in an answer as a mask [size]; none are named without a list.
+
+    Raises
+    ------
+    VflError
+        If it is not a list of such positions. The message continues a sentence.
+    """
+    mask, named = np.zeros(size, bool), arrays.get(name)
+    if named is not None and named.size:
+        if named.dtype != np.int32 or named.ndim != 1 or named.min() < 0 or named.max() >= size:
+            raise VflError(f"{name!r} names rows that were not asked for.")
+        mask[named] = True
+    return mask

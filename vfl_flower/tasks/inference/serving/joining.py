@@ -1,0 +1,210 @@
+"""Parties that come while a service answers: they align and load their models beside it.
+
+A thread asks a party as the service's start does. Only the service's own thread uses the transport:
+it sends the messages of this thread, and hands it the replies.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Message
+
+from vfl_flower.alignment.at_label_holder import align
+from vfl_flower.alignment.psi import Places
+from vfl_flower.alignment.seeking import Seeker
+from vfl_flower.config.errors import VflError
+from vfl_flower.data.row_mask import Alignment
+from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.serving.records import PartyRecord
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import OpenSetOrder, SetKept
+from vfl_flower.transport.gather import AvailableParties, gather
+from vfl_flower.transport.messages import ServeOrder, Serving
+
+log = logging.getLogger("flwr")
+
+_FIRST, _MOST = 2.0, 60.0  # seconds between two tries, which double while a party fails
+
+
+class Joined(NamedTuple):
+    """A party that has loaded its model; ``common`` is None for a partitioned data set."""
+
+    node: int
+    answer: Serving
+    common: Alignment | None
+    seeker: Seeker | None
+    opened: SetKept | None
+
+
+class _Carried(Transport):
+    """A transport whose messages another thread carries."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        for name in ("engine", "medium", "cost", "simulated", "contexts", "calls", "parties"):
+            setattr(self, name, getattr(transport, name))
+        self._outbox: SimpleQueue[tuple[list[Message], Future[list[str]]]] = SimpleQueue()
+        self._inbox: dict[str, Message] = {}
+        self.closed = Event()
+        self.out: set[str] = set()  # messages that wait for their replies
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._transport.get_node_ids()
+
+    def expect(self, largest: Mapping[str, int]) -> None:
+        self._transport.expect(largest)
+        self.largest = self._transport.largest
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = Future[list[str]]()
+        self._outbox.put((list(messages), sent))
+        self._transport.wake()
+        while True:
+            try:
+                return sent.result(1.0)
+            except TimeoutError:
+                self._check_open()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self._check_open()
+        return [self._inbox.pop(each) for each in list(message_ids) if each in self._inbox]
+
+    def _check_open(self) -> None:
+        if self.closed.is_set():
+            raise VflError("The service takes no further party.")
+
+    def set_run(self, run: Any) -> None:
+        self._transport.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._transport.run
+
+    # The service's thread calls these.
+
+    def carry(self) -> None:
+        """Send what waits to be sent."""
+        while True:
+            try:
+                messages, sent = self._outbox.get_nowait()
+            except Empty:
+                return
+            try:
+                keys = self._transport.send(messages)
+            except Exception as error:  # the other thread's
+                sent.set_exception(error)
+            else:
+                self.out |= set(keys)
+                sent.set_result(keys)
+
+    def take(self, message: Message) -> bool:
+        """Take a reply; return whether it is one of this thread's."""
+        key = message.metadata.reply_to_message_id
+        if key not in self.out:
+            return False
+        self.out.discard(key)
+        self._inbox[key] = message
+        return True
+
+
+class Joining:
+    """Looks for parties that a service lacks, in a thread.
+
+    Parameters
+    ----------
+    parties : the service's records. It lacks those without a node, but for ``without``.
+    rows : the rows of the service, whose row mask gets the rows of parties that join.
+    load : what a party is asked to load.
+    about : the run's options as JSON, if parties are asked to find ids; else empty.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        parties: Sequence[PartyRecord],
+        without: frozenset[int],
+        rows: RowsToPredict,
+        run: str,
+        timeout: float,
+        load: ServeOrder,
+        about: str,
+    ) -> None:
+        self.carried = _Carried(transport)
+        self._joined: SimpleQueue[Joined] = SimpleQueue()
+        self._parties, self._without, self._rows = parties, without, rows
+        self._run_number, self._timeout, self._load, self._about = run, timeout, load, about
+        Thread(target=self._run, name="joining", daemon=True).start()
+
+    def arrived(self) -> Iterator[tuple[PartyRecord, Joined]]:
+        """Yield the parties that have loaded their models since, with their rows."""
+        while not self._joined.empty():
+            found = self._joined.get()
+            party, common = self._parties[found.answer.party], found.common
+            if party.node is not None:
+                continue
+            if common is not None:
+                party.alignment, party.shown = common.name, common.answers[0]
+                if self._rows.present is not None and common.present is not None:
+                    self._rows.present[:, party.number] = common.present[:, party.number]
+            yield party, found
+
+    def close(self) -> None:
+        """Take no further party."""
+        self.carried.closed.set()
+
+    def _run(self) -> None:
+        pauses: dict[int, tuple[float, float]] = {}  # by node: its next try, and the pause after
+        while not self.carried.closed.wait(_FIRST):
+            nodes = {each.number: each.node for each in self._parties}
+            lacking = {each for each, node in nodes.items() if node is None} - self._without
+            if not self._joined.empty():  # the service has not taken the last one yet
+                continue
+            try:
+                there = set(self.carried.get_node_ids()) if lacking else set()
+                for node in there - set(nodes.values()):
+                    due, pause = pauses.get(node, (0.0, _FIRST))
+                    if time.monotonic() < due:
+                        continue
+                    pauses[node] = time.monotonic() + pause, min(2 * pause, _MOST)
+                    if found := self._ask(node, lacking):
+                        self._joined.put(found)
+            except Exception as error:  # the service goes on without it
+                log.warning("No party joins the service now: %s", error)
+
+    def _ask(self, node: int, lacking: set[int]) -> Joined | None:
+        """Align a party and have it load its model; None if it fails, or is not lacking."""
+        rows, common, carried = self._rows, None, self.carried
+        if rows.nodes is not None:  # each party is aligned apart from the others
+            assert rows.table is not None and rows.words is not None
+            others = frozenset(range(len(self._parties))) - lacking
+            there = AvailableParties(len(self._parties), others)
+            lasting = not rows.words.data.dataset.startswith("memory:")
+            given = rows.words, rows.table, self._run_number, there, lasting, self._order
+            common = align(carried, *given, node)
+            if not common.nodes:
+                return None
+        answers = gather(carried, {node: self._load}, Serving, self._timeout, lenient=True)
+        if node not in answers or answers[node].party not in lacking:
+            return None
+        seeker = rows.seeker(self._run_number) if self._about else None
+        opened: dict[int, SetKept] = {}
+        if seeker:
+            opening = OpenSetOrder(config=self._about, arrays=seeker.opening.arrays)
+            opened = gather(carried, {node: opening}, SetKept, self._timeout, lenient=True)
+        return Joined(node, answers[node], common, seeker, opened.get(node))
+
+    def _order(self, rows: Places) -> Places:
+        """Return the order that puts rows as the service has them."""
+        wanted, sorter = self._rows.places, np.argsort(rows)
+        if wanted is None or len(wanted) != len(rows):
+            raise VflError("the rows of the label holder's file have changed.")
+        at: Places = sorter[np.searchsorted(rows, wanted, sorter=sorter)]
+        return at

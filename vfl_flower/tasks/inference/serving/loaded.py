@@ -1,0 +1,96 @@
+"""One version of a model in service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.ids import encoded
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.calibration import check_fitted
+from vfl_flower.label_holder.drift import DriftWatch
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.tasks.inference.contribution_to_score import Explainer
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import available_parties, rows_to_predict
+from vfl_flower.tasks.inference.serving.embeddings import Embeddings
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.releases import Releases
+from vfl_flower.transport.base import Transport
+
+
+class Loaded:
+    """One version of the model: its rows, its top model, and the parties that have loaded it.
+
+    Parameters
+    ----------
+    given : the options that were given. Training decides all others.
+    run : number of this Flower run.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RunConfig,
+        given: Mapping[str, Any],
+        run: str,
+        metrics: Metrics,
+    ) -> None:
+        self.config = config
+        self.found = found = checkpoint.load(config.model)
+        check_fitted(found)
+        there = available_parties(config, found)
+        dataset = given.get("dataset", found.config.data.dataset)
+        kind, _, path = dataset.partition(":")
+        self._paths = [Path(config.model) / checkpoint.FILE, *([Path(path)] * (kind == "files"))]
+        self.files = self._versions()
+        self.rows = rows_to_predict(transport, config, given, found, run, there)
+        self.predictor = Predictor(found, self.rows.own.shape[1])
+        of_explainer = Predictor(found, self.rows.own.shape[1])  # its thread may share no module
+        self.explainer = Explainer(of_explainer, self.rows.own.shape[1])
+        self.any_subset = aggregation_of(found.config).any_subset
+        self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
+        self.parties.begin(there)
+        self.drift = DriftWatch(found, self.predictor.columns)
+        self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
+        self.releases = Releases(config, found, len(self.rows.ids))
+        self.name = f"{found.run}/{found.number}"
+        ids = self.rows.ids.tolist()
+        self.parties.joined = self.embeddings.number
+        self.parties.look_for_others()
+        self._row_of = {encoded(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
+
+    def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
+        """Return the position of each id, or -1 for an id that is not known."""
+        rows = (self._row_of.get(encoded(one), -1) for one in ids)
+        return np.fromiter(rows, np.int64, len(ids))
+
+    def unknown(self, ids: Sequence[int | str]) -> frozenset[int | str]:
+        """Return the ids that are not known."""
+        return frozenset(ids[at] for at in np.flatnonzero(self.rows_of(ids) < 0).tolist())
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether the checkpoint or the label holder's file has changed since."""
+        now = self._versions()
+        return now != self.files and 0 not in now
+
+    def is_known(self) -> None:
+        """Do not load the present files again."""
+        self.files = self._versions()
+
+    def _versions(self) -> list[int]:
+        """Return when the files were last written; 0 for a file that is not there."""
+        found = []
+        for each in self._paths:
+            try:
+                found.append(each.expanduser().stat().st_mtime_ns)
+            except OSError:
+                found.append(0)
+        return found

@@ -1,0 +1,398 @@
+"""The parties of a service, and their states: ready, asked, late, loading or down.
+
+At most one message is out to a party. A party that misses the deadline of an order is not waited
+for again until it answers. A party that has lost its model is asked to load it again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from flwr.app import Message
+
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.earlier_run import check_states
+from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.serving.joining import Joining
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.tasks.inference.serving.records import (
+    ASKED,
+    DOWN,
+    LATE,
+    LOADING,
+    READY,
+    PartyRecord,
+)
+from vfl_flower.tasks.inference.serving.requests import FAULTY, REFUSED
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import (
+    OpenSetOrder,
+    Reused,
+    ReuseOrder,
+    SeekOrder,
+    SetKept,
+    Sought,
+)
+from vfl_flower.transport.gather import AvailableParties, gather, gather_all
+from vfl_flower.transport.messages import (
+    SMALL,
+    Order,
+    Payload,
+    Scored,
+    ScoreOrder,
+    ServeOrder,
+    Serving,
+)
+from vfl_flower.transport.wire import read_reply, to_message
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")
+
+P = TypeVar("P", bound=Payload)
+
+_NEW = 100_000  # most places that a party's set gains between two questions
+MOST_ROWS = 10_000
+"""Most rows of a batch."""
+_OVERDUE = 5.0  # seconds after which a late party is asked to load its model again
+_TELL = 60.0  # seconds between two log lines about parties that do not answer
+_AGAIN = 2.0  # seconds between two tries to load a model
+_FAILING = 5.0  # seconds after a failure until the party counts as ready again
+_LASTING = 86400.0 * 30  # seconds that a message may live
+
+
+class Parties:
+    """Ask parties for embeddings, each within a deadline.
+
+    Parameters
+    ----------
+    run : number of the service's Flower run.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RunConfig,
+        predictor: Predictor,
+        rows: RowsToPredict,
+        run: str,
+        metrics: Metrics,
+    ) -> None:
+        self._transport, self._config, self._predictor = transport, config, predictor
+        self._rows, self._run, self._metrics = rows, run, metrics
+        self._all = PartyRecord.of_all(len(predictor.sizes), rows)
+        self._apart = False  # whether parties of masked sums have served other orders
+        self._tried = 0.0
+        self._told = time.monotonic()  # or when all parties answered last
+        # Finds ids outside the alignment. Masked sums need the same order to all parties, which
+        # places in their different sets would not be.
+        self._joining: Joining | None = None
+        self._there: AvailableParties | None = None
+        self.joined: Callable[[], None] = lambda: None
+        self.lost_rows = False  # whether a party of a model of all parties must be aligned anew
+        self.seeker = None if predictor.aggregation.abreast else rows.seeker(run)
+
+    # --- the beginning ----------------------------------------------------------------------------
+
+    def begin(self, there: AvailableParties | None) -> None:
+        """Have all parties load their models and rows.
+
+        Raises
+        ------
+        ConfigError, PartyError
+            If a party that the model needs is missing, refuses, or has another model or rows.
+        """
+        running, nodes = self._config.running, self._rows.nodes
+        per_row = 4 * max(self._predictor.sizes, default=0) + 4
+        arrays = self._predictor.aggregation.question(self._transport, running)
+        found = self._predictor.found
+        self._load_order = ServeOrder(run=found.run, number=found.number, arrays=arrays)
+        expected = {ScoreOrder.kind: SMALL + per_row * MOST_ROWS}
+        self._transport.expect(expected | {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW)})
+        if there and nodes is not None:
+            orders: dict[int, Order] = dict.fromkeys(nodes.values(), self._load_order)
+            timeout = running.party_timeout
+            answers = gather(self._transport, orders, Serving, timeout, lenient=True)
+        else:
+            answers = gather_all(self._transport, self._load_order, Serving, running, there)
+        check_states(found, answers.values(), whole=there is None)
+        self._predictor.aggregation.check_agreed(answers.values())
+        for node, answer in answers.items():
+            party = self._all[answer.party]
+            party.node = node
+            self._metrics.connected(party.number, False)
+            try:
+                self._loaded(party, answer)
+            except VflError as error:
+                raise ConfigError(f"Party {party.number} {error}") from None
+        if self.seeker:
+            orders = dict.fromkeys(answers, self._opening)
+            timeout, lenient = running.party_timeout, there is not None
+            for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
+                self.seeker.opened(said.party, said)
+        self._there = there
+
+    def look_for_others(self) -> None:
+        """Look for parties that were left out at the start, or have lost their rows."""
+        if self._there:
+            about = json.dumps(self._predictor.found.config.values()) if self.seeker else ""
+            self._joining = Joining(
+                *(self._transport, self._all, self._there.without, self._rows, self._run),
+                *(self._config.running.party_timeout, self._load_order, about),
+            )
+
+    def _take_joined(self) -> None:
+        """Use the parties that have joined since."""
+        for party, found in self._joining.arrived() if self._joining else ():
+            self.joined()
+            try:
+                self._loaded(party, found.answer)
+            except VflError as error:
+                self.refused(party.number, str(error))
+                continue
+            party.node = found.node
+            if self.seeker and found.seeker and found.opened:
+                self.seeker.take(party.number, found.seeker)
+                self.seeker.opened(party.number, found.opened)
+            notice.info("Party %d has joined the service.", party.number)
+
+    @property
+    def must_align(self) -> bool:
+        """Return whether a party that the model needs has lost its rows, while all are there."""
+        return self.lost_rows and all(map(self._reaches, self._all))
+
+    def close(self) -> None:
+        """Take no further party."""
+        if self._joining:
+            self._joining.close()
+            self._joining = None
+
+    def begin_again(self) -> None:
+        """Have the parties load this version again, since they may have loaded another."""
+        self.lost_rows = False
+        self.look_for_others()
+        for party in self._all:
+            self._lose(party)
+
+    @property
+    def _opening(self) -> OpenSetOrder:
+        assert self.seeker is not None
+        about = json.dumps(self._predictor.found.config.values())
+        return OpenSetOrder(config=about, arrays=self.seeker.opening.arrays)
+
+    def _loaded(self, party: PartyRecord, answer: Serving) -> None:
+        """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
+
+        The message continues a sentence that names the party.
+        """
+        check_states(self._predictor.found, [answer], whole=False)
+        mine = int(self._rows.known_by(len(self._all))[:, party.number].sum())
+        known = party.number, party.alignment, mine
+        if (answer.party, answer.alignment, answer.rows) != known:
+            raise VflError("serves other rows.")
+        self._set(party, READY)
+
+    def _set(self, party: PartyRecord, state: str) -> None:
+        connected = state in (READY, ASKED)
+        if connected != (party.state in (READY, ASKED)):
+            self._metrics.connected(party.number, connected)
+            if state in (DOWN, LATE):
+                notice.warning("Party %d is %s: scores leave it out.", party.number, state)
+            elif connected:
+                log.info("Party %d answers.", party.number)
+        party.state = state
+
+    @property
+    def ready(self) -> list[int]:
+        """Return the parties that answer now."""
+        return [each.number for each in self._all if each.state in (READY, ASKED)]
+
+    @property
+    def all_answer(self) -> bool:
+        """Return whether all parties answer, and none has failed lately, as on a full disk."""
+        before = time.monotonic() - _FAILING
+        return len(self.ready) == len(self._all) and all(each.failed < before for each in self._all)
+
+    # --- a batch ----------------------------------------------------------------------------------
+
+    def ask(
+        self, orders: Mapping[int, Order], kind: type[P], until: float
+    ) -> tuple[dict[int, P], dict[int, str]]:
+        """Send orders to parties; return their answers, and why others have given none."""
+        self.look(0)
+        answers: dict[int, P] = {}
+        missing: dict[int, str] = {}
+        for number, order in orders.items():
+            party = self._all[number]
+            if party.state != READY:
+                missing[number] = LATE if party.state == LATE else DOWN
+            elif not self._reaches(party):
+                self._lose(party)
+                missing[number] = DOWN
+            else:
+                self._send(party, order, ASKED)
+        while waiting := [each for each in self._all if each.state == ASKED]:
+            left = until - time.monotonic()
+            lost = [each for each in waiting if not self._reaches(each)]
+            for party in waiting if left <= 0 else lost:
+                missing[party.number] = DOWN if party in lost else LATE
+                self._lose(party) if party in lost else self._set(party, LATE)
+            if left <= 0:
+                break
+            for message in self._transport.wait([each.key for each in waiting], min(left, 0.05)):
+                party = self._party_of(message)
+                self._metrics.party(party.number, time.monotonic() - party.sent)
+                self._set(party, READY)
+                try:
+                    answers[party.number] = self._read(message, kind)
+                except OutOfStepError:
+                    self._lose(party)
+                    missing[party.number] = DOWN
+                except VflError as error:
+                    party.failed = time.monotonic()
+                    missing[party.number] = self.refused(party.number, str(error))
+        return answers, missing
+
+    def refused(self, number: int, sentence: str) -> str:
+        """Note that a party has refused, or sent something useless; return which of both."""
+        party, refused = self._all[number], sentence.startswith("failed: ")
+        reason = sentence.rpartition(": ")[2]  # the sentence before it may count ids
+        if reason != party.why:
+            party.why = reason
+            notice.warning("Party %d %s", party.number, sentence)
+        self._metrics.refused(party.number, sentence)
+        return REFUSED if refused else FAULTY
+
+    # --- parties that are not ready ---------------------------------------------------------------
+
+    def look(self, seconds: float) -> None:
+        """Look after parties that are late or down, for at most so long or until `wake`."""
+        out = [each.key for each in self._all if each.key]
+        if self._joining:
+            self._joining.carried.carry()
+            out += self._joining.carried.out
+        for message in self._transport.wait(out, seconds) if out or seconds else ():
+            if not self._joining or not self._joining.carried.take(message):
+                self._answered(self._party_of(message), message)
+        self._take_joined()
+        now = time.monotonic()
+        self._tell(now)
+        if self._apart:
+            self._bring_together()
+            return
+        for party in self._all:
+            if party.state == LATE and now > party.sent + _OVERDUE:
+                self._lose(party)
+            if party.state == DOWN and party.node is not None and now > party.sent + _AGAIN:
+                self._ask_to_load(party)
+
+    def _tell(self, now: float) -> None:
+        """Log each minute which parties do not answer."""
+        gone = [
+            f"party {each.number} ({each.state})"
+            for each in self._all
+            if each.node is not None and each.state not in (READY, ASKED)
+        ]
+        if gone and now < self._told + _TELL:
+            return
+        self._told = now
+        if gone:
+            notice.warning("The service waits for %s.", ", ".join(gone))
+
+    def come_apart(self) -> None:
+        """Note that parties of masked sums have served other orders, and need new keys."""
+        self._apart = True
+
+    def _bring_together(self) -> None:
+        """Have parties of masked sums agree anew, after one of them has missed an order."""
+        if (
+            all(self._reaches(each) for each in self._all)
+            and time.monotonic() > self._tried + _AGAIN
+        ):
+            self._tried = time.monotonic()
+            try:
+                if self._rows.shown is not None:  # one of them may have started anew
+                    every = {each.node: each for each in self._all if each.node is not None}
+                    orders = {node: self._reuse(each) for node, each in every.items()}
+                    timeout = self._config.running.party_timeout
+                    for node, said in gather(self._transport, orders, Reused, timeout).items():
+                        self._check_kept(every[node], said)
+                self.begin(None)
+                self._apart = False
+            except VflError as error:
+                notice.warning("The parties have not agreed on keys: %s", error)
+
+    def _answered(self, party: PartyRecord, message: Message) -> None:
+        order = party.order
+        try:
+            if isinstance(order, ReuseOrder):
+                self._check_kept(party, self._read(message, Reused))
+                self._send(party, self._load_order, LOADING)
+            elif isinstance(order, ServeOrder):
+                self._loaded(party, self._read(message, Serving))
+                if self.seeker:
+                    self._send(party, self._opening, LOADING)
+            elif isinstance(order, OpenSetOrder):
+                if self.seeker:
+                    self.seeker.opened(party.number, self._read(message, SetKept))
+                self._set(party, READY)
+            else:  # an overdue answer: whatever it says, the party answers again
+                self._read(message, Sought if isinstance(order, SeekOrder) else Scored)
+                self._set(party, READY)
+        except OutOfStepError:
+            self._lose(party)
+        except VflError as error:
+            self.refused(party.number, str(error))
+            self._set(party, DOWN)
+
+    def _lose(self, party: PartyRecord) -> None:
+        """Note that a party has lost its model, or cannot be reached."""
+        party.key, party.sent = "", 0.0
+        self._set(party, DOWN)
+
+    def _ask_to_load(self, party: PartyRecord) -> None:
+        """Have a party that has come back use the same rows, and load its model."""
+        aligned = self._rows.shown is not None
+        self._send(party, self._reuse(party) if aligned else self._load_order, LOADING)
+
+    def _reuse(self, party: PartyRecord) -> ReuseOrder:
+        return party.reuse(self._all, self._run, self._predictor.found.config)
+
+    def _check_kept(self, party: PartyRecord, answer: Reused) -> None:
+        if answer.became == "kept":
+            return
+        if self._joining and self._rows.nodes is not None:
+            party.node = None  # it joins anew
+        else:
+            self.lost_rows = True
+        raise VflError("has other ids than at the alignment, or has lost it. It is aligned anew.")
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _send(self, party: PartyRecord, order: Order, state: str) -> None:
+        assert party.node is not None
+        message = to_message(
+            self._transport.counted(order), party.node, _LASTING, self._transport.calls
+        )
+        (party.key,) = self._transport.send([message])
+        party.order, party.sent = order, time.monotonic()
+        self._set(party, state)
+
+    def _reaches(self, party: PartyRecord) -> bool:
+        return party.node is not None and self._transport.reaches(party.node)
+
+    def _party_of(self, message: Message) -> PartyRecord:
+        key = message.metadata.reply_to_message_id
+        party = next(each for each in self._all if each.key == key)
+        party.key = ""
+        return party
+
+    def _read(self, message: Message, kind: type[P]) -> P:
+        sizes = self._transport.largest
+        largest = max(sizes.get(each, SMALL) for each in (ScoreOrder.kind, SeekOrder.kind))
+        return read_reply(message, kind, largest)

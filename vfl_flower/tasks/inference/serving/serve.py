@@ -1,0 +1,144 @@
+"""Serve a model until SIGTERM or Ctrl-C: the task "serve" of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.config.errors import TERMINATING, ConfigError
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.results import in_use
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.http.tokens import tokens_of
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
+
+PROCESS = "serve.pid"
+"""File in the run's results folder, with the number of the service's process."""
+AUDIT_LOG = "audit.jsonl"
+"""File in the run's results folder, with a line for each request."""
+ENDED = "The service has ended."
+"""The last record of a service that has ended by a signal."""
+_LOCK = "serve.lock"
+_SESSION = 86400.0 * 365
+_FINISHING = 15.0  # seconds that requests under way may take after a signal
+
+
+def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
+    """Answer requests for scores until SIGTERM or Ctrl-C.
+
+    Parameters
+    ----------
+    given : the options that were given. Training decides all others.
+    run : number of this Flower run.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        If the run, its parties' models or an option of the service cannot be used.
+    """
+    if not config.model:
+        raise ConfigError("There is no model to serve. Set model to a run's results folder.")
+    if transport.medium == "messages":
+        raise ConfigError(
+            "A service needs streams: Flower's messages take seconds. Leave transport out."
+        )
+    try:
+        from vfl_flower.tasks.inference.serving.loaded import Loaded
+        from vfl_flower.tasks.inference.serving.service import Service
+        from vfl_flower.tasks.inference.serving.web import app_of
+        from vfl_flower.transport.http.listening import listening
+    except ImportError as error:
+        raise ConfigError(
+            f"The service needs {error.name}. Install it by `pip install 'vfl-flower[serve]'`."
+        ) from None
+    folder = Path(config.model).expanduser().absolute()
+    tokens = tokens_of(config.serving, folder)
+    with ExitStack() as exits:
+        exits.enter_context(in_use(folder, _LOCK))
+        load = partial(Loaded, transport, config, given, run)
+        audit = exits.enter_context(AuditLog(folder / AUDIT_LOG))
+        service = Service(load, transport.wake, audit)
+        exits.callback(service.close)
+        torch.set_num_threads(1)  # a batch is too small for more
+        with (
+            _process_file(folder / PROCESS),
+            _ended_by_signal(service.queue.close),
+            listening(app_of(service, tokens), config.serving) as url,
+        ):
+            notice.info("The model in %s is served at %s/docs", config.model, url)
+            notice.info("The tokens of its callers are in %s", tokens.path)
+            service.work()
+        notice.info(ENDED)
+
+
+def lasting(config: RunConfig) -> RunConfig:
+    """Return the configuration with streams, and sessions that last as long as a service.
+
+    A session ends so that parties save their states. A service changes no state, and a new process
+    of a party would have to load its model again.
+    """
+    values: dict[str, Any] = {"session-seconds": _SESSION}
+    if config.running.transport == "auto":
+        values["transport"] = "stream"  # never fall back on Flower's messages
+    return config.with_values(values)
+
+
+@contextmanager
+def _process_file(path: Path) -> Iterator[None]:
+    write_whole(path, f"{os.getpid()}\n".encode())
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def _ended_by_signal(end: Callable[[], None]) -> Iterator[None]:
+    """Call ``end`` at the first SIGTERM, SIGHUP or Ctrl-C; a second has its usual effect.
+
+    The second comes by itself if the block has not ended after some seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, *TERMINATING)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # under nohup
+        del before[signal.SIGHUP]
+    ended = threading.Event()
+
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    def finish(number: int) -> None:
+        end()
+        if not ended.wait(_FINISHING):  # Flower waits without end for a SuperLink that has gone
+            os.kill(os.getpid(), number)
+
+    def came(number: int, frame: FrameType | None) -> None:
+        restore()
+        # In a thread: the signal may have interrupted code that holds the queue's lock.
+        threading.Thread(target=finish, args=(number,), daemon=True).start()
+
+    for each in before:
+        signal.signal(each, came)
+    try:
+        yield
+    finally:
+        ended.set()
+        restore()

@@ -1,0 +1,336 @@
+"""The service: it takes requests in batches, asks the parties, and scores.
+
+Requests that come together share a batch, and so one message to each party. A single request waits
+for nobody. A large request takes several batches (`requests.Queue`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.audit_log import AuditLog
+from vfl_flower.config.errors import VflError
+from vfl_flower.data.ids import encoded
+from vfl_flower.tasks.inference.contribution_to_score import ScoredRows
+from vfl_flower.tasks.inference.predictions import predicted_columns
+from vfl_flower.tasks.inference.serving.embeddings import Embedded
+from vfl_flower.tasks.inference.serving.explaining import add_contributions
+from vfl_flower.tasks.inference.serving.loaded import Loaded
+from vfl_flower.tasks.inference.serving.metrics import Metrics
+from vfl_flower.tasks.inference.serving.new_ids import NewIds
+from vfl_flower.tasks.inference.serving.requests import (
+    MOST_IDS,
+    UNASKED,
+    UNKNOWN,
+    Answers,
+    Piece,
+    Queue,
+    Request,
+    Score,
+    UnavailableError,
+    refusal_of,
+)
+from vfl_flower.tasks.inference.serving.turns import Turns, apart
+from vfl_flower.transport.http.guard import Refusals
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
+
+_WAITING = 40_000  # most ids of a caller that wait
+_MORE = 256  # work of a batch for which parties get `score-timeout` once more
+_APART = 30.0  # seconds between two alignments because of a party
+_LOOK = 1.0  # seconds between two looks for a new version
+_FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
+_IDLE = 0.5  # seconds between two looks at parties while nobody asks
+
+
+class Service:
+    """Answers requests by the current version of a model.
+
+    Parameters
+    ----------
+    load : loads the current version, given where to put figures.
+    wake : ends a wait for parties.
+    audit : gets a line for each request. The count of new ids lies beside it.
+    """
+
+    def __init__(
+        self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
+    ) -> None:
+        self.metrics, self._audit, self.refusals = Metrics(), audit, Refusals(audit)
+        self._load = load
+        self.loaded = load(self.metrics)
+        self.queue = Queue(_WAITING, wake)
+        self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
+        # A thread each: neither the web nor the scores wait for the disk.
+        self._counting, self.recording = Turns("new ids"), Turns("audit lines")
+        self._refusing = Future[None]()  # of the last calls that were refused
+        self._refusing.set_result(None)
+        self._looked = time.monotonic()
+        self._aligned = -_APART
+        self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
+        self._tell()
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a request would be answered now."""
+        answers = self.loaded.any_subset or self.loaded.parties.all_answer
+        return answers and self._audit.is_writable and not self.queue.closed
+
+    def about(self) -> dict[str, Any]:
+        """Return what the model is, for ``GET /v1/model``."""
+        loaded, found = self.loaded, self.loaded.found
+        figures: dict[str, Any] = found.strategy.get("figures") or {}
+        said = {
+            "model": loaded.name,
+            "run": Path(loaded.config.model).name,
+            "strategy": found.config.strategy,
+            "finished": found.finished,
+            "figures": {k: v for k, v in figures.items() if k.startswith(_FIGURES)},
+            "classes": found.about_labels["classes"] or None,
+            "threshold": found.threshold if len(found.about_labels["classes"]) == 2 else None,
+            "ids": len(loaded.rows.ids),
+            "parties": len(loaded.predictor.sizes),
+            "parties_ready": loaded.parties.ready,
+            "any_subset": loaded.any_subset,
+            "explain_ids": 0,  # most ids of a request with contributions
+            "drift": loaded.drift.latest,
+        }
+        if not loaded.explainer.refusal:
+            said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
+        epsilon = loaded.releases.epsilon
+        return said | ({} if epsilon is None else {"epsilon": epsilon})
+
+    async def admit(self, request: Request) -> None:
+        """Take a request of the web. Its ``answer`` will be called.
+
+        Raises
+        ------
+        UnavailableError
+            If the caller has no place left, or has asked about too many new ids today.
+        VflError
+            If the count of new ids cannot be written.
+        """
+        with self.queue.room(request) as has_room:
+            if not has_room:
+                raise UnavailableError(
+                    "Too many ids of this caller wait for their scores. Try again in a second.",
+                    *("full", 429),
+                )
+            loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
+            if most and loaded.embeddings.can_find:
+                request.new = await apart(loaded.unknown, request.ids)
+            if request.new and not self.queue.closed:
+                count = partial(self._new_ids.count, request.caller, request.new, most)
+                await self._counting.run(request.caller, count)
+            if not self.queue.put(request):
+                raise UnavailableError("The service is ending.", "ending")
+
+    def close(self) -> None:
+        """End the threads of this service, once no request comes any more."""
+        self.loaded.parties.close()
+        self._counting.close()
+        self.recording.close()
+
+    def line(
+        self,
+        ids: Sequence[int | str],
+        request: str,
+        caller: str,
+        found: Answers | None,
+        outcome: str,
+    ) -> Callable[[], None]:
+        """Return what writes a request to the audit log, before it is answered.
+
+        It raises `VflError` if the log cannot be written.
+
+        Parameters
+        ----------
+        ids : ids of the request; none of a request that is refused as invalid.
+        found : the answers; None if there are none.
+        """
+        asked = () if outcome in UNASKED else ids  # else refused calls could fill the disk
+        model, scores, explain = found or Answers(self.loaded.name, [])
+        used = Counter(party for score in scores for party in score["parties"])
+        return partial(
+            self._audit.write,
+            "score",
+            request=request,
+            caller=caller,
+            number=len(ids),
+            ids=self._audit.hashes([encoded(one) for one in asked]),
+            parties={str(party): used[party] for party in sorted(used)},
+            model=model,
+            outcome=outcome,
+            **({"explain": True} if explain else {}),
+        )
+
+    def _record_refusals(self) -> None:
+        try:
+            self.refusals.write()
+        except VflError as error:
+            log.error("%s", error)
+
+    # --- the current version ----------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Load the current version. If it cannot be loaded, go on with the last one."""
+        last = self.loaded
+        last.parties.close()
+        try:
+            self.loaded = self._load(self.metrics)
+        except VflError as error:
+            last.is_known()  # do not try this version again
+            last.parties.begin_again()
+            notice.warning("The service goes on with model %s: %s", last.name, error)
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        loaded = self.loaded
+        self.metrics.serves(
+            Path(loaded.config.model).name, loaded.found.config.strategy, loaded.name
+        )
+        notice.info("Serving model %s, for %d ids.", loaded.name, len(loaded.rows.ids))
+
+    def _look(self) -> None:
+        """Load a new version, if there is one. Record refused calls."""
+        now = time.monotonic()
+        if now > self._looked + _LOOK:
+            self._looked = now
+            if self._refusing.done():
+                self._refusing = self.recording.submit(self._record_refusals)
+            parties_changed = self.loaded.parties.must_align and now > self._aligned + _APART
+            if self.loaded.is_outdated or parties_changed:
+                self._aligned = now
+                while begun := self.queue.take(begun=True):  # one version answers a request
+                    self._answer(begun)
+                self.reload()
+
+    # --- batches ----------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Answer requests until the queue is closed and empty."""
+        while True:
+            self._look()
+            batch = self.queue.take()
+            self.metrics.queue_rows.set(self.queue.ids)
+            if batch:
+                self._answer(batch)
+            elif self.queue.closed:
+                self.recording.submit(self._record_refusals).result()
+                return
+            else:
+                self.loaded.parties.look(_IDLE)
+
+    def _answer(self, batch: list[Piece]) -> None:
+        """Score a batch, and answer each request that is complete."""
+        began = time.monotonic()
+        for request, ids, _ in batch:
+            if request.taken == len(ids):  # its first piece
+                self.metrics.stage_seconds.labels("queue").observe(began - request.came)
+        try:
+            self._score(batch)
+        except Exception as error:  # answer all: nobody may wait for ever
+            if not isinstance(error, VflError):
+                log.exception("The service failed to score.")
+            for request, _, _ in batch:
+                request.fail(error)
+
+    def _score(self, batch: list[Piece]) -> None:
+        began, loaded = time.monotonic(), self.loaded
+        more = sum(piece.work for piece in batch) / _MORE
+        until = began + loaded.config.serving.score_timeout * (1 + more)
+        asked = loaded.rows_of([one for piece in batch for one in piece.ids])
+        counted = [one for request, ids, _ in batch for one in ids if one in request.new]
+        unknown = np.flatnonzero(loaded.rows_of(counted) < 0).tolist()
+        new = list(dict.fromkeys(counted[at] for at in unknown))
+        # A party that is late here has half of the time left to give its aligned rows.
+        found = loaded.embeddings.find(new, (began + until) / 2)
+        matched = time.monotonic()
+        self.metrics.stage_seconds.labels("match").observe(matched - began)
+        rows, place = np.unique(asked, return_inverse=True)
+        none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
+        rows = rows[none:]
+        loaded.releases.count(rows, found.at_parties)
+        embedded = loaded.embeddings.embed(rows, found, until)
+        given = time.monotonic()
+        self.metrics.stage_seconds.labels("party").observe(given - matched)
+        scores, scored = self._scores(rows, embedded)
+        self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
+        nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
+        of_new = dict(zip(new, range(len(rows), len(scores)), strict=False))
+        at = iter((place - none).tolist())
+        for request, ids, _ in batch:
+            pairs = zip(ids, at, strict=False)
+            places = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
+            answers = [scores[row] if row >= 0 else nobody for row in places]
+            refusal = None if loaded.any_subset else refusal_of(answers)
+            explain = None
+            if request.explain:
+                answers = [dict(each) for each in answers]  # other requests share them
+                explain = partial(add_contributions, loaded.explainer, scored, places, answers)
+            request.fail(refusal) if refusal else request.add(loaded.name, answers, explain)
+        watched, self._scored = self._scored, None  # after the answers, which need not wait for it
+        if watched and loaded.drift.watch(*watched):
+            self.metrics.drifts(loaded.drift.latest)
+
+    def _scores(
+        self, rows: NDArray[np.int64], embedded: Embedded
+    ) -> tuple[list[Score], ScoredRows]:
+        """Return the answer for each aligned row, and for each id outside the alignment."""
+        loaded, given, size = self.loaded, embedded.given, len(embedded.given)
+        own = np.zeros((size, loaded.rows.own.shape[1]), np.float32)
+        own[: len(rows)] = loaded.rows.own[rows]
+        if not size:
+            return [], ScoredRows(embedded.blocks, own, given, embedded.blocks)
+        complete: NDArray[np.bool_] = np.all(given, axis=1)
+        known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
+        outputs = loaded.predictor.outputs(embedded.blocks, own, given)
+        scored = ScoredRows(embedded.blocks, own, given, outputs)
+        keys = [*rows.tolist(), *embedded.found.encoded]
+        self._scored = keys, embedded.blocks, outputs, given, known
+        columns = predicted_columns(outputs, loaded.found)
+        predicted = columns.pop("prediction").tolist()
+        names = [name.removeprefix("probability_") for name in columns]
+        chances = np.stack(list(columns.values()), 1).tolist() if columns else None
+        whole: list[bool] = complete.tolist()
+        everyone = list(range(given.shape[1]))
+        scores: list[Score] = []
+        for row, prediction in enumerate(predicted):
+            parties, absent = everyone, dict[str, str]()
+            if not whole[row]:
+                parties = np.flatnonzero(given[row]).tolist()
+                whys = self._whys(embedded, row)
+                if not known[row]:
+                    scores.append(self._without_score(whys))
+                    continue
+                absent = {str(party): why for party, why in whys.items()}
+            score: Score = {"prediction": prediction}
+            if chances is not None:
+                score["probabilities"] = dict(zip(names, chances[row], strict=True))
+            scores.append({**score, "parties": parties, "missing": absent})
+        return scores, scored
+
+    def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
+        """Return the parties that are not in the score of a row, with the reason."""
+        gone = np.flatnonzero(~embedded.given[row]).tolist()
+        whys = {party: embedded.why(row, party) for party in gone}
+        for party, why in whys.items():
+            self.metrics.missing.labels(str(party), why).inc()
+        return whys
+
+    def _without_score(self, whys: Mapping[int, str]) -> Score:
+        """Return the answer for an id that has no score."""
+        missing = {str(party): why for party, why in whys.items()}
+        return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}

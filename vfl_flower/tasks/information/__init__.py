@@ -1,0 +1,1 @@
+"""Information value of the parties' columns."""

@@ -1,0 +1,344 @@
+"""The label holder's half of task "information": labels with noise out, or exact counts.
+
+Noisy: the label holder randomises each training label once (`protocol.privacy.labels`), and sends
+every party the same draw. So one epsilon covers all columns and all parties. Each party counts
+noisy events in its own bins. It answers the information value of each column, by number, and no
+more. Any further run with the same epsilon sends the same draw, and training with
+privacy = 'labels' learns from it too.
+
+Exact: each party uploads the bin of each of its rows, and gets the events of each bin. So the label
+holder learns the bins of every person, without names and edges. A party learns sums of labels over
+rows that it knows. Bins with few rows of a class are merged, and `exact_sums` bounds what all sums
+together say about one label.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.alignment.reuse import aligned
+from vfl_flower.config import names
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_label_holder import load_labels, own_labels, with_row_masks
+from vfl_flower.data.bins import Bins
+from vfl_flower.data.evidence import Estimate, Evidence, Groups, least_rows, merged
+from vfl_flower.data.evidence_files import ColumnEvidence, note_of, value_of, write_files
+from vfl_flower.data.labels import Labels
+from vfl_flower.data.raw_columns import own_columns
+from vfl_flower.data.tables import Table
+from vfl_flower.label_holder.results import INFORMATION, in_use
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.labels import DrawAccountant
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.information.exact_sums import Shown
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import (
+    ColumnBins,
+    ColumnBinsOrder,
+    ColumnInformation,
+    EvidenceOrder,
+    InformationOffer,
+    InformationOrder,
+)
+from vfl_flower.transport.gather import gather, gather_all
+from vfl_flower.transport.messages import SMALL, checked
+
+notice = logging.getLogger("flwr.notice")  # `vfl information` shows these records too
+
+_MOST_COLUMNS = 100_000  # of one party
+_LARGEST = 1e3  # information value
+
+Events = NDArray[np.uint8]
+"""Label of each training row: 1 for an event, [N]."""
+
+
+def information(
+    transport: Transport, config: RunConfig, own: Table | None, run: str, folder: Path
+) -> None:
+    """Have parties compute the information value of their columns; write ``information.json``.
+
+    Parameters
+    ----------
+    own : the label holder's table; None for a partitioned data set.
+    run : number of this Flower run.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        If labels or rows cannot be used, or if a party fails. A party that refuses is left out.
+    """
+    with in_use(folder):
+        _Information(transport, config, folder).write(own, run)
+
+
+class _Information:
+    """One run of task "information"."""
+
+    def __init__(self, transport: Transport, config: RunConfig, folder: Path) -> None:
+        self.transport, self.config, self.folder = transport, config, folder
+        self.about = json.dumps(config.values())
+
+    def write(self, own: Table | None, run: str) -> None:
+        """Ask all parties, and write the results."""
+        config = self.config
+        parties: dict[str, Any] = {}
+        if own is None:
+            labels = load_labels(config)
+            true = events_of(config, labels)
+        else:
+            common = aligned(self.transport, config, own, run)
+            labels = own_labels(config.data, own, common)
+            true = events_of(config, labels)
+            if own.feature_names:
+                columns = own_columns(config.data, own, common).read()
+                found = [of_column(name, values, true, config.min_bin) for name, values in columns]
+                write_files(self.folder / "label-holder.information.csv", found)
+                listed = [
+                    _feature(each.column, each.information, len(each.names)) for each in found
+                ]
+                parties["label holder"] = {"features": listed}
+        order = InformationOrder(config=self.about)
+        offers = gather_all(self.transport, order, InformationOffer, config.running)
+        labels = with_row_masks(labels, config, len(offers))
+        here = {}
+        for node, each in offers.items():
+            parties[str(each.party)] = {"refused": each.refused}
+            if each.refused:
+                notice.warning("Party %d takes no part: %s", each.party, each.refused)
+            else:
+                here[node] = each
+                _check_rows(each, labels)
+        answers, spent = {}, None
+        if here and config.information == "exact":
+            notice.warning("Exact counts tell parties sums of labels. No epsilon covers them.")
+            answers = self._exact(here, labels, true)
+        elif here:
+            sent, spent = self._noisy_labels(labels)
+            answers = self._noisy(here, labels, sent)
+        parties |= {str(here[node].party): answer for node, answer in answers.items()}
+        result = {
+            "mode": config.information,
+            "epsilon": config.privacy.epsilon,
+            "spent": spent,
+            "rows": len(true),
+            **names.with_names(),
+            "parties": dict(sorted(parties.items(), key=lambda each: (len(each[0]), each[0]))),
+        }
+        write_whole(self.folder / INFORMATION, (json.dumps(result, indent=2) + "\n").encode())
+        notice.info("information values: %s", self.folder / INFORMATION)
+
+    # --- noisy ----------------------------------------------------------------------------------
+
+    def _noisy_labels(self, labels: Labels) -> tuple[Events, float | None]:
+        """Return the labels with noise, and the sum of all epsilons spent on them.
+
+        The draw is on the disk, and each further run repeats it (`protocol.privacy.draws`).
+        """
+        config = self.config
+        mechanism = mechanism_of(config)
+        accountant = mechanism.accountant(len(labels.train), estimators.choose(config)(config))
+        assert isinstance(accountant, DrawAccountant)  # `systems.resolve` guarantees it
+        noisy = mechanism.labels(labels, accountant).train.astype(np.uint8)
+        together = Evidence.count(np.zeros(len(noisy), int), noisy, 1, mechanism.kept(2))
+        if 2 * least_rows(together, config.min_bin) > len(noisy):
+            raise ConfigError(
+                f"epsilon = {config.privacy.epsilon:g} leaves too little in {len(noisy)} rows: "
+                "noise hides the rarer class in half of them. Raise epsilon, or use more rows."
+            )
+        return noisy, accountant.spent
+
+    def _noisy(
+        self, here: Mapping[int, InformationOffer], labels: Labels, sent: Events
+    ) -> dict[int, Any]:
+        """Send labels with noise; return the values that parties compute."""
+        kept = mechanism_of(self.config).kept(2)
+        orders = {}
+        for node, each in here.items():
+            arrays = {"labels": sent[_mask(labels, each.party)]}
+            orders[node] = EvidenceOrder(kept=kept, config=self.about, arrays=arrays)
+        answers = self._gather(here, orders)
+        found: dict[int, Any] = {
+            node: {"refused": FAILED.format(party=here[node].party)}
+            for node in here.keys() - answers.keys()
+        }
+        for node, answer in answers.items():
+            columns = here[node].columns
+            try:
+                values = checked(answer.arrays, "values", "float64", (columns, 3))
+                bins = checked(answer.arrays, "bins", "uint8", (columns,))
+                value, low, high = values.T
+                if not ((low >= 0) & (low <= value) & (value <= high) & (high <= _LARGEST)).all():
+                    raise VflError("values that are no information values.")
+            except VflError as error:
+                raise PartyError(f"Party {here[node].party}", f"sent {error}") from None
+            rows = zip(values.tolist(), bins.tolist(), strict=True)
+            listed = [
+                _feature(at, Estimate(*row) if size else None, size or 1)
+                for at, (row, size) in enumerate(rows)
+            ]
+            found[node] = {"features": listed}
+        return found
+
+    # --- exact ----------------------------------------------------------------------------------
+
+    def _exact(
+        self, here: Mapping[int, InformationOffer], labels: Labels, true: Events
+    ) -> dict[int, Any]:
+        """Count events in the bins that parties upload; return the values."""
+        columns = max((each.columns * each.rows for each in here.values()), default=0)
+        self.transport.expect({ColumnBinsOrder.kind: SMALL + 2 * columns})
+        order = ColumnBinsOrder(config=self.about)
+        uploads = gather(
+            self.transport,
+            dict.fromkeys(here, order),
+            ColumnBins,
+            self.config.running.party_timeout,
+        )
+        shown, found = Shown(len(true)), dict[int, Any]()
+        orders = {}
+        for node, each in here.items():
+            party, rows = each.party, np.flatnonzero(_mask(labels, each.party))
+            try:
+                bins, sizes = _checked_bins(uploads[node], each)
+            except VflError as error:
+                raise PartyError(f"Party {party}", f"sent {error}") from None
+            counted = [
+                counted_bins(of_column, size, true[rows], self.config.min_bin)
+                for of_column, size in zip(bins, sizes, strict=True)
+            ]
+            groups = [of_column[bins[at]] for at, (of_column, _) in enumerate(counted)]
+            if not shown.add(rows, groups):
+                found[node] = {"refused": TOO_MANY.format(party=party, columns=each.columns)}
+                notice.warning("%s", found[node]["refused"])
+                continue
+            orders[node] = EvidenceOrder(kept=1.0, config=self.about, arrays=_counts(counted))
+            listed = [
+                _feature(at, value_of(np.bincount(bins[at]), of_groups), len(of_groups.rows))
+                for at, (_, of_groups) in enumerate(counted)
+            ]
+            found[node] = {"features": listed}
+        self._gather(here, orders)
+        return found
+
+    def _gather(
+        self, here: Mapping[int, InformationOffer], orders: Mapping[int, EvidenceOrder]
+    ) -> dict[int, ColumnInformation]:
+        """Return the answers, without parties that fail. A notice names those."""
+        columns = max((each.columns for each in here.values()), default=0)
+        self.transport.expect({EvidenceOrder.kind: SMALL + 32 * columns})
+        timeout = self.config.running.party_timeout
+        return gather(self.transport, orders, ColumnInformation, timeout, lenient=True)
+
+
+# --- labels and columns -------------------------------------------------------------------------
+
+
+def events_of(config: RunConfig, labels: Labels) -> Events:
+    """Return the true labels of the training rows: 1 for the second class, in order of names.
+
+    Raises
+    ------
+    ConfigError
+        If there are several classes; or, for exact counts, too few rows of one. With an epsilon,
+        nothing that others see may depend on a true count: `_noisy_labels` decides.
+    """
+    called = config.data.called
+    if len(labels.classes) != 2:
+        raise ConfigError(
+            f"The labels of {called} have {len(labels.classes)} classes, and an information value "
+            "is for two. Give a label column that says whether the event happened."
+        )
+    counts = np.bincount(labels.train, minlength=2)
+    if config.information == "exact" and counts.min() < 2 * config.min_bin:
+        raise ConfigError(
+            f"The {len(labels.train)} training rows of {called} have only {counts.min()} rows of a "
+            f"class, and two bins need {2 * config.min_bin}. Use more rows, or lower min-bin = "
+            f"{config.min_bin}."
+        )
+    return labels.train.astype(np.uint8)
+
+
+def of_column(name: str, values: NDArray[Any], events: Events, min_bin: int) -> ColumnEvidence:
+    """Return the evidence of an own column [N] by exact labels [N]."""
+    bins = Bins.learn(values)
+    groups, evidence = counted_bins(bins.of(values), bins.count, events, min_bin)
+    return ColumnEvidence.of(name, bins, bins.counts(values).tolist(), groups, evidence)
+
+
+def counted_bins(
+    bins: NDArray[Any], size: int, events: Events, min_bin: int
+) -> tuple[Groups, Evidence]:
+    """Return the groups of a column's bins [R], and their evidence."""
+    by_bin = Evidence.count(bins, events, int(size))
+    groups = merged(by_bin, min_bin)
+    return groups, by_bin.grouped(groups)
+
+
+def _counts(counted: list[tuple[Groups, Evidence]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an `EvidenceOrder` with exact counts, filled up by zeros."""
+    most_bins = max(len(groups) for groups, _ in counted)
+    most_groups = max(len(each.rows) for _, each in counted)
+    all_groups = np.zeros((len(counted), most_bins), np.uint8)
+    counts = np.zeros((len(counted), most_groups, 2), np.int64)
+    for at, (groups, each) in enumerate(counted):
+        all_groups[at, : len(groups)] = groups
+        counts[at, : len(each.rows)] = np.stack([each.rows, each.events], axis=1)
+    return {"groups": all_groups, "counts": counts}
+
+
+def _feature(name: int | str, value: Estimate | None, bins: int) -> dict[str, Any]:
+    """Return a column's entry. Its value is null if it has none; a note says why."""
+    ends = asdict(value) if value else dict.fromkeys(("value", "low", "high"))
+    note = note_of(value, bins)
+    return {"feature": name, **ends, "bins": bins, **({"note": note} if note else {})}
+
+
+# --- checks of what parties send ----------------------------------------------------------------
+
+
+def _mask(labels: Labels, party: int) -> NDArray[np.bool_]:
+    """Return which training rows a party has, [N]."""
+    if labels.present is None:
+        return np.ones(len(labels.train), bool)
+    has: NDArray[np.bool_] = labels.present[0][:, party]
+    return has
+
+
+def _check_rows(each: InformationOffer, labels: Labels) -> None:
+    """Raise `PartyError` if a party has other rows."""
+    rows = int(_mask(labels, each.party).sum())
+    if each.alignment != labels.alignment or each.rows != rows:
+        raise PartyError(
+            f"Party {each.party}",
+            f"has {each.rows} other training rows, not {rows}. Start it anew.",
+        )
+    if not 0 < each.columns <= _MOST_COLUMNS:
+        raise PartyError(f"Party {each.party}", f"has {each.columns} columns. Give it fewer.")
+
+
+def _checked_bins(
+    answer: ColumnBins, each: InformationOffer
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return bins [C, n] and the number of bins of each column [C], or raise `VflError`."""
+    bins = checked(answer.arrays, "bins", "uint8", (each.columns, each.rows))
+    sizes = checked(answer.arrays, "sizes", "uint8", (each.columns,))
+    if (sizes < 2).any() or (bins.max(1) >= sizes).any():
+        raise VflError("bins that do not exist.")
+    return bins, sizes
+
+
+FAILED = "Party {party} has computed no values. Its own log says why."
+TOO_MANY = (
+    "Exact counts of the bins of party {party}'s {columns} columns would reveal single labels. "
+    "Give the party fewer columns or more rows, or set information = 'noisy'."
+)

@@ -1,0 +1,1 @@
+"""The front of what answers HTTP: connections, certificate, tokens and bounds."""
