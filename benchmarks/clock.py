@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
 from benchmarks.common import mnist_of, parser, quiet_run, report
-from vfl_flower.label_holder.charts import draw_curves
+from vfl_flower.results.charts import Line, chart
 
 PARTIES = 7
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -39,6 +40,18 @@ def seconds_to(target: float, history: list[dict[str, Any]]) -> float | None:
     return reached[0] if reached else None
 
 
+def draw(histories: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Draw test accuracy against virtual seconds, a line for each schedule."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    lines = [
+        Line(name, number, [(e["virtual_seconds"], e["test_accuracy"]) for e in history])
+        for number, (name, history) in enumerate(histories.items())
+    ]
+    drawn = chart(figure.add_subplot(), lines, "virtual seconds", "test accuracy")
+    figure.legend(list(drawn.values()), list(drawn), loc="outside right upper")
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--epochs", type=int, default=10)
@@ -53,7 +66,7 @@ def main() -> None:
         for name, seed in tqdm(jobs, disable=None, leave=False):
             _, history = quiet_run(PARTIES, {**common, **SCHEDULES[name], "seed": seed})
             histories[name].append(history)
-    draw_curves({name: each[0] for name, each in histories.items()}, options.picture)
+    draw({name: each[0] for name, each in histories.items()}, options.picture)
     figures: dict[str, Any] = {"target": options.target, "seeds": options.seeds}
     for name, each in histories.items():
         times = [seconds_to(options.target, history) for history in each]

@@ -49,7 +49,6 @@ from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.sweep import sweep
 from vfl_flower.tools.sweep.results import best
-from vfl_flower.tools.sweep.workers import workers_on
 
 SYSTEMS = ("split-nn", "vafl", "ef-vfl", "cascaded", "asyrevel", "dpzv")
 SEARCH = [
@@ -272,7 +271,7 @@ def reached(summary: dict[str, Any]) -> float:
 def swept(parties: int, keys: dict[str, Any], folder: Path, trials: int) -> dict[str, Any]:
     """The keys that a sweep of `joined` chooses on validation rows."""
     given = {"strategy": "centralised", "epochs": 50, **keys, "out": str(folder)}
-    sweep(parties, given, SEARCH, trials, workers_on("local", 0))
+    sweep(parties, given, SEARCH, trials)
     found = json.loads((folder / "sweep.json").read_text())
     return {"epochs": 50, **best(found)["keys"]}
 

@@ -26,7 +26,7 @@ from vfl_flower.config.errors import (
     terminate,
 )
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import reached, validated
+from vfl_flower.results.figures import reached, validated
 from vfl_flower.transport.messages import RestoreOrder
 
 log = logging.getLogger("flwr")

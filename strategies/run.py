@@ -26,7 +26,6 @@ from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import data_of
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.chance import no_better
-from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
@@ -36,6 +35,7 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.system import load_system
+from vfl_flower.results.figures import TRANSPORTS
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
     SMALL,

@@ -26,7 +26,6 @@ from strategies.vertical import Vertical, strategy_of
 from tests.organisations import forget_alignments
 from vfl_flower import client_app
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import results
 from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
@@ -136,7 +135,6 @@ def nightly(*values: Any) -> Any:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)  # half of the time
     numbers = count()
 
     def start(

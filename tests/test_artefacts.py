@@ -36,9 +36,8 @@ from vfl_flower import client_app
 from vfl_flower.alignment import asked_ids
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed, whole
-from vfl_flower.label_holder import results
 from vfl_flower.records.ledger import opened
-from vfl_flower.tools.report import report
+from vfl_flower.results.report import report
 from vfl_flower.transport.wire import Call
 
 THEN: dict[str, Any] = json.loads(EXPECTED.read_text())
@@ -50,7 +49,6 @@ AGAIN, ANEW = ["query.recall"], ["query.align", "query.common", "query.confirm"]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in which archives are unpacked, and runs go on."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     with inside(tmp_path):
         yield tmp_path
 

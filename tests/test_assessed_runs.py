@@ -18,9 +18,8 @@ from tests.conftest import nightly, trained
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.assessment import threshold, two_classes
-from vfl_flower.label_holder.summary_fields import described
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
@@ -35,7 +34,6 @@ NAMES |= {"recall", "f1", "flagged"}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
 
 
@@ -81,7 +79,6 @@ def test_a_run_predict_and_python_give_the_figures_of_joined_data(tmp_path: Path
     assert assessment["confusion"] == {"classes": ["0", "1"], "counts": matrix}
     assert values(assessment).keys() == NAMES and assessment["rows"] == len(table) == 114
     assert assessment["positives"] == true.sum() and assessment["segments"] == {}
-    assert "assessment" in described()
     # `vfl predict` and Python have the same, also by flat names.
     assert values(said["assessment"]) == pytest.approx(values(assessment), abs=1e-9)
     flat = {name: said[name] for name in NAMES}

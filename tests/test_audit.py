@@ -21,7 +21,6 @@ from vfl_attacks.labels import Finding
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import results
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
@@ -30,11 +29,6 @@ SHORT = {**ALL_ROWS, "epochs": 2, "window": 8, "noise-seed": 0}
 DPZV = {**FASTER, "epochs": 2, "privacy": "scalar", "noise-multiplier": 1.0}  # as given
 SECRET = {"sampling": "poisson", "calibration": "secret"}
 SUMMING = {**ALL_ROWS, "top-model": "sum", "epochs": 1, "noise-seed": 0}
-
-
-@pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda *arguments: None)
 
 
 def audited(folder: Path, parties: int = 4, **more: Any) -> dict[str, Finding]:

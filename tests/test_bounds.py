@@ -44,7 +44,7 @@ from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.report import report
+from vfl_flower.results.report import report
 from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.messages import (

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,7 @@ from tests.serving import served
 from tests.test_checkpoint import interrupted, resumed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import LEAST, fit, probabilities, scores
 from vfl_flower.launch.engines import Finished, predict_local, run_local
 from vfl_flower.protocol.privacy.randomise import kept_share
@@ -44,7 +43,6 @@ QUICK: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def without_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
 
 
@@ -158,8 +156,7 @@ def weighted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Finishe
     np.savez(folder / "data.npz", X=x, y=(generator.random(ROWS) < true).astype(int))
     keys = {**QUICK, "dataset": f"npz:{folder / 'data.npz'}", "calibrate": "platt"}
     keys |= {"class-weights": f"1,{WEIGHT:g}", "out": str(folder / "run")}
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        yield run_local(2, keys), true
+    yield run_local(2, keys), true
 
 
 def outputs_of(run: Finished) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Array]:

@@ -26,7 +26,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.files import whole
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.data import labels, source, tables
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import Finished as Run
@@ -45,11 +45,6 @@ CANCER = {
     "embedding-size": 4,
     "top-hidden": 8,
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 class Cut(BaseException):
@@ -579,8 +574,7 @@ def fails(folder: Path, sentence: str, parties: int = 2, **keys: Any) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two parties that was cut short."""
     keys = {**CANCER, "epochs": 3, "checkpoint-every": 12}
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        return interrupted(tmp_path_factory.mktemp("kept") / "run", keys, 2, 2)
+    return interrupted(tmp_path_factory.mktemp("kept") / "run", keys, 2, 2)
 
 
 @pytest.fixture

@@ -132,7 +132,6 @@ def test_command_trains_and_tells_what_it_reached(
     for name in ("protects", "relation", "adversary"):
         assert f"{name}: {summary[f'epsilon_{name}']}." in of_epsilon
     assert last == f"results: {tmp_path / 'out'}"
-    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
 
 
 def test_interrupted_command_saves_what_was_trained(

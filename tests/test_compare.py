@@ -46,7 +46,6 @@ def test_every_system_and_baseline_runs_once(folder: Path) -> None:
         finished = Run(folder / name.replace(" ", "-"))
         assert finished.summary["test_accuracy"] == each["test_accuracy"]
         assert finished.summary["config"]["dataset"] == "breast-cancer"
-    assert (folder / "curves.png").stat().st_size > 10_000
 
 
 def test_bytes_to_the_target_end_with_the_first_evaluation_that_reaches_it(
@@ -226,7 +225,6 @@ def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixt
         Run(out / "both-ways").summary["bytes_down"] < Run(out / "local-only").summary["bytes_down"]
     )
     assert capsys.readouterr().out.splitlines()[1].startswith("keep = 0.5 ")
-    assert (out / "frontier.png").stat().st_size > 10_000
 
 
 @pytest.mark.nightly

@@ -19,6 +19,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.subsets import worth
 from vfl_flower.tasks.inference.contribution import (
     FILE,
     Worth,
@@ -27,8 +29,6 @@ from vfl_flower.tasks.inference.contribution import (
     _outputs,
     contribution,
 )
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.subsets import worth
 
 KEYS: dict[str, Any] = {
     **{"strategy": "vafl", "align": "any", "epochs": 10, "noise-seed": 0},

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +22,7 @@ from vfl_flower.launch import descendants
 from vfl_flower.launch.descendants import MARK, ending_with_this_process
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.tools.sweep.workers import Processes
+from vfl_flower.tools import sweep
 
 CHECKOUT = Path(__file__).parents[1]
 SOON = 30.0  # seconds; the watcher itself needs one or two
@@ -127,12 +129,22 @@ def test_what_a_superlink_has_started_ends_with_it(
     assert not superlink.home.exists()
 
 
-def test_workers_of_a_sweep_end_with_it(tmp_path: Path) -> None:
-    with Processes(1, tmp_path / "log") as workers:
-        [worker] = workers._processes
+def test_workers_of_a_sweep_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, str]] = []
+
+    def started(*command: Any, env: dict[str, str], **more: Any) -> subprocess.Popen[bytes]:
         marks = [each.cmdline()[4] for each in watchers_of(os.getpid())]
-        assert psutil.Process(worker.pid).environ()[MARK] in marks
-        assert os.environ[MARK] != psutil.Process(worker.pid).environ()[MARK]
+        environments.append(env)
+        assert env[MARK] in marks
+        return subprocess.Popen(["true"], stdin=subprocess.PIPE)
+
+    class OfSweep:
+        PIPE, TimeoutExpired, Popen = subprocess.PIPE, subprocess.TimeoutExpired, started
+
+    monkeypatch.setattr(sweep, "subprocess", OfSweep)
+    study: Any = SimpleNamespace(tried=[])
+    sweep._side_by_side(study, {"trials": 1}, 1, (tmp_path / "log").open("wb"))
+    assert os.environ[MARK] != environments[0][MARK]
 
 
 def test_all_that_tests_start_ends_with_their_process() -> None:

@@ -30,7 +30,6 @@ from tests.test_checkpoint import (
     assert_equal_runs,
     cut_after,
     interrupted,
-    quick,
     released,
     resumed,
 )
@@ -55,8 +54,6 @@ from vfl_flower.tools.cli import main
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import DescribeOrder, Description
 from vfl_flower.transport.wire import read_reply, to_message
-
-assert quick  # so that no run draws curves
 
 
 def there(folder: Path) -> dict[str, bytes]:

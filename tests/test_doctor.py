@@ -21,8 +21,8 @@ from tests.doctored import HOST, PORTS, dated, found, keys, quick, write_key
 from tests.organisations import contents
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_sealed
-from vfl_flower.label_holder import figures
 from vfl_flower.launch.processes import reserved_port
+from vfl_flower.results import terminal
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.doctor import folders, machine, network
 from vfl_flower.tools.doctor.examine import examine, role_of
@@ -85,7 +85,7 @@ def test_a_warning_and_a_problem_make_the_exit_code_1(
 def test_a_terminal_of_80_columns_shows_each_finding(
     mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "on_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     (mine / "superlink.crt").unlink()

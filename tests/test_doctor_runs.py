@@ -13,7 +13,7 @@ import pytest
 from tests.organisations import contents, kept_state
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import locked
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.doctor import runs
@@ -25,9 +25,7 @@ KEYS: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1}
 
 
 def made(folder: Path, **keys: Any) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "draw_curves", lambda histories, path: None)
-        run_local(PARTIES, {**KEYS, **keys, "out": str(folder)})
+    run_local(PARTIES, {**KEYS, **keys, "out": str(folder)})
     return folder
 
 

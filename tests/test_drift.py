@@ -32,7 +32,7 @@ from vfl_flower.data.drift import Watch, Window, columns_of, drift_of, stability
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party.drift import DriftReports, keep
@@ -89,8 +89,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("drift")
     organisations = cut(folder, people(ROWS, 0), known=1.0)
     organisations.words = [WORDS, {}]
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
+    organisations.run("run", SHORT)
     later = people(700, 1, shift=1.5, first=10_000)
     made = Trained(organisations, later, {}, [], [], pd.DataFrame())
     made.found = predicted(made, made.new(folder / "later", later), made.messages)
@@ -249,8 +248,7 @@ def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(
     tmp_path: Path,
 ) -> None:
     organisations = cut(tmp_path / "train", people(600, 0)[[ID, "label", "f4", "f3", "f5"]], 1, 1)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", {**SHORT, "epochs": 1})
+    organisations.run("run", {**SHORT, "epochs": 1})
     later = people(300, 1, shift=1.5, first=10_000)[[ID, "label", "f4", "f3", "f5"]]
     new, out = cut(tmp_path / "new", later, 1, 1, known=1.0), tmp_path / "scores.csv"
     organisations.files = new.files

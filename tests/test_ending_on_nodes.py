@@ -22,7 +22,7 @@ from tests.test_checkpoint import CANCER
 from tests.test_interrupts import signalled
 from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import Terminated, VflError, terminating
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.transport.local import LocalGrid
@@ -34,7 +34,6 @@ LONG: dict[str, Any] = {**EF_VFL, "window": 1, "epochs": 1000, "patience": 0.0}
 @pytest.fixture
 def on_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run in this process takes itself for one on nodes, with the handlers of its ServerApp."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setattr(LocalGrid, "engine", "supernodes")
     monkeypatch.setattr(server_app, "watched", lambda transport: terminating())
     with terminating(signal.SIGINT):

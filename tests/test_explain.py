@@ -18,7 +18,7 @@ from tests.organisations import ID, cancer, cut, read, write
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
 from vfl_flower.models.bottoms import build_bottom, learn_bins
@@ -49,7 +49,6 @@ SECURE = {"aggregation": "secure", "combine": "mean"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Draw no pictures, except in the tests of them."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     if "name_stays" not in request.node.name:
         monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
         monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)

@@ -24,7 +24,7 @@ from vfl_attacks.explanation import Cheat, figures
 from vfl_flower.alignment import party_rows
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.explaining import explain_local
 from vfl_flower.party import limits
@@ -49,7 +49,6 @@ FEW = {**SHORT, "epochs": 6, "noise-seed": 0}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
     monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))

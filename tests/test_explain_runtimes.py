@@ -16,7 +16,6 @@ from tests.test_explain import SHORT
 from vfl_attacks.explanation import Cheat, Tap, figures, of_explanation
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import run_local, run_ray
 from vfl_flower.launch.explaining import explain_local
 from vfl_flower.launch.processes import SuperLink
@@ -29,7 +28,6 @@ CANCER: dict[str, Any] = {**SHORT, "dataset": "breast-cancer", "epochs": 8, "noi
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
 
 

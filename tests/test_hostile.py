@@ -33,7 +33,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.protocol.uploads import Arrival
-from vfl_flower.tools.report import report
+from vfl_flower.results.report import report
 from vfl_flower.transport.early_messages import AlignOrder, CommonOrder, ReuseOrder, SetOrder
 from vfl_flower.transport.flower_internals import (
     from_bytes,

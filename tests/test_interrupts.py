@@ -24,18 +24,13 @@ from tests.test_checkpoint import CANCER, log_of_run, resumed
 from vfl_flower.api import training as api
 from vfl_flower.api.model import load
 from vfl_flower.config.errors import TERMINATING, ConfigError, Interrupted, Terminated, VflError
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy.journal import TRAIN
 from vfl_flower.protocol.privacy.scalars import ScalarAccountant
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.messages import TrainOrder
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 def signalled(number: signal.Signals, evaluation: int, again: bool = False) -> Any:

@@ -34,7 +34,6 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.labels import Labels, class_weights
 from vfl_flower.label_holder import label_holder
-from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.table import Table, WindowTable
 from vfl_flower.launch import engines as engines
@@ -48,6 +47,7 @@ from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.protocol.uploads import Arrival, Reading
+from vfl_flower.results.figures import headline
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
 
@@ -258,7 +258,6 @@ def test_compare_and_alone_go_by_r2(diabetes: dict[str, Any], tmp_path: Path) ->
     assert table(folder).splitlines()[0].split()[:3] == ["run", "test", "R²"]
     alone = figures["local-only"]
     assert alone["test_r2"] == alone["test_r2_of_party"][str(alone["best_party"])]
-    assert (folder / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.stepping import by_gradient
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.at_party import ArrayBlock
-from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
@@ -97,7 +96,6 @@ def messages_of(
         return messages
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "draw_curves", lambda histories, path: None)  # half of the time
         patch.setattr(noise, "on_grid", same_sums(add))
         patch.setattr(LocalGrid, "pull_messages", recorded)
         out = folder / f"run-{seed}"

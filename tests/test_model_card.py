@@ -19,10 +19,10 @@ from sklearn.datasets import load_breast_cancer
 import vfl_flower
 from tests.assessed import assessed
 from tests.conftest import Start
-from vfl_flower.label_holder.card_limits import limits
-from vfl_flower.label_holder.card_page import Facts, Part, Points, markdown
-from vfl_flower.label_holder.card_privacy import paragraph
-from vfl_flower.label_holder.model_card import FILES, card, write_card
+from vfl_flower.results.card_limits import limits
+from vfl_flower.results.card_privacy import paragraph
+from vfl_flower.results.model_card import FILES, card, write_card
+from vfl_flower.results.page import Page, Section, Table, markdown
 
 pytestmark = pytest.mark.xdist_group("model_card")  # its tests share a trained model
 
@@ -41,7 +41,7 @@ class Text(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append(tag)
-        if tag in ("h1", "h2", "p", "li", "td", "th", "summary"):
+        if tag in ("h1", "h2", "p", "li", "td", "th", "summary", "caption"):
             self.cells.append("")
 
     def handle_data(self, data: str) -> None:
@@ -90,7 +90,7 @@ def test_both_files_have_one_content_and_the_figures_of_the_summary(
     at = page.cells.index("party-lr")
     assert page.cells[at + 1] == "0.05"
     assert "class 1 if its probability is above 0.4, chosen for the largest F1" in str(page.cells)
-    assert page.tags.count("details") == 1 and "script" not in page.tags
+    assert page.tags.count("details") == 2 and "script" not in page.tags
 
 
 def test_texts_of_a_summary_stay_text(summary: dict[str, Any], tmp_path: Path) -> None:
@@ -147,10 +147,12 @@ def test_no_text_of_a_card_becomes_a_link_a_mention_or_a_block(text: str) -> Non
         found.tags = [tag for tag in found.tags if tag != "code"]
         return found
 
-    def made(text: str) -> list[Part]:
-        return [Part(text, [text, Points([text]), Facts([text], [[text]])])]
+    def made(text: str) -> str:
+        table = Table([text], [[[text]]], caption=text)
+        sections = [Section(text, [table], [("", text)] * notes) for notes in (1, 2)]
+        return markdown(Page(text, sections))
 
-    plain, page = shown(markdown("a", made("a"))), markdown(text, made(text))
+    plain, page = shown(made("a")), made(text)
     assert shown(page).tags == plain.tags
     assert shown(page).cells == [text if each == "a" else each for each in plain.cells]
     if text in MENTIONS or "@" in text:  # no reader looks for mentions in code
@@ -332,7 +334,7 @@ def test_shares_of_classes_follow_from_labels_or_from_noisy_labels(run: Start) -
     assert private["class_shares"] != plain["class_shares"] and private["ids"] == plain["ids"]
     hidden = run(2, {**QUICK, "strategy": "dpzv", "epsilon": 4.0}).summary
     assert hidden["data"]["class_shares"] is None
-    titles = [each.title for each in card(hidden)]
+    titles = [each.title for each in card(hidden).shown]
     assert titles[:4] == ["Training", "Data", "Parties", "Figures on test rows"]
     hidden["data"]["tested_on_training_rows"] = True
-    assert [each.title for each in card(hidden)][3] == "Figures on training rows"
+    assert [each.title for each in card(hidden).shown][3] == "Figures on training rows"

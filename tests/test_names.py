@@ -20,10 +20,10 @@ from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.results.report import report
 from vfl_flower.tasks.inference import explanation
 from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.tools import information
-from vfl_flower.tools.report import report
 from vfl_flower.transport import wire
 from vfl_flower.transport.messages import DescribeOrder, Introduction
 

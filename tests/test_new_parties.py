@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -35,7 +34,7 @@ from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.labels import as_known, encode_labels
 from vfl_flower.data.split import divide, held_out_again, used_by
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local, run_supernodes
 from vfl_flower.models.top_layers import TopModel
@@ -59,11 +58,6 @@ KEYS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
-
-
 def first(organisations: Organisations, parties: int) -> Organisations:
     """Those parties alone."""
     words = organisations.words[:parties]
@@ -74,8 +68,7 @@ def first(organisations: Organisations, parties: int) -> Organisations:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """A label holder and three parties, of whom two have trained a model."""
     organisations = cut(tmp_path_factory.mktemp("trained"), cancer(), parties=3, known=0.6)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        first(organisations, 2).run("two", KEYS)
+    first(organisations, 2).run("two", KEYS)
     return organisations
 
 

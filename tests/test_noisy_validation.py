@@ -21,7 +21,6 @@ from tests.conftest import Start, nightly, trained
 from tests.releases import learned_from
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import LabelNoise, Labels
-from vfl_flower.label_holder.figures import chosen_by
 from vfl_flower.label_holder.held_out import HeldOut
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.metrics import Metrics, corrected, metrics
@@ -31,6 +30,7 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.results.figures import chosen_by
 
 Array = NDArray[Any]
 ROWS, PARTIES, SIZE = 60, 3, 4

@@ -37,7 +37,7 @@ from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.sources import source_of
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_arrays
 from vfl_flower.transport.early_messages import Aligned, SetKept
@@ -47,11 +47,6 @@ from vfl_flower.transport.wire import read_reply, to_reply
 Array = NDArray[Any]
 
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 def models(run: Any, parties: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tests.test_installed import CHECKOUT, SOURCES, copy_sources
 from vfl_flower.launch.processes import reserved_port, stop
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-PAGE = {f"vfl_flower/tools/report/{name}" for name in ("page.html.j2", "style.css")}
+PAGE = {"vfl_flower/results/layout.toml"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

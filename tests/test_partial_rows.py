@@ -38,8 +38,8 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, kept
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.results.report import report
 from vfl_flower.tools.compare import compare, table
-from vfl_flower.tools.report import report
 from vfl_flower.transport.early_messages import AlignOrder
 from vfl_flower.transport.flower_internals import set_message_id
 from vfl_flower.transport.gather import AvailableParties, gather_all

@@ -39,7 +39,7 @@ from vfl_flower.data import table_file
 from vfl_flower.data.ids import encode_ids
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -54,11 +54,6 @@ from vfl_flower.tasks.inference.predict import UploadCount
 from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 def summary_of(path: Path) -> dict[str, Any]:
@@ -142,8 +137,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     everyone = read(organisations.labels)
     write(everyone[:180], organisations.labels)
     write(everyone[180:].sample(frac=1, random_state=0), organisations.folder / "new.csv")
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
+    organisations.run("run", SHORT)
     return organisations
 
 
@@ -500,8 +494,7 @@ def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """A run with noise on embeddings, without predictions."""
     keys = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
     found = cut(tmp_path_factory.mktemp("perturbed"), small())
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        found.run("run", {**SHORT, **keys})
+    found.run("run", {**SHORT, **keys})
     return found
 
 

@@ -16,9 +16,9 @@ import pytest
 import vfl_flower
 from vfl_flower.label_holder import progress
 from vfl_flower.label_holder.callbacks import Callback, RunState
-from vfl_flower.label_holder.figures import validated
 from vfl_flower.label_holder.progress import Progress, Standing, from_elsewhere, of_run, shown
 from vfl_flower.launch.engines import run_local
+from vfl_flower.results.figures import validated
 from vfl_flower.tools.cli import main
 
 SMALL = "dataset='breast-cancer' epochs=3"

@@ -27,7 +27,7 @@ from tests.serving import TOKEN, served
 from tests.test_faults import Misbehaving, gone, raises
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, Interrupted
-from vfl_flower.label_holder import results, run_metrics
+from vfl_flower.label_holder import run_metrics
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.prometheus import Prometheus
 from vfl_flower.label_holder.run_metrics import RunMetrics
@@ -40,11 +40,6 @@ GUIDE = Path(__file__).parent.parent / "docs" / "how-to" / "monitor.md"
 KEYS: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 3, "window": 8, "bottom-hidden": 8}
 OF_TLS = {"vfl_certificate_end_timestamp_seconds"}
 Metrics = dict[tuple[str, ...], float]
-
-
-@pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.split import divide
-from vfl_flower.label_holder import checkpoint, progress, results
+from vfl_flower.label_holder import checkpoint, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.run_metrics import RunMetrics
 from vfl_flower.launch.engines import predict_local, run_local
@@ -44,9 +44,9 @@ from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.privacy.scalars import NoisyScalars
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results.report import report
 from vfl_flower.tasks.inference import rows as rows_to_predict
 from vfl_flower.tasks.inference.contribution import contribution
-from vfl_flower.tools.report import report
 from vfl_flower.transport.local import LocalGrid
 
 ROWS, PARTIES = 120, 2
@@ -284,7 +284,6 @@ def test_no_figure_of_predictions_counts_a_person_whose_label_noise_protects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], recognised: bool
 ) -> None:
     """In the run's file, or in one with the same people in another order, and others."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     table = small()
     organisations = cut(tmp_path, table[:-10], known=1.0)

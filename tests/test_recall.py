@@ -31,7 +31,7 @@ from vfl_flower.alignment import reuse
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.store import StoredAlignment
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished, run_local, run_supernodes
 from vfl_flower.party.state import load_arrays
 from vfl_flower.tools.cli import main
@@ -63,12 +63,6 @@ class Orders:
     @property
     def of_alignment(self) -> list[str]:
         return [kind for kind in self.kinds if kind in (*AGAIN, *ANEW)]
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the time."""
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
@@ -15,24 +16,26 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-import vfl_flower.tools.report
+import vfl_flower.results.report
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder import charts
-from vfl_flower.label_holder.charts import COLOURS, Line, draw_curves, draw_frontier
-from vfl_flower.label_holder.figures import tabulated
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results import charts
+from vfl_flower.results.charts import COLOURS
+from vfl_flower.results.report import report, write_report
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.sections import _shaded
+from vfl_flower.results.terminal import tabulated
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import table as compared
-from vfl_flower.tools.report import report, write_report
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.sections import _shaded
 from vfl_flower.transport.local import delay_seconds
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-REPORT = Path(vfl_flower.tools.report.__file__).parent
+STYLE = tomllib.loads((Path(vfl_flower.results.__file__).parent / "layout.toml").read_text())[
+    "style"
+]
 QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 
 
@@ -315,25 +318,6 @@ def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool
     assert _level(page, chart) == pytest.approx(page.points(chart)[0][2][1], abs=0.1)
 
 
-def test_a_picture_s_level_is_the_figure_of_the_restored_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = read([validated(tmp_path / "a", [0.5, 0.2, 0.6], scale=0)])[0].history
-    drawn: list[Line] = []
-    take = charts.chart
-
-    def chart(axes: Any, lines: Any, *labels: Any) -> Any:
-        drawn.extend(lines)
-        return take(axes, lines, *labels)
-
-    monkeypatch.setattr(charts, "chart", chart)
-    draw_curves({"frozen": history}, tmp_path / "curves.png")
-    assert {line.level for line in drawn} == {history[1]["test_accuracy"]}
-    drawn.clear()
-    draw_curves({"frozen": history}, tmp_path / "curves.png", {"frozen": 0.7})  # a mean over seeds
-    assert {line.level for line in drawn} == {0.7}
-
-
 def test_a_comparison_shows_curves_a_shaded_table_and_the_frontier_first(tmp_path: Path) -> None:
     for name, scale in (("small", 1), ("large", 100)):
         validated(tmp_path / name, [0.5, 0.3 / scale], strategy=name, scale=scale, best_epoch=2)
@@ -437,15 +421,6 @@ def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None
     }
     page = Page(report([left(tmp_path / "a", **texts)]))
     assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
-
-
-def test_a_run_s_name_is_no_formula_in_pictures(tmp_path: Path) -> None:
-    history = read([left(tmp_path / "a")])[0].history
-    histories = {HOSTILE: history, "_$\\frac{": history, "\ud800": history}
-    histories |= dict.fromkeys(("$\\frac$", "$x_$", "a$b$c$", "\\$\\$", "$" * 99), history)
-    draw_curves(histories, tmp_path / "curves.png", {"$^$": 0.9})
-    draw_frontier(histories, tmp_path / "frontier.png", 0.9)
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "frontier.png"))
 
 
 def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
@@ -592,7 +567,7 @@ def _content(cell: ElementTree.Element) -> str:
 
 
 def test_the_page_and_the_pictures_have_the_same_colours() -> None:
-    light = (REPORT / "style.css").read_text().partition("@media")[0]
+    light = STYLE.partition("@media")[0]
     assert tuple(re.findall(r"--s\d: (#\w{6});", light)) == COLOURS
 
 

@@ -17,8 +17,8 @@ from tests.assessed import assessed, segmented
 from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left
 from tests.test_seeds import bands
 from vfl_flower import run_local
-from vfl_flower.label_holder.model_card import FILES, write_card
-from vfl_flower.tools.report import report, write_report
+from vfl_flower.results.model_card import FILES, write_card
+from vfl_flower.results.report import report, write_report
 
 pytestmark = pytest.mark.xdist_group("report_assessment")  # its tests share a trained model
 
@@ -116,7 +116,7 @@ def test_the_page_has_the_figures_of_the_file(
             cell = confusion[f"true {true}"][f"predicted {predicted}"]
             share = counts[true][predicted] / sum(counts[true])
             assert cell == f"{counts[true][predicted]} ({100 * share:.1f} %)"
-    assert "use the threshold 0.4, chosen for the largest F1 on validation rows." in page.text
+    assert "above 0.4, chosen for the largest F1 on validation rows." in page.text
     positives = assessment["positives"]
     assert f"285 test rows. {positives} ({100 * positives / 285:.1f} %) are positive" in page.text
 

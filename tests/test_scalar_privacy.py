@@ -26,7 +26,6 @@ from vfl_flower.config.errors import ConfigError, DivergedError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
-from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.held_out import HeldOut
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.losses import Loss, loss_of
@@ -45,6 +44,7 @@ from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarAccountant
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.results.figures import headline
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
 
 DPZV = {

@@ -25,7 +25,6 @@ from tests.test_checkpoint import assert_equal_runs, resumed
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, OutOfStepError, SumError, VflError
 from vfl_flower.config.options import DataConfig
-from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import session as between
 from vfl_flower.party import state_file
@@ -59,7 +58,6 @@ from vfl_flower.transport.wire import read_reply, to_reply
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     begin_task()
     between.live.clear()
 

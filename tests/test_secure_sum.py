@@ -21,7 +21,6 @@ from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
 from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, SumError, VflError
-from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import masks as masking
@@ -40,11 +39,6 @@ JOINT: dict[str, Any] = {
     **{"estimator": "zeroth-order", "perturbs": "all", "party-lr": 0.01, "server-lr": 0.01},
     **{"bottom-model": "linear", "top-model": "linear"},
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 def largest_difference(one: Finished, other: Finished) -> float:

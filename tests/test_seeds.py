@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.test_report import Page, left
-from vfl_flower.label_holder.figures import headline, spread
 from vfl_flower.launch.engines import Finished, run_local
+from vfl_flower.results.figures import headline, spread
+from vfl_flower.results.report import report
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, figures_of, table
-from vfl_flower.tools.report import report
 from vfl_flower.tools.seeds import mean, repeated
 from vfl_flower.tools.seeds import table as table_of_seeds
 

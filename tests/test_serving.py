@@ -39,7 +39,6 @@ from vfl_flower.config.audit_chain import find, verify
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.ids import encoded
-from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
@@ -65,9 +64,8 @@ SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """Two parties and a label holder with columns; "run" needs both parties, "any" does not."""
     organisations = cut(tmp_path_factory.mktemp("served"), cancer(columns=9, rows=260), own=3)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
-        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    organisations.run("run", SHORT)
+    organisations.run("any", {**SHORT, "subsets": "sampled"})
     return organisations
 
 
@@ -186,9 +184,8 @@ def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisa
     everyone = read(organisations.labels)
     write(everyone, tmp_path / "everyone.csv")
     write(everyone[:160], organisations.labels)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
-        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    organisations.run("run", SHORT)
+    organisations.run("any", {**SHORT, "subsets": "sampled"})
     return organisations, everyone[ID][160:].tolist()
 
 

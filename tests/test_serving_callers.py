@@ -26,7 +26,6 @@ from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from tests.serving import Served, served
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.label_holder import results
 from vfl_flower.party.limits import refused_rows
 from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party import scoring
@@ -53,11 +52,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     organisations = cut(tmp_path_factory.mktemp("callers"), cancer(columns=6, rows=160), known=1.0)
     limited = Organisations(organisations.folder, organisations.labels, organisations.files)
     limited.words = [{}, {"max-uploads": 400}]  # type: ignore[dict-item]
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
-        limited.run("whole", SHORT)
-        limited.run("any", {**SHORT, "subsets": "sampled"})
-        limited.run("sum", {"epochs": 2, "aggregation": "secure", "top-model": "sum"})
+    organisations.run("run", SHORT)
+    limited.run("whole", SHORT)
+    limited.run("any", {**SHORT, "subsets": "sampled"})
+    limited.run("sum", {"epochs": 2, "aggregation": "secure", "top-model": "sum"})
     return organisations
 
 
@@ -342,8 +340,7 @@ def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisa
     organisations = cut(tmp_path / "new", cancer(columns=6, rows=200), known=1.0)
     everyone = read(organisations.labels)
     write(everyone[:160], organisations.labels)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
+    organisations.run("run", SHORT)
     return organisations, everyone[ID][160:].tolist()
 
 

@@ -12,7 +12,6 @@ from math import log
 from pathlib import Path
 from threading import Event
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from vfl_flower.config.audit_chain import verify
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_own_labels, own_table
 from vfl_flower.data.row_mask import Alignment
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.held_out import background_rows
 from vfl_flower.launch.engines import run_local
 from vfl_flower.tasks.inference.serving import explaining
@@ -41,9 +40,8 @@ FIELDS = {"contributions", "base", "score", "scale", "explained_class"}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """Two parties and a label holder with columns; "run" needs both parties, "any" does not."""
     organisations = cut(tmp_path_factory.mktemp("explained"), cancer(columns=9, rows=260), own=3)
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        organisations.run("run", SHORT)
-        organisations.run("any", {**SHORT, "subsets": "sampled"})
+    organisations.run("run", SHORT)
+    organisations.run("any", {**SHORT, "subsets": "sampled"})
     return organisations
 
 

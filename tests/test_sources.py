@@ -43,7 +43,6 @@ from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.text import TextColumn
-from vfl_flower.label_holder import results
 from vfl_flower.party import inputs
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.sampling import sampling_of
@@ -53,11 +52,6 @@ Array = NDArray[Any]
 
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 ALL = np.arange(40)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 def source_of(path: Path, **words: Any) -> Source:

@@ -26,7 +26,6 @@ from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import VflError
-from vfl_flower.label_holder import results
 from vfl_flower.launch import engines, processes, submission
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
@@ -355,7 +354,6 @@ def test_files_are_named_so_that_they_are_found_from_anywhere(
 def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     other: Any = SimpleNamespace(context=SimpleNamespace())
     other.context.run_id = 7
     monkeypatch.setattr(between, "live", {(0, 9): other})

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from tests.test_checkpoint import CANCER, Cut, cut_after, resumed
 from vfl_flower.config import files
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own
-from vfl_flower.label_holder import checkpoint, earlier_run, results
+from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.earlier_run import PartyState, check_states
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models import training
@@ -33,11 +32,6 @@ from vfl_flower.tools.cli import main
 from vfl_flower.transport.flower_internals import state_to_bytes
 
 KEYS: dict[str, Any] = {**CANCER, "epochs": 3, "checkpoint-every": 12, "strategy": "vafl"}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 @pytest.mark.parametrize("how", ["in place", "new", "grown"])
@@ -67,12 +61,11 @@ def test_a_state_has_the_tensor_that_a_module_has_now(how: str) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run that was cut short, one that was cut before its summary, and another run."""
     folder = tmp_path_factory.mktemp("made")
-    with patch.object(results, "draw_curves", lambda histories, path: None):
-        for name in ("cut", "another"):
-            with cut_after(2), pytest.raises(Cut):
-                run_local(2, {**KEYS, "out": str(folder / name)})
-        run_local(2, {**KEYS, "out": str(folder / "finished")})
-        (folder / "finished" / "summary.json").unlink()
+    for name in ("cut", "another"):
+        with cut_after(2), pytest.raises(Cut):
+            run_local(2, {**KEYS, "out": str(folder / name)})
+    run_local(2, {**KEYS, "out": str(folder / "finished")})
+    (folder / "finished" / "summary.json").unlink()
     return {path.name: path for path in folder.iterdir()}
 
 

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from threading import Thread
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -25,14 +26,14 @@ from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS, pairs
 from vfl_flower.label_holder.earlier_run import configured
-from vfl_flower.label_holder.figures import chosen_by
+from vfl_flower.results.figures import chosen_by
+from vfl_flower.results.report import report
+from vfl_flower.tools import sweep as sweeping
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.report import report
-from vfl_flower.tools.sweep import results, sweep
+from vfl_flower.tools.sweep import results, sweep, trial
 from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
 from vfl_flower.tools.sweep.study import Study
-from vfl_flower.tools.sweep.trial import Event, Stepper, run_trial
-from vfl_flower.tools.sweep.workers import Actors, Processes, Workers
+from vfl_flower.tools.sweep.trial import run_trial, run_trials
 
 BASE: dict[str, Any] = {"strategy": "split-nn", "dataset": "breast-cancer", "epochs": 8}
 SEARCH = ["party-lr=1e-4..1:log window=1|8|64"]
@@ -94,9 +95,6 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         (["vafl", "-c", "strategy='dpzv'"], "leave strategy out of -c"),
         (["vafl", "-c", "dataset='npz:/none'"], "/none"),
         (["vafl", "-c", "task='predict'"], "task"),
-        (["vafl", "--engine", "supernodes"], "choose local or ray"),
-        (["vafl", "--second", "time"], "--second = 'time' is not known"),
-        (["vafl", "--second", "virtual-seconds"], "set delay"),
         (["cascaded", "-c", "bits=4 codec='nonsense'"], "codec = 'nonsense' is not known"),
         (["vafl", "-c", "embedding-noise=1.0"], "adds no noise with privacy = 'none'"),
         (["dpzv"], "privacy = 'scalar' has no validation rows"),
@@ -138,54 +136,66 @@ class Crew:
     def __init__(self, number: int = 1, dies_after: float = math.inf) -> None:
         self.number = number
         self.ran: list[dict[str, Any]] = []  # keys of trials that came to an end
-        self._events: deque[tuple[int, Event]] = deque()
-        self._jobs: dict[int, dict[str, Any]] = {}
         self._left = dies_after
 
-    def __enter__(self) -> Self:
-        return self
+    def side_by_side(self, study: Study, job: Mapping[str, Any], jobs: int, log: Any) -> None:
+        """Run trials in threads of this process, in place of processes."""
+        failures = list[BaseException]()
 
-    def __exit__(self, *error: object) -> None: ...
+        def work() -> None:
+            try:
+                run_trials(json.loads(json.dumps(job)))
+            except BaseException as error:
+                failures.append(error)
 
-    def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        if isinstance(message, dict):
-            self._jobs[worker] = {**message, "evaluation": 1}
-        elif message:
-            self._end(worker, {"ended": "stopped"})
-            return
-        job = self._jobs[worker]
-        keys, evaluation = job["keys"], job["evaluation"]
+        with patch.object(trial, "run_trial", self.run_trial):
+            threads = [Thread(target=work) for _ in range(self.number)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        if failures:
+            raise failures[0]
+
+    def run_trial(
+        self,
+        about: Mapping[str, Any],
+        keys: dict[str, Any],
+        to: Path,
+        report: Callable[[float, int], bool],
+    ) -> dict[str, Any]:
+        outcome = self.outcome(keys, report)
+        if "figure" in outcome:
+            to.mkdir(parents=True, exist_ok=True)
+            (to / "summary.json").write_text(json.dumps(keys))
+            (to / "history.jsonl").touch()
+        self.ran.append(keys)
+        self._live()
+        return outcome
+
+    def outcome(
+        self, keys: Mapping[str, Any], report: Callable[[float, int], bool]
+    ) -> dict[str, Any]:
+        self._live()
         far = abs(math.log10(keys["party-lr"]) + 1)
         if keys["party-lr"] > 0.7:
-            self._end(worker, {"ended": "failed", "failure": "It grew beyond all numbers."})
-        elif evaluation > 8:
-            figure = 1 - 0.2 * far
-            spent = 1e6 * keys["window"] * (1 + keys["party-lr"])
-            judged = {"metric": "validation_accuracy", "figure": figure, "deviation": None}
-            files = {"summary.json": json.dumps(keys), "history.jsonl": ""}
-            event = {"ended": "finished", **judged, "seconds": 1.0, "second": spent}
-            self._end(worker, {**event, "files": files})
-        else:
-            job["evaluation"] += 1
-            figure = (1 - 0.2 * far) * evaluation / 8
-            self._events.append((worker, {"evaluated": evaluation, "figure": figure}))
+            return {"failure": "It grew beyond all numbers."}
+        for evaluation in range(1, 9):
+            if report((1 - 0.2 * far) * evaluation / 8, evaluation):
+                return {}
+            self._live()
+        judged = {"metric": "validation_accuracy", "figure": 1 - 0.2 * far, "deviation": None}
+        return {**judged, "seconds": 1.0}
 
-    def _end(self, worker: int, event: Event) -> None:
-        self.ran.append(self._jobs[worker]["keys"])
-        self._events.append((worker, event))
-
-    def wait(self) -> Iterator[tuple[int, Event]]:
+    def _live(self) -> None:
         self._left -= 1
         if self._left < 0:
             raise KilledError
-        yield self._events.popleft()
 
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing, which takes most of the time."""
-    for name in ("draw_shares", "draw_lines"):
-        monkeypatch.setattr(results, name, lambda *_: None)
     monkeypatch.setattr(results, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
@@ -203,11 +213,10 @@ def in_(folder: Path) -> dict[str, Any]:
     return found
 
 
-def swept(out: Path, trials: int = 20, crew: Workers | None = None, **more: Any) -> dict[str, Any]:
+def swept(out: Path, trials: int = 20, crew: Crew | None = None, **more: Any) -> dict[str, Any]:
     """A sweep of made-up trials: what is in sweep.json."""
-    keys = {**BASE, "out": str(out)}
-    workers: Callable[[Path], Workers] = lambda folder: crew or Crew()  # noqa: E731
-    return in_(sweep(2, keys, SEARCH, trials, workers, **more))
+    with patch.object(sweeping, "_side_by_side", (crew or Crew()).side_by_side):
+        return in_(sweep(2, {**BASE, "out": str(out)}, SEARCH, trials, **more))
 
 
 def test_the_best_is_found_and_what_falls_behind_is_stopped(folder: Path) -> None:
@@ -291,10 +300,10 @@ def test_another_sweep_does_not_go_on_in_its_folder(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("plain")
 def test_two_do_not_sweep_in_one_folder(tmp_path: Path) -> None:
     class Meanwhile(Crew):
-        def __enter__(self) -> Self:
+        def side_by_side(self, *arguments: Any) -> None:
             with pytest.raises(ConfigError, match="Another run uses"):
                 swept(tmp_path / "out", 3)
-            return self
+            super().side_by_side(*arguments)
 
     swept(tmp_path / "out", 3, Meanwhile())
 
@@ -304,39 +313,16 @@ def test_without_out_the_same_sweep_finds_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folders = [sweep(2, {**BASE, "seed": n}, SEARCH, 2, lambda _: Crew()) for n in (0, 0, 1)]
+    with patch.object(sweeping, "_side_by_side", Crew().side_by_side):
+        folders = [sweep(2, {**BASE, "seed": n}, SEARCH, 2) for n in (0, 0, 1)]
     assert folders[0] == folders[1] != folders[2]
     assert folders[0].parent == tmp_path / "runs" and "split-nn" in folders[0].name
 
 
-def test_a_second_objective_gives_a_pareto_front_and_stops_nothing(tmp_path: Path) -> None:
-    found = swept(tmp_path / "out", 20, second="bytes")
-    finished = [each for each in found["trials"] if each["state"] == "finished"]
-    assert "stopped" not in {each["state"] for each in found["trials"]}
-    for each in finished:
-        beaten = any(
-            other["figure"] >= each["figure"]
-            and other["second"] <= each["second"]
-            and (other["figure"], other["second"]) != (each["figure"], each["second"])
-            for other in finished
-        )
-        assert (each["number"] in found["frontier"]) == (not beaten)
-    assert len(found["frontier"]) > 1
-    assert (tmp_path / "out" / "pareto.png").stat().st_size > 5000
-    page = Page(report([tmp_path / "out"]))
-    front = page.points("validation accuracy against megabytes, up and down")
-    assert max(map(len, front)) == len(found["frontier"])
-    listed = page.table("trial", "party-lr")
-    on_front = {number for number, row in listed.items() if row["Pareto"] == "front"}
-    assert on_front <= {str(number) for number in found["frontier"]} and on_front
-
-
 def test_if_all_fail_the_last_sentence_is_told(tmp_path: Path) -> None:
     class Failing(Crew):
-        def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-            assert isinstance(message, dict)
-            self._jobs[worker] = message
-            self._end(worker, {"ended": "failed", "failure": "It grew."})
+        def outcome(self, *arguments: Any) -> dict[str, Any]:
+            return {"failure": "It grew."}
 
     with pytest.raises(VflError, match=r"come to its end\. The last one: It grew"):
         swept(tmp_path / "out", 3, Failing())
@@ -387,12 +373,11 @@ def test_the_page_shows_trials_importance_and_the_line(folder: Path) -> None:
     best = results.best(found)
     assert next(iter(page.table("trial", "party-lr"))) == str(best["number"])
     assert page.points("validation accuracy by trial")
-    assert (folder / "importance.png").stat().st_size > 3000
 
 
 def test_nothing_from_a_sweep_s_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> None:
-    trial = dict.fromkeys(("number", "state", "figure", "second", "failure"), HOSTILE)
-    hostile = dict.fromkeys(("metric", "second", "line", "frontier"), HOSTILE)
+    trial = dict.fromkeys(("number", "state", "figure", "failure"), HOSTILE)
+    hostile = dict.fromkeys(("metric", "line"), HOSTILE)
     other = {"keys": {HOSTILE: HOSTILE}, "number": 1, "figure": 0.5, "state": "finished"}
     more: dict[str, Any] = {"keys": {"strategy": HOSTILE}, "importance": {HOSTILE: HOSTILE}}
     for trials in ([], [HOSTILE], [trial, other]):
@@ -404,10 +389,16 @@ def test_nothing_from_a_sweep_s_file_becomes_part_of_the_page_s_code(tmp_path: P
 # --- trials -------------------------------------------------------------------------------------
 
 
-def job(tmp_path: Path, **more: Any) -> dict[str, Any]:
-    keys = {**BASE, "epochs": 3, "window": 8, **more.pop("keys", {})}
-    about = {"parties": 2, "node_configs": [], "seeds": 1, "second": ""}
-    return {**about, "keys": keys, "folder": str(tmp_path / "trials" / "7"), **more}
+def tried(
+    tmp_path: Path,
+    report: Callable[[float, int], bool],
+    seeds: int = 1,
+    keys: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run one real trial."""
+    about: dict[str, Any] = {"parties": 2, "node_configs": [], "seeds": seeds}
+    own = {**BASE, "epochs": 3, "window": 8, **(keys or {})}
+    return run_trial(about, own, tmp_path / "trials" / "7", report)
 
 
 @pytest.fixture
@@ -419,60 +410,61 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_a_trial_tells_of_evaluations_and_leaves_its_files_to_who_sweeps(
-    tmp_path: Path, places: Path
-) -> None:
-    told: list[Event] = []
-    event = run_trial(job(tmp_path, second="bytes"), lambda each: told.append(each) or False)  # type: ignore[func-returns-value]
-    history = [json.loads(line) for line in event["files"]["history.jsonl"].splitlines()]
-    summary = json.loads(event["files"]["summary.json"])
-    assert [each["evaluated"] for each in told] == [1, 2, 3]
-    assert [each["figure"] for each in told] == [e[chosen_by(e)] for e in history]
-    assert event["ended"] == "finished" and event["metric"].startswith("validation_")
-    assert event["second"] == summary["bytes_up"] + summary["bytes_down"]
-    assert summary["config"]["out"] == str(tmp_path / "trials" / "7")
+def test_a_trial_tells_of_evaluations_and_leaves_its_files(tmp_path: Path, places: Path) -> None:
+    told: list[tuple[int, float]] = []
+    outcome = tried(tmp_path, lambda figure, at: bool(told.append((at, figure))))  # type: ignore[func-returns-value]
+    own = tmp_path / "trials" / "7"
+    history = [json.loads(line) for line in (own / "history.jsonl").read_text().splitlines()]
+    summary = json.loads((own / "summary.json").read_text())
+    assert told == [(n, entry[chosen_by(entry)]) for n, entry in enumerate(history, 1)]
+    assert len(told) == 3 and outcome["metric"].startswith("validation_")
+    assert summary["config"]["out"] == str(own) and len(list(own.iterdir())) == 2
     assert not list(places.glob("vfl-sweep-*"))
 
 
 def test_a_trial_that_is_stopped_learns_no_more_and_leaves_nothing(
     tmp_path: Path, places: Path
 ) -> None:
-    told: list[Event] = []
+    told: list[int] = []
 
-    def tell(event: Event) -> bool:
-        told.append(event)
+    def report(figure: float, evaluation: int) -> bool:
+        told.append(evaluation)
         assert list(places.glob("vfl-sweep-*"))
-        return len(told) == 2
+        return evaluation == 2
 
-    assert run_trial(job(tmp_path, seeds=2), tell) == {"ended": "stopped"}
-    assert len(told) == 2 and not list(places.glob("vfl-sweep-*"))
+    assert tried(tmp_path, report, seeds=2) == {}
+    assert told == [1, 2] and not list(places.glob("vfl-sweep-*"))
+    assert not (tmp_path / "trials").exists()
 
 
 @pytest.mark.nightly
 def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Path) -> None:
-    told: list[Event] = []
-    event = run_trial(job(tmp_path, seeds=3), lambda each: told.append(each) or False)  # type: ignore[func-returns-value]
-    assert [each["evaluated"] for each in told] == [1, 2, 3]
-    of_seeds = [
-        json.loads(event["files"][f"seed-{seed}/history.jsonl"].splitlines()[-1])
-        for seed in range(3)
-    ]
-    mean = sum(each["validation_accuracy"] for each in of_seeds) / 3
-    history = json.loads(event["files"]["history.jsonl"].splitlines()[-1])
-    assert history["validation_accuracy"] == pytest.approx(mean)
-    assert event["metric"] == chosen_by(history)
+    told: list[int] = []
+    outcome = tried(tmp_path, lambda _, at: bool(told.append(at)), seeds=3)  # type: ignore[func-returns-value]
+    assert told == [1, 2, 3]
+
+    def last(folder: Path) -> Any:
+        return json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
+
+    own = tmp_path / "trials" / "7"
+    mean = sum(last(own / f"seed-{seed}")["validation_accuracy"] for seed in range(3)) / 3
+    assert last(own)["validation_accuracy"] == pytest.approx(mean)
+    assert outcome["metric"] == chosen_by(last(own))
 
 
 def test_without_validation_rows_test_rows_do_not_choose(tmp_path: Path) -> None:
-    event = run_trial(job(tmp_path, keys=ALL_ROWS), lambda _: False)
-    assert event["ended"] == "impossible" and "Set validation-fraction" in event["failure"]
+    with pytest.raises(VflError, match="Set validation-fraction"):
+        tried(tmp_path, lambda *_: False, keys=ALL_ROWS)
 
-    class Real(Crew):
-        def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-            self._events.append((worker, event))
 
+@pytest.mark.nightly
+def test_a_sweep_that_cannot_be_judged_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "_check_ranked", lambda _: None)  # as with files
+    keys = {**BASE, **ALL_ROWS, "out": str(tmp_path / "out")}
     with pytest.raises(ConfigError, match="test rows must not choose"):
-        swept(tmp_path / "out", 3, Real())
+        sweep(2, keys, SEARCH, 30, jobs=1)
 
 
 @pytest.mark.parametrize(
@@ -489,38 +481,10 @@ def test_auc_chooses_before_accuracy_and_that_before_r2(
     assert chosen_by({**figures, "test_auc": 1.0}) == key
 
 
-def test_what_cannot_be_spent_is_no_second_objective(tmp_path: Path) -> None:
-    event = run_trial(job(tmp_path, second="epsilon"), lambda _: False)
-    assert event["ended"] == "impossible" and "these runs have no epsilon" in event["failure"]
-
-
 def test_a_trial_that_fails_says_why(tmp_path: Path, places: Path) -> None:
-    event = run_trial(job(tmp_path, keys={"party-lr": 1e9, "server-lr": 1e9}), lambda _: False)
-    assert event["ended"] == "failed" and "Lower the learning rates" in event["failure"]
+    outcome = tried(tmp_path, lambda *_: False, keys={"party-lr": 1e9, "server-lr": 1e9})
+    assert "Lower the learning rates" in outcome["failure"]
     assert not list(places.glob("vfl-sweep-*"))
-
-
-def test_a_stepper_waits_for_answers(tmp_path: Path) -> None:
-    stepper = Stepper()
-    assert stepper.send(job(tmp_path))["evaluated"] == 1
-    assert stepper.send(False)["evaluated"] == 2
-    assert stepper.send(True) == {"ended": "stopped"}
-    assert stepper.send(job(tmp_path))["evaluated"] == 1
-    assert stepper.send(True) == {"ended": "stopped"}
-    with pytest.raises(KeyError):
-        stepper.send({})  # an error is not lost in its thread
-
-
-class InHere(Crew):
-    """One worker, in this process."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self._log, self._stepper = log, Stepper()
-
-    def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        self._log += ["trial"] * isinstance(message, dict)
-        self._events.append((worker, self._stepper.send(message)))
 
 
 @pytest.mark.usefixtures("plain")
@@ -535,83 +499,41 @@ def test_files_are_aligned_once_and_before_all_trials(
         times.append("aligned")
         return before(*words, **named)
 
+    def counted(*words: Any) -> Any:
+        times.append("trial")
+        return run_trial(*words)
+
+    def here(study: Study, job: Mapping[str, Any], *_: Any) -> None:
+        run_trials(job)
+
     monkeypatch.setattr(reuse, "align", align)
+    monkeypatch.setattr(trial, "run_trial", counted)
+    monkeypatch.setattr(sweeping, "_side_by_side", here)
     keys = {"strategy": "split-nn", "epochs": 1, "validation-fraction": 0.2}
     keys |= {**organisations.keys, "out": str(tmp_path / "out")}
     nodes = organisations.node_configs
-    found = in_(sweep(2, keys, SEARCH, 3, lambda _: InHere(times), node_configs=nodes))
+    found = in_(sweep(2, keys, SEARCH, 3, node_configs=nodes))
     assert [each["state"] for each in found["trials"]] == ["finished"] * 3
     assert times == ["aligned", "trial", "trial", "trial"]
     words = shlex.split(found["line"])
     assert [pairs([each], "--node-config") for each in words[5::2]] == nodes
 
 
-# --- processes and actors -----------------------------------------------------------------------
-
-
-def anew(statement: str) -> subprocess.CompletedProcess[str]:
-    """Run a statement in a new process: Ray keeps the way it authenticates for a process's life."""
-    code = f"from pathlib import Path; from tests import test_sweep as tests; {statement}"
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+# --- processes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_trials_run_side_by_side_elsewhere(tmp_path: Path, engine: str) -> None:
-    done = anew(f"tests.trials_side_by_side(Path({str(tmp_path)!r}), {engine!r})")
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def trials_side_by_side(tmp_path: Path, engine: str) -> None:
-    def workers(folder: Path) -> Workers:
-        return Actors(2) if engine == "ray" else Processes(2, folder / "workers.log")
-
+def test_trials_run_side_by_side_in_processes(tmp_path: Path) -> None:
     keys = {**BASE, "epochs": 4, "out": str(tmp_path / "out")}
     before = signal.getsignal(signal.SIGTERM)
-    folder = sweep(2, keys, SEARCH, 8, workers, seeds=2)
-    found = json.loads((folder / "sweep.json").read_text())
+    folder = sweep(2, keys, SEARCH, 8, seeds=2, jobs=2)
+    found = in_(folder)
     assert [each["number"] for each in found["trials"]] == list(range(8))
     for each in found["trials"]:
         assert (folder / "trials" / str(each["number"]) / "seed-1").exists() == (
             each["state"] == "finished"
         )
     assert signal.getsignal(signal.SIGTERM) == before
-    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
-
-
-@pytest.mark.nightly
-def test_others_do_not_use_the_ray_that_a_sweep_starts() -> None:
-    done = anew("tests.others_and_the_ray_of_a_sweep()")
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.nightly
-def test_a_sweep_where_ray_was_loaded_without_a_token_is_refused_in_a_sentence() -> None:
-    done = anew("import ray; tests.Actors(1).__enter__()")
-    assert (
-        done.stderr.strip()
-        .splitlines()[-1]
-        .endswith(
-            "Ray was loaded in this process without a token, so other users could use the "
-            "sweep's Ray. Start the sweep in a new process, by `vfl sweep`."
-        )
-    )
-
-
-def others_and_the_ray_of_a_sweep() -> None:
-    with Actors(1):
-        import ray
-
-        address = ray.get_runtime_context().gcs_address
-        said = f"import ray; ray.init(address={address!r}); print(ray.cluster_resources())"
-        own = dict(os.environ)
-        others = {key: value for key, value in own.items() if not key.startswith("RAY_AUTH")}
-        codes = [
-            subprocess.run([sys.executable, "-c", said], env=each, capture_output=True).returncode
-            for each in (own, others)
-        ]
-    assert codes == [0, 1]
 
 
 @pytest.mark.nightly
@@ -650,9 +572,7 @@ def until(true: Callable[[], bool]) -> None:
 def test_a_script_without_a_main_guard_can_sweep(tmp_path: Path) -> None:
     script, keys = tmp_path / "script.py", {**BASE, "epochs": 1, "out": str(tmp_path / "out")}
     script.write_text(
-        "from vfl_flower.tools.sweep import sweep\n"
-        "from vfl_flower.tools.sweep.workers import workers_on\n"
-        f"sweep(2, {keys!r}, {SEARCH!r}, 2, workers_on('local', 1))\n"
+        f"from vfl_flower.tools.sweep import sweep\nsweep(2, {keys!r}, {SEARCH!r}, 2, jobs=1)\n"
     )
     subprocess.run([sys.executable, str(script)], check=True)
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]) == 2
@@ -666,7 +586,7 @@ def test_a_process_that_ends_by_itself_is_one_sentence(
     (tmp_path / "ends.py").write_text("import os\nos._exit(3)\n")
     keys = {**BASE, "observer": f"{tmp_path / 'ends.py'}:Any", "out": str(tmp_path / "out")}
     with pytest.raises(VflError, match=r"has ended by itself.*workers\.log, lower --jobs"):
-        sweep(2, keys, SEARCH, 3, lambda folder: Processes(1, folder / "workers.log"))
+        sweep(2, keys, SEARCH, 3, jobs=1)
 
 
 def test_every_key_that_cannot_be_searched_is_a_key() -> None:

@@ -13,17 +13,15 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from tests.test_report import Page
 from tests.test_sweep import Crew, KilledError, swept
 from vfl_attacks.canary import _bound
-from vfl_flower.label_holder import results as folders
-from vfl_flower.label_holder.figures import headline
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.privacy.together import Claim, in_words, of_several, together
-from vfl_flower.tools import seeds
-from vfl_flower.tools.report import report
+from vfl_flower.results.figures import headline
+from vfl_flower.results.report import report
 from vfl_flower.tools.seeds import mean, repeated
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.results import table
 from vfl_flower.tools.sweep.study import Study
-from vfl_flower.tools.sweep.trial import Event, run_trial
+from vfl_flower.tools.sweep.trial import run_trial
 
 DELTA = 1e-5
 QUICK: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "window": 8}
@@ -109,15 +107,8 @@ def test_a_summary_that_claims_nothing_is_in_no_sum(summary: dict[str, Any]) -> 
 # --- what is printed ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no curves, which takes half of the time."""
-    monkeypatch.setattr(folders, "draw_curves", lambda *_: None)
-    monkeypatch.setattr(seeds, "draw_curves", lambda *_: None)
-
-
 @pytest.mark.nightly
-def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path, quick: None) -> None:
+def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     keys = {**QUICK, "strategy": "dpzv", "delta": DELTA}
     runs = repeated(run_local, 2, keys, (), 3, tmp_path / "out")
     each = [Finished(runs.folder / f"seed-{seed}").summary for seed in range(3)]
@@ -137,7 +128,7 @@ def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path, quick: None) -> Non
 
 
 def test_seeds_of_noise_on_labels_print_what_one_run_prints(
-    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     keys = {**QUICK, "privacy": "labels", "epsilon": 1.0}
@@ -148,13 +139,11 @@ def test_seeds_of_noise_on_labels_print_what_one_run_prints(
 def test_a_sweep_prints_the_epsilon_of_all_trials_those_stopped_included(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("draw_shares", "draw_lines"):
-        monkeypatch.setattr(results, name, lambda *_: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
     class Spending(Crew):
-        def _end(self, worker: int, event: Event) -> None:
-            super()._end(worker, {**event, "claims": [claim(1.0).as_json()] * 2})
+        def outcome(self, *arguments: Any) -> dict[str, Any]:
+            return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()] * 2}
 
     found = swept(tmp_path / "out", 12, Spending())
     ended = {each["state"] for each in found["trials"]}
@@ -174,8 +163,8 @@ def test_a_trial_that_was_cut_short_counts_again(
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
     class Spending(Crew):
-        def _end(self, worker: int, event: Event) -> None:
-            super()._end(worker, {**event, "claims": [claim(1.0).as_json()]})
+        def outcome(self, *arguments: Any) -> dict[str, Any]:
+            return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()]}
 
     with pytest.raises(KilledError):
         swept(tmp_path / "out", 3, Spending(dies_after=4))  # in the first trial
@@ -186,12 +175,14 @@ def test_a_trial_that_was_cut_short_counts_again(
 def test_a_trial_tells_what_its_runs_have_spent_also_if_it_is_stopped(tmp_path: Path) -> None:
     noise = {"privacy": "perturbed-embedding", "embedding-noise": 50.0}
     keys = {**QUICK, "strategy": "vafl", "epochs": 2, "validation-fraction": 0.2, **noise}
-    job = {"parties": 2, "keys": keys, "node_configs": [], "seeds": 1, "second": ""}
-    job |= {"folder": str(tmp_path / "trial")}
-    stopped, finished = run_trial(job, lambda _: True), run_trial(job, lambda _: False)
-    assert (stopped["ended"], finished["ended"]) == ("stopped", "finished")
+    about: dict[str, Any] = {"parties": 2, "node_configs": [], "seeds": 1}
+    stopped, finished = (
+        run_trial(about, keys, tmp_path / "trial", lambda *_, stop=stop: stop)
+        for stop in (True, False)
+    )
+    assert "figure" not in stopped and "figure" in finished
     claims = [Claim(**each["claims"][0]) for each in (stopped, finished)]
-    summary = json.loads(finished["files"]["summary.json"])
+    summary = json.loads((tmp_path / "trial" / "summary.json").read_text())
     assert claims[1] == Claim.of(summary) and claims[1].epsilon == summary["epsilon"]
     assert 0 < claims[0].epsilon < claims[1].epsilon
     assert "2 runs together" in in_words(together(claims)[0])

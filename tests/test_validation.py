@@ -44,7 +44,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.split import divide, split
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.metrics import Metrics
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import session as between
@@ -59,11 +59,6 @@ Array = NDArray[Any]
 
 PARTIES, ROWS = 3, 420
 HELD_OUT, VALIDATION = 84, 50  # of them: 15 % of the 336 others
-
-
-@pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Context
@@ -40,11 +40,12 @@ from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.label_holder.coverage import coverage
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.results import Results, in_use, results_folder
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
+from vfl_flower.results.coverage import coverage
+from vfl_flower.results.summary import Summary
 from vfl_flower.tasks.inference.explain import explain
 from vfl_flower.tasks.inference.predict import predict
 from vfl_flower.tasks.inference.serving.serve import lasting
@@ -300,14 +301,14 @@ def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint)
 
 def summarise(
     config: RunConfig, transport: Transport, figures: Mapping[str, Any], failure: str | None
-) -> dict[str, Any]:
+) -> Summary:
     """Return the content of ``summary.json``: what ran, its results, and their cost.
 
     Parameters
     ----------
     figures : the strategy's part; empty if the parties did not agree.
     """
-    return {
+    summary = {
         "strategy": config.strategy,
         "engine": transport.engine,
         "transport": transport.medium,
@@ -319,3 +320,4 @@ def summarise(
         "versions": versions(),
         "code": code_digest(),
     }
+    return cast(Summary, summary)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.rows import Histories, History, Picture, value
-from vfl_flower.label_holder.charts import COLOURS, Line, chart, look
+from vfl_flower.results.charts import COLOURS, Line, chart, look
 
 
 def draw(histories: Histories, picture: Picture, path: Path) -> None:

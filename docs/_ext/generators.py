@@ -371,29 +371,6 @@ def _arrays(page: Path, archive: str, pattern: str) -> str:
     return _table(["Array", "Type", "Shape in an example"], rows) + "\n"
 
 
-def _summary(page: Path) -> str:
-    """Return every field of summary.json."""
-    from vfl_flower.label_holder.summary_fields import FIELDS
-
-    parts = []
-    for title, group in FIELDS.items():
-        rows = [[f"`{name}`", each.type, each.meaning] for name, each in group.items()]
-        parts += [f"### {title}", "", _table(["Field", "Type", "Meaning"], rows), ""]
-    return "\n".join(parts)
-
-
-def _history(page: Path) -> str:
-    """Return the fields of an entry of history.jsonl."""
-    from vfl_flower.label_holder.summary_fields import HISTORY, described
-
-    own = {"epoch": ("number", "Epochs done, on average over the parties.")}
-    rows = []
-    for name in HISTORY:
-        kind, meaning = own.get(name) or described()[name]
-        rows.append([f"`{name}`", kind, meaning])
-    return _table(["Field", "Type", "Meaning"], rows) + "\n"
-
-
 _GENERATORS: dict[str, Callable[..., str]] = {
     "contents": _contents,
     "listed": _listed,
@@ -405,6 +382,4 @@ _GENERATORS: dict[str, Callable[..., str]] = {
     "module": _module,
     "class": _class,
     "arrays": _arrays,
-    "summary": _summary,
-    "history": _history,
 }

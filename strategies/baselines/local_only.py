@@ -15,8 +15,8 @@ from strategies.baselines.frozen import Frozen
 from strategies.hooks import CentralEvaluation, RoundLimit
 from strategies.vertical import Vertical
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import main_metric
 from vfl_flower.label_holder.progress import Progress
+from vfl_flower.results.figures import main_metric
 from vfl_flower.transport.messages import Arrays
 
 

@@ -12,13 +12,7 @@ from flwr.app import Context, RecordDict
 
 from tests.organisations import ID, small, write
 from tests.party.nodes import KEYS, ROWS, Node, align
-from vfl_flower.label_holder import results
 from vfl_flower.party import session as between
-
-
-@pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 @pytest.fixture(autouse=True)

@@ -12,18 +12,13 @@ from strategies.callbacks import BestModel, EarlyStopping, EpochLog, callbacks_o
 from tests.conftest import ALL_ROWS
 from tests.strategy.parts import METRICS, SPENT, Heard, Parts
 from vfl_flower.config.errors import ConfigError, PartyError
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.metrics import Metrics
 from vfl_flower.launch.engines import Finished, run_local
 
 KEYS = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 6, "window": 5, "strategy": "vafl"}
 KEYS |= {"party-lr": 0.2, "server-lr": 0.2}
-
-
-@pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
 
 
 def run(folder: Path, *callbacks: Callback, **keys: Any) -> Finished:

@@ -22,8 +22,8 @@ from vfl_flower.config.names import named
 from vfl_flower.data.memory import held, node_configs_of
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.figures import data_called, reached
 from vfl_flower.launch.engines import Finished, predict_local
+from vfl_flower.results.figures import data_called, reached
 
 Features = Sequence[Any] | Mapping[str, Any]
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from vfl_flower.config import logs
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import in_brief, in_notebook, reached, validated
+from vfl_flower.results.figures import in_brief, reached, validated
+from vfl_flower.results.terminal import in_notebook
 
 notice = logging.getLogger("flwr.notice")
 

@@ -1,4 +1,4 @@
-"""Results folder of a run: history.jsonl, summary.json, model card, curves.png and top.npz."""
+"""Results folder of a run: history.jsonl, summary.json, model card and top.npz."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vfl_flower.config.files import append, locked, make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.charts import draw_curves
-from vfl_flower.label_holder.figures import headline
-from vfl_flower.label_holder.model_card import write_card
 from vfl_flower.protocol.privacy.journal import has_events
+from vfl_flower.results.figures import headline
+from vfl_flower.results.model_card import write_card
+from vfl_flower.results.summary import Summary
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
@@ -65,8 +65,8 @@ class Results(Callback):
         else:
             append(self._file, _lines([entry]))
 
-    def finish(self, summary: dict[str, Any], top: Arrays) -> None:
-        """Write the summary, the curves, the top model's parameters, and a kept model's card."""
+    def finish(self, summary: Summary, top: Arrays) -> None:
+        """Write the summary, the top model's parameters, and a kept model's card."""
         if self._outdated:
             self._write_anew()
         if top:
@@ -74,14 +74,12 @@ class Results(Callback):
             with whole(self.folder / "top.npz") as file:
                 np.savez(file, **parameters)
         text = (json.dumps(summary, indent=2) + "\n").encode()
-        if summary["failure"] is not None:  # write first: an interrupted run has little time
-            write_whole(self.folder / "summary.json", text)
-        if len(self.history) > 1:
-            draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
-        if summary["failure"] is None:
-            if (self.folder / checkpoint.FILE).is_file() and "data" in summary:  # not of 0.2.0
-                write_card(self.folder, summary)
-            write_whole(self.folder / "summary.json", text)
+        finished = summary["failure"] is None
+        has_data = "data" in summary  # it lacks this if a checkpoint of 0.2.0 was resumed
+        if finished and has_data and (self.folder / checkpoint.FILE).is_file():
+            write_card(self.folder, summary)
+        write_whole(self.folder / "summary.json", text)
+        if finished:
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)
 

@@ -62,7 +62,7 @@ def _demo(engine: options.EngineName = "local") -> None:
     """
     from vfl_flower.label_holder.results import results_folder
     from vfl_flower.protocol.systems import resolve
-    from vfl_flower.tools.report import write_report
+    from vfl_flower.results.report import write_report
 
     folder = results_folder(resolve({}))
     _run(engine=engine, parties=4, out=str(folder))
@@ -88,9 +88,10 @@ def _run(
     from vfl_flower.config.plugins import ENGINES
     from vfl_flower.data.survey import surveyed
     from vfl_flower.label_holder import checkpoint, earlier_run
-    from vfl_flower.label_holder.figures import headline, wrapped
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.label_holder.results import results_folder
+    from vfl_flower.results.figures import headline
+    from vfl_flower.results.terminal import wrapped
     from vfl_flower.tools.seeds import repeated, table
 
     start = ENGINES.load(engine)
@@ -194,13 +195,13 @@ def _compare(
     seeds: options.Seeds = 1,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare systems and the baselines on one data set, in a table and two pictures.
+    """Compare systems and the baselines on one data set, in a table.
 
     RUN is a system, or in quotes a system and its own options. A title may
     precede them: "small steps: cascaded party-lr=0.01".
 
     All runs are in this process. The baselines frozen, local-only and
-    centralised stand beside the systems.
+    centralised stand beside the systems. `vfl report` draws the curves.
     """
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.tools.compare import compare, compared, table
@@ -227,8 +228,6 @@ def _sweep(
     parties: options.Parties = None,
     seeds: options.Seeds = 1,
     jobs: options.Jobs = 0,
-    engine: options.SweepEngine = "local",
-    second: options.Second = "",
     out: options.Out = "",
     quiet: options.Quiet = False,
 ) -> None:
@@ -240,16 +239,14 @@ def _sweep(
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.tools.sweep import sweep
     from vfl_flower.tools.sweep.results import table
-    from vfl_flower.tools.sweep.workers import workers_on
 
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     if "strategy" in keys:
         raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
     keys = {"strategy": system, **keys}
-    workers = workers_on(engine, jobs)
-    more: dict[str, Any] = {"node_configs": node_configs, "seeds": seeds, "second": second}
+    more: dict[str, Any] = {"node_configs": node_configs, "seeds": seeds, "jobs": jobs}
     with terminating(), shown(not quiet):
-        folder = sweep(number, keys, search, trials, workers, **more)
+        folder = sweep(number, keys, search, trials, **more)
     print(table(folder))
     print(f"results: {folder}")
 
@@ -297,8 +294,8 @@ def _audit(
     tries to refute it: the epsilon that it shows must not exceed the claim.
     """
     from vfl_attacks.audit import audit
-    from vfl_flower.tools.report.read import read
-    from vfl_flower.tools.report.sections import audits
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.sections import audits
 
     number, keys, _ = options.given(run_config, None, parties, out)
     options.name_system(keys, strategy)
@@ -320,7 +317,7 @@ def _report(
     delays by party, privacy, attacks and settings. It is one file that loads
     nothing, and it replaces an earlier report.
     """
-    from vfl_flower.tools.report import write_report
+    from vfl_flower.results.report import write_report
 
     print(f"report: {write_report([each.expanduser() for each in runs], out)}")
 
@@ -337,9 +334,9 @@ def _contribution(
     parties before it, on average over all orders. No party is asked for
     anything. RUN/contribution.json keeps the values for the report.
     """
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.subsets import worth
     from vfl_flower.tasks.inference.contribution import contribution
-    from vfl_flower.tools.report.read import read
-    from vfl_flower.tools.report.subsets import worth
 
     contribution(run.expanduser(), metric)
     if found := worth(read([run.expanduser()])):

@@ -1,4 +1,4 @@
-"""Compare systems and baselines on one data set, in one table and two pictures.
+"""Compare systems and baselines on one data set, in one table.
 
 A result needs baselines to be read. `frozen`: parties never learn. `local-only`: the best party
 works without the others. `centralised`: all columns are in one place. `intersection-only`, where
@@ -17,9 +17,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import pairs
-from vfl_flower.label_holder.charts import draw_curves, draw_frontier
 from vfl_flower.label_holder.earlier_run import check_noise, without_noise
-from vfl_flower.label_holder.figures import main_metric, wrapped
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free, results_folder
 from vfl_flower.launch.engines import Finished, run_local
@@ -27,8 +25,10 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.report.read import folder_of, number, read
-from vfl_flower.tools.report.sections import comparison, privacy
+from vfl_flower.results.figures import main_metric
+from vfl_flower.results.report.read import folder_of, number, read
+from vfl_flower.results.report.sections import comparison, privacy
+from vfl_flower.results.terminal import wrapped
 from vfl_flower.tools.seeds import mean, repeated
 
 _OF_SYSTEMS = (
@@ -50,8 +50,8 @@ def compare(
 
     Parameters
     ----------
-    common : options of all runs. ``out`` is the results folder: it gets a folder for each run,
-        ``compare.json``, ``curves.png`` and ``frontier.png``.
+    common : options of all runs. ``out`` is the results folder: it gets a folder for each run and
+        ``compare.json``.
     runs : the options of each run, ``strategy`` at least; and perhaps its ``title``.
     target : bytes are counted until the validation accuracy, or for regression R2, reaches it. Runs
         without validation rows count until the test figure does.
@@ -169,7 +169,7 @@ def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> None:
-    """Write ``compare.json`` and the pictures of the runs that have finished."""
+    """Write ``compare.json`` of the runs that have finished."""
     if not finished:
         return
     figures = {name: figures_of(run, target) for name, run in finished.items()}
@@ -178,13 +178,6 @@ def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> Non
             if each.get("epsilon_protects") == claim.protects:
                 each["epsilon_of_all_runs"], each["delta_of_all_runs"] = claim.epsilon, claim.delta
     write_whole(folder / "compare.json", (json.dumps(figures, indent=2) + "\n").encode())
-    levels = {name: each[main_metric(each)] for name, each in figures.items()}
-    everything = {name: run.history for name, run in finished.items()}
-    systems = {
-        k: each for k, each in everything.items() if figures[k]["strategy"] not in baselines()
-    }
-    draw_curves(systems, folder / "curves.png", levels)
-    draw_frontier(everything, folder / "frontier.png", target)
 
 
 def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:

@@ -24,8 +24,8 @@ from vfl_flower.config.node_rules import RULES, Rule
 from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, Key
-from vfl_flower.label_holder.figures import console_of, on_terminal
 from vfl_flower.protocol.system import BY_ROWS, System, load_system
+from vfl_flower.results.terminal import console_of, on_terminal
 
 WIDTH = 80
 _COLUMN = 25  # of names

@@ -99,16 +99,6 @@ Jobs = Annotated[
         min=0, metavar="N", show_default=False, help="Trials at a time. Default: one per core."
     ),
 ]
-SweepEngine = Annotated[
-    str,
-    typer.Option(metavar="ENGINE", help="local: in processes; ray: on RAY_ADDRESS, or here."),
-]
-Second = Annotated[
-    str,
-    typer.Option(
-        metavar="FIGURE", help="Also minimise bytes, exchanges, epsilon or virtual-seconds."
-    ),
-]
 Known = Annotated[
     int, typer.Option(metavar="N", help="Labelled rows per class that some attackers know.")
 ]
@@ -255,8 +245,8 @@ vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
 SWEEP_EXAMPLES = _examples("""
 # the parties' learning rate and the window of split learning, 40 trials
 vfl sweep split-nn --search "party-lr=1e-3..1:log window=1|8|64"
-# accuracy beside bytes: a Pareto front
-vfl sweep ef-vfl --search "keep=0.01..1:log" --second bytes --seeds 3
+# the share of numbers that a message keeps; the mean of three seeds counts
+vfl sweep ef-vfl --search "keep=0.01..1:log" --seeds 3
 """)
 
 AUDIT_EXAMPLES = _examples("""

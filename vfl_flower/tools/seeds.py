@@ -18,15 +18,13 @@ import numpy as np
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
-from vfl_flower.label_holder.charts import draw_curves
 from vfl_flower.label_holder.earlier_run import configured
-from vfl_flower.label_holder.figures import main_metric
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
-from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.sections import comparison
+from vfl_flower.results.report.read import read
+from vfl_flower.results.report.sections import comparison
 
 _NAMES = ("party", "best_party")  # numbers that are names
 _OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures of all runs together
@@ -86,7 +84,7 @@ def table(folder: Path) -> str:
 
 
 def _write(folder: Path, finished: Sequence[Finished]) -> None:
-    """Write the summary, history and curves of runs that differ in their seeds."""
+    """Write the summary and history of runs that differ in their seeds."""
     summaries = [each.summary for each in finished]
     summary = _of_all(summaries) | {
         "seed": summaries[0]["seed"],
@@ -102,9 +100,6 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
     history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
     lines = "".join(json.dumps(entry) + "\n" for entry in history)
     write_whole(folder / "history.jsonl", lines.encode())
-    if len(history) > 1:
-        level = {summary["strategy"]: summary[main_metric(summary)]}
-        draw_curves({summary["strategy"]: history}, folder / "curves.png", level)
     write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from vfl_flower.config import names
 from vfl_flower.config.files import whole, write_whole
-from vfl_flower.label_holder.charts import COLOURS
+from vfl_flower.results.charts import COLOURS
 
 FILE = "explanation.json"
 PICTURE = "explanation.png"

@@ -28,13 +28,13 @@ from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.coverage import coverage
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal, refused, second_count
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.results.coverage import coverage
 from vfl_flower.tasks.inference.predictions import (
     frame_of,
     in_words,

@@ -41,7 +41,7 @@ def doctor(
     was checked, its result, and what to do. The exit code is 0 if all is well,
     and 1 after a warning or a problem. Nothing is changed.
     """
-    from vfl_flower.label_holder.figures import tabulated
+    from vfl_flower.results.terminal import tabulated
     from vfl_flower.tools.doctor.examine import examine, in_words
     from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, printable
     from vfl_flower.tools.doctor.machine import description

@@ -1,36 +1,44 @@
 """Sweeps: try configurations side by side, and choose one by validation rows.
 
-`search` reads the ranges, `study` chooses the next trial, `workers` run trials, `trial` is one of
-them, and `results` writes what was found.
+`search` reads the ranges, `study` chooses the next trial, `trial` is a process that runs trials,
+and `results` writes what was found.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from vfl_flower.config.errors import ConfigError, VflError, unknown
-from vfl_flower.config.files import make_folder, write_whole
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import opened_to_append
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder.figures import NO_VALIDATION, SECOND, VALIDATED
 from vfl_flower.label_holder.progress import clock, say
 from vfl_flower.label_holder.results import in_use
+from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.launch.engines import prepare, run_local
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import FEW, sized
+from vfl_flower.results.figures import NO_VALIDATION, VALIDATED
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
 from vfl_flower.tools.sweep.study import Study
-from vfl_flower.tools.sweep.workers import Workers
+from vfl_flower.tools.sweep.trial import IMPOSSIBLE
 
 _WARM_UP = 0.25  # of a trial's evaluations, before which it is not stopped
+_LOOK = 0.2  # seconds between two looks at the processes
+_TERM_SECONDS = 30.0
 
 
 def sweep(
@@ -38,11 +46,10 @@ def sweep(
     keys: Mapping[str, Any],
     search: Sequence[str],
     trials: int,
-    workers: Callable[[Path], Workers],
     *,
     node_configs: Sequence[Mapping[str, Any]] = (),
     seeds: int = 1,
-    second: str = "",
+    jobs: int = 0,
 ) -> Path:
     """Try configurations up to a number of trials, including an earlier call's.
 
@@ -51,8 +58,7 @@ def sweep(
     keys : options of all trials, ``strategy`` at least. ``out`` is the results folder. By default,
         it is a folder below runs/ whose name follows from the sweep.
     search : texts of ``--search``.
-    workers : from the results folder to the workers.
-    second : a figure to minimise besides, one of `SECOND`.
+    jobs : processes that run trials side by side; 0 for one per core.
 
     Returns
     -------
@@ -63,34 +69,36 @@ def sweep(
     ConfigError
         If the sweep cannot work, before anything runs; or if there are no validation rows.
     VflError
-        If all trials fail, or a worker ends by itself.
+        If all trials fail, or a process of trials ends by itself.
     """
     shared = {key: value for key, value in keys.items() if key != "out"}
     searched = search_of(search, shared)
-    config = _check(parties, shared, searched, node_configs, second)
+    config = _check(parties, shared, searched, node_configs)
     about = {
         "parties": parties,
         "keys": shared,
-        "search": [repr(each) for each in searched],
+        "search": list(search),
         "node_configs": [dict(each) for each in node_configs],
         "seeds": seeds,
-        "second": second,
     }
     folder = _folder(str(keys.get("out", "")), about)
     rows = FEW if config.data.own_data else len(load_labels(config).train)  # else not known yet
     epochs = sized(config.with_values({"warm-up": 0.0}), rows).training.epochs
-    evaluations = epochs / config.running.eval_every
-    with in_use(folder, "sweep.lock"):
-        seed = config.training.seed
-        study = Study(folder, about, searched, bool(second), seed, int(_WARM_UP * evaluations))
+    warm_up = int(_WARM_UP * epochs / config.running.eval_every)
+    job = {"folder": str(folder), "about": about, "trials": trials, "warm_up": warm_up}
+    job["seed"] = config.training.seed
+    with in_use(folder, "sweep.lock"), opened_to_append(folder / "workers.log") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)  # processes hold it too: wait for an earlier call's
+        study = Study(folder, searched, config.training.seed, warm_up)
+        study.take_up(about)
         try:
-            if study.following(trials) is not None:
+            if left := study.left(trials):
                 if config.data.apart:  # align once: the trials use the alignment again
                     with tempfile.TemporaryDirectory() as place:
                         align = {**shared, "task": "align", "out": str(Path(place, "run"))}
                         run_local(parties, align, node_configs=node_configs)
-                with workers(folder) as crew:
-                    _try(study, crew, folder, about, trials)
+                number = min(left, jobs or len(os.sched_getaffinity(0)))
+                _side_by_side(study, job, number, log)
         finally:
             if study.metric:
                 results.write(folder, study, about)
@@ -105,11 +113,8 @@ def _check(
     keys: Mapping[str, Any],
     searched: Sequence[Range | Choice],
     node_configs: Sequence[Mapping[str, Any]],
-    second: str,
 ) -> RunConfig:
     """Check a sweep before anything runs; return the configuration of one trial."""
-    if second and second not in SECOND:
-        raise unknown("--second", second, list(SECOND))
     found: list[RunConfig] = []
     for end in (0, 1):
         own = {each.key: each.ends[end] for each in searched}
@@ -123,8 +128,6 @@ def _check(
     config = found[0]
     if config.task != "train" or config.model or config.running.resume:
         raise ConfigError("A sweep trains every trial anew: leave task, model and resume out.")
-    if second == "virtual-seconds" and config.schedule.delay == "none":
-        raise ConfigError("--second virtual-seconds: there are none without delays; set delay.")
     return config
 
 
@@ -150,29 +153,60 @@ def _folder(out: str, about: Mapping[str, Any]) -> Path:
     return Path("runs", f"sweep-{system}-{digest}").absolute()
 
 
-def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], most: int) -> None:
-    """Run trials up to a number, and tell the study how they end."""
-    idle = list(range(crew.number))
-    running: dict[int, int] = {}  # worker -> number of its trial
-    began, before = time.monotonic(), len(study.tried)
-    while True:
-        while idle and (following := study.next(most)):
-            number, own = following
-            running[worker := idle.pop()] = number
-            to = str(folder / "trials" / str(number))
-            crew.send(worker, {**about, "keys": of_trial(about["keys"], own), "folder": to})
-        if not running:
-            return
-        for worker, event in crew.wait():
-            number = running[worker]
-            if "evaluated" in event:
-                stop = study.evaluated(number, event["evaluated"], event["figure"])
-                crew.send(worker, stop)
-                continue
-            _take(study, number, event, folder)
-            del running[worker]
-            idle.append(worker)
-            say(partial(_words, study, most, before, time.monotonic() - began))
+def _side_by_side(study: Study, job: Mapping[str, Any], jobs: int, log: BinaryIO) -> None:
+    """Run trials in processes with one thread each, and show how far they are.
+
+    Parameters
+    ----------
+    log : the file workers.log, for what the processes print.
+
+    Raises
+    ------
+    ConfigError
+        If no trial can be judged.
+    VflError
+        If a process has ended by itself.
+    """
+    began, before, shown = time.monotonic(), len(study.tried), -1
+    with ending_with_this_process() as mark:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "vfl_flower.tools.sweep.trial"],
+                env={**os.environ, **mark, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the sweep
+            )
+            for _ in range(jobs)
+        ]
+        try:
+            for process in processes:
+                assert process.stdin
+                with suppress(BrokenPipeError), process.stdin as job_file:
+                    job_file.write(json.dumps(job).encode())
+            while None in (codes := {process.poll() for process in processes}):
+                if codes - {0, None}:
+                    break
+                if len(study.tried) != shown:
+                    shown = len(study.tried)
+                    say(partial(_words, study, job["trials"], before, time.monotonic() - began))
+                time.sleep(_LOOK)
+            if IMPOSSIBLE in codes:
+                raise ConfigError(next(each.failure for each in study.tried[::-1] if each.failure))
+            if codes - {0, None}:
+                raise VflError(
+                    "A process of trials has ended by itself, perhaps for want of memory: see "
+                    f"{job['folder']}/workers.log, lower --jobs, and give the same command again."
+                )
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_TERM_SECONDS)
+                process.kill()
+                process.wait()
 
 
 def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
@@ -189,14 +223,3 @@ def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
         said.append(f"best {VALIDATED[study.metric]} {best.figure:.4f} (trial {best.number})")
     left = seconds * (most - len(tried)) / max(1, len(tried) - before)
     return [*said, f"about {clock(left)} left"]
-
-
-def _take(study: Study, number: int, event: Mapping[str, Any], folder: Path) -> None:
-    """Write the files of a trial, and then tell the study how it ended."""
-    if event["ended"] == "impossible":
-        raise ConfigError(event["failure"])
-    for name, text in event.get("files", {}).items():
-        path = folder / "trials" / str(number) / name
-        make_folder(path.parent)
-        write_whole(path, text.encode())
-    study.ended(number, event)

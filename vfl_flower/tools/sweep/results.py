@@ -1,4 +1,4 @@
-"""Write what a sweep found: sweep.json, a page and pictures; and the line to paste."""
+"""Write what a sweep found: sweep.json and a page; and the line to paste."""
 
 from __future__ import annotations
 
@@ -10,33 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
-from vfl_flower.label_holder.charts import draw_lines, draw_shares
-from vfl_flower.label_holder.figures import SECOND, VALIDATED, wrapped
-from vfl_flower.tools.report import write_report
-from vfl_flower.tools.report.sweep import FILE, Swept
+from vfl_flower.results.report import write_report
+from vfl_flower.results.report.sweep import FILE, Swept
+from vfl_flower.results.terminal import wrapped
 from vfl_flower.tools.sweep.search import of_trial
 from vfl_flower.tools.sweep.study import Study
 
 
 def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
-    """Write ``sweep.json``, ``report.html`` and the pictures."""
+    """Write ``sweep.json`` and ``report.html``."""
     found = {
         **about,
         "metric": study.metric,
         "importance": study.importance(),
-        "frontier": study.frontier(),
         "together": [each.as_json() for each in study.together()],
         "trials": [asdict(each) for each in study.tried],
     }
     found["best"] = best(found)["number"]
     found["line"] = line(found)
     write_whole(folder / FILE, (json.dumps(found, indent=2) + "\n").encode())
-    label = f"share of the variance of {VALIDATED[study.metric]}"
-    if found["importance"]:
-        draw_shares(found["importance"], label, folder / "importance.png")
-    if about["second"]:
-        lines, words = Swept(found).front_lines(), SECOND[about["second"]][1]
-        draw_lines(lines, words, VALIDATED[study.metric], folder / "pareto.png")
     write_report([folder])
 
 

@@ -1,30 +1,37 @@
 """A trial of a sweep: one configuration, run in this process and stopped if it falls behind.
 
-A trial says in JSON how it goes. It writes to a temporary folder. The sweep gets the files of a
-trial that ends, and of no other.
+`vfl_flower.tools.sweep` starts this file as a process, which runs trials one after the other. A
+trial writes to a temporary folder. The sweep gets the files of a trial that ends, and of no other.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
+import signal
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
-from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.figures import SECOND, chosen_by
-from vfl_flower.launch.engines import Finished, run_local
-from vfl_flower.protocol.privacy.together import Claim
-from vfl_flower.tools.seeds import repeated
+import torch
 
-Event = dict[str, Any]
-"""A trial's message: ``evaluated``, a number and a figure; or how it ended. The trial waits for an
-answer to an evaluation."""
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import make_folder, write_whole
+from vfl_flower.label_holder.callbacks import Callback
+from vfl_flower.launch.engines import run_local
+from vfl_flower.protocol.privacy.together import Claim
+from vfl_flower.results.figures import chosen_by
+from vfl_flower.tools.seeds import repeated
+from vfl_flower.tools.sweep.search import of_trial, search_of
+from vfl_flower.tools.sweep.study import Study
+
+IMPOSSIBLE = 93
+"""Exit code of a process that found that no trial of the sweep can be judged."""
 
 
 class _StoppedError(VflError):
@@ -36,15 +43,15 @@ class _ImpossibleError(VflError):
 
 
 class _Watch(Callback):
-    """Tells of each evaluation of the first seed; stops the run if the answer says so."""
+    """Reports each evaluation of the first seed; stops the run if the answer says so."""
 
-    def __init__(self, tell: Callable[[Event], bool]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[float, int], bool]) -> None:
+        self._report = report
         self._evaluations = 0
         self._over = False
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Tell of the evaluation."""
+        """Report the evaluation."""
         if self._over:
             return
         self._evaluations += 1
@@ -52,96 +59,118 @@ class _Watch(Callback):
             figure = entry[chosen_by(entry)]
         except ConfigError as error:
             raise _ImpossibleError(str(error)) from None
-        if self._tell({"evaluated": self._evaluations, "figure": figure}):
+        if self._report(figure, self._evaluations):
             raise _StoppedError("The trial falls behind.")
 
     def ended(self) -> None:
-        """Tell of no other seed: the first one has decided."""
+        """Report no other seed: the first one has decided."""
         self._over = True
 
 
-def run_trial(job: Mapping[str, Any], tell: Callable[[Event], bool]) -> Event:
+def run_trial(
+    about: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    to: Path,
+    report: Callable[[float, int], bool],
+) -> dict[str, Any]:
     """Run a configuration with each seed, and return how it ended.
 
     Parameters
     ----------
-    job : ``parties``, ``keys``, ``node_configs``, ``seeds``, ``second``; and ``folder``, where the
-        sweep will put the files.
-    tell : takes an evaluation, and returns whether the trial is to stop.
+    about : ``parties``, ``node_configs`` and ``seeds``.
+    to : the folder that gets the summaries and histories of a trial that ends.
+    report : takes a figure and the number of its evaluation; returns whether the trial must stop.
+
+    Returns
+    -------
+    ``figure``, ``metric``, ``deviation`` and ``seconds``; ``failure``; or nothing if it was
+    stopped. The ``claims`` of its runs are added: a run that was stopped has spent its epsilon too.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-sweep-") as place:
         folder = Path(place, "run")
-        start = partial(run_local, observers=[_Watch(tell)])
-        run = job["parties"], job["keys"], job["node_configs"], job["seeds"]
+        start = partial(run_local, observers=[_Watch(report)])
+        outcome: dict[str, Any] = {}
         try:
-            found = _judged(repeated(start, *run, folder), job["second"])
-            found |= {"ended": "finished", "files": _files(folder, job["folder"])}
+            run = repeated(
+                start, about["parties"], keys, about["node_configs"], about["seeds"], folder
+            )
+        except _ImpossibleError:
+            raise
         except _StoppedError:
-            found = {"ended": "stopped"}
-        except _ImpossibleError as error:
-            return {"ended": "impossible", "failure": str(error)}
+            pass
         except VflError as error:
-            found = {"ended": "failed", "failure": error.outside}
-        # A run that was stopped has spent its epsilon too.
+            outcome = {"failure": error.outside}
+        else:
+            summary = run.summary
+            figures = {**run.history[-1], **{k: v for k, v in summary.items() if v is not None}}
+            key = chosen_by(figures)
+            outcome = {
+                "metric": key,
+                "figure": figures[key],
+                "deviation": figures.get("deviation", {}).get(key),
+                "seconds": summary["seconds"],
+            }
+            _copy(folder, to)
         summaries = [json.loads(path.read_text()) for path in folder.rglob("summary.json")]
         claims = [Claim.of(each) for each in summaries if "seeds" not in each]
         if any(claims):
-            found["claims"] = [claim.as_json() for claim in claims if claim]
-        return found
+            outcome["claims"] = [claim.as_json() for claim in claims if claim]
+        return outcome
 
 
-def _judged(finished: Finished, second: str) -> Event:
-    """Return the validation figure that ranks a configuration, and its cost."""
-    summary = finished.summary
-    figures = {**finished.history[-1], **{k: v for k, v in summary.items() if v is not None}}
-    key = chosen_by(figures)
-    found = {
-        "metric": key,
-        "figure": figures[key],
-        "deviation": figures.get("deviation", {}).get(key),
-        "seconds": summary["seconds"],
-    }
-    if second:
-        keys, words, _ = SECOND[second]
-        if any(summary.get(each) is None for each in keys):
-            raise _ImpossibleError(
-                f"--second {second}: these runs have no {words}; choose another."
-            )
-        found["second"] = sum(summary[each] for each in keys)
-    return found
+def _copy(folder: Path, to: Path) -> None:
+    """Copy summaries and histories to a folder, as if the trial had written them there."""
+    here, there = json.dumps(str(folder))[1:-1], json.dumps(str(to))[1:-1]
+    for path in [*folder.rglob("summary.json"), *folder.rglob("history.jsonl")]:
+        make_folder((to / path.relative_to(folder)).parent)
+        text = path.read_text().replace(here, there)
+        write_whole(to / path.relative_to(folder), text.encode())
 
 
-def _files(folder: Path, to: str) -> dict[str, str]:
-    """Return path -> text of summaries and histories, as if written to a folder."""
-    here, there = json.dumps(str(folder))[1:-1], json.dumps(to)[1:-1]
-    paths = [*folder.rglob("summary.json"), *folder.rglob("history.jsonl")]
-    return {str(path.relative_to(folder)): path.read_text().replace(here, there) for path in paths}
+def run_trials(job: Mapping[str, Any]) -> None:
+    """Run trials until the study has enough.
 
+    Parameters
+    ----------
+    job : as `vfl_flower.tools.sweep.sweep` writes it.
 
-class Stepper:
-    """Runs trials one after the other, each in a thread that waits for answers."""
+    Raises
+    ------
+    VflError
+        If no trial can be judged.
+    """
+    about, folder = job["about"], Path(job["folder"])
+    searched = search_of(about["search"], about["keys"])
+    study = Study(folder, searched, job["seed"], job["warm_up"])
+    while following := study.next(job["trials"]):
+        trial, own = following
 
-    def __init__(self) -> None:
-        self._said: SimpleQueue[Event | BaseException] = SimpleQueue()
-        self._answers: SimpleQueue[bool] = SimpleQueue()
+        def report(figure: float, evaluation: int, trial: Any = trial) -> bool:
+            if not math.isfinite(figure):
+                return False
+            with warnings.catch_warnings(action="ignore"):  # reported already, before a kill
+                trial.report(figure, evaluation)
+            return bool(trial.should_prune())
 
-    def send(self, message: dict[str, Any] | bool) -> Event:
-        """Begin a trial, or answer the last event; return the next event."""
-        if isinstance(message, bool):
-            self._answers.put(message)
-        else:
-            Thread(target=self._run, args=(message,), daemon=True).start()
-        event = self._said.get()
-        if isinstance(event, BaseException):
-            raise event
-        return event
-
-    def _run(self, job: dict[str, Any]) -> None:
+        keys = of_trial(about["keys"], own)
         try:
-            self._said.put(run_trial(job, self._tell))
-        except BaseException as error:
-            self._said.put(error)
+            outcome = run_trial(about, keys, folder / "trials" / str(trial.number), report)
+        except _ImpossibleError as error:
+            study.ended(trial, {"failure": str(error)})
+            raise
+        study.ended(trial, outcome)
 
-    def _tell(self, event: Event) -> bool:
-        self._said.put(event)
-        return self._answers.get()
+
+def main() -> None:
+    """Read a job from standard input. SIGTERM ends the process, and removes the trial's folder."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    torch.set_num_threads(1)
+    try:
+        run_trials(json.load(sys.stdin))
+    except _ImpossibleError:
+        sys.exit(IMPOSSIBLE)
+
+
+if __name__ == "__main__":
+    main()

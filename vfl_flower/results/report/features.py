@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vfl_flower.data.drift import LARGE, MODERATE
-from vfl_flower.label_holder.figures import ASSESSED
-from vfl_flower.tools.report.assessment import Estimate, scale
-from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, shown
-from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
+from vfl_flower.results.figures import ASSESSED
+from vfl_flower.results.page import Bar, Cell, Row, Section, Table
+from vfl_flower.results.report.assessment import Estimate, scale
+from vfl_flower.results.report.read import Shown, counted, mapping, mappings, number, shown, text
 
 _SHOWN = 20  # features; the others unfold
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))

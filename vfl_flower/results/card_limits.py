@@ -7,9 +7,9 @@ from typing import Any
 
 from vfl_flower.config.names import called
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.label_holder.card_privacy import covers_figures
-from vfl_flower.label_holder.figures import percent
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.results.card_privacy import covers_figures
+from vfl_flower.results.figures import percent
 
 _FEW = 100  # test rows of a class
 

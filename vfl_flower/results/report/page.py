@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from vfl_flower.label_holder.figures import TRANSPORTS
-from vfl_flower.tools.report.assessment import assessment
-from vfl_flower.tools.report.curves import curves, frontier
-from vfl_flower.tools.report.features import drift, importance, information
-from vfl_flower.tools.report.parts import Section, Table, counted, shown, shown_of
-from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, text
-from vfl_flower.tools.report.sections import (
+from vfl_flower.results.figures import TRANSPORTS
+from vfl_flower.results.page import NOTHING, Banner, Page, Section, Table
+from vfl_flower.results.report.assessment import assessment
+from vfl_flower.results.report.curves import curves, frontier
+from vfl_flower.results.report.features import drift, importance, information
+from vfl_flower.results.report.read import MEASURES, Shown, counted, number, shown, text
+from vfl_flower.results.report.sections import (
     audits,
     by_party,
     comparison,
@@ -21,8 +19,8 @@ from vfl_flower.tools.report.sections import (
     settings,
     versions,
 )
-from vfl_flower.tools.report.segments import segments
-from vfl_flower.tools.report.subsets import people, subsets, worth
+from vfl_flower.results.report.segments import segments
+from vfl_flower.results.report.subsets import people, subsets, worth
 
 _ENGINES = {"local": "in one process", "ray": "on Ray", "supernodes": "on SuperNodes"}
 _SCHEDULES = {"sync": "synchronous", "async": "asynchronous", "t-sync": "t-synchronous"}
@@ -30,21 +28,8 @@ _SHADES = "The darkest cell of a column is its best figure. Costs have a logarit
 _WORDS = {"finished": "Finished: ", "open": "Not finished: ", "failed": "Failed "}
 
 
-@dataclass(frozen=True)
-class Banner:
-    """The outcome of the runs, at the top of the page.
-
-    kind : "finished", "open" or "failed".
-    """
-
-    kind: str
-    word: str
-    text: str
-    about: str = ""
-
-
-def page(runs: Sequence[Shown]) -> dict[str, Any]:
-    """Return all that the template shows, by name."""
+def page(runs: Sequence[Shown]) -> Page:
+    """Return the page about runs."""
     datasets = ", ".join(dict.fromkeys(run.dataset for run in runs if run.summary))
     several = len(runs) > 1
     tiles = {} if several else headlines(runs[0])
@@ -66,12 +51,12 @@ def page(runs: Sequence[Shown]) -> dict[str, Any]:
         settings(runs),
         versions(runs),
     ]
-    return {
-        "title": f"{names} on {datasets}" if datasets else names,
-        "banner": _banner_of_all(runs) if several else banner(runs[0]),
-        "tiles": {label: figure for label, figure in tiles.items() if figure != NOTHING},
-        "sections": shown_of(parts),
-    }
+    return Page(
+        f"{names} on {datasets}" if datasets else names,
+        parts,
+        _banner_of_all(runs) if several else banner(runs[0]),
+        {label: figure for label, figure in tiles.items() if figure != NOTHING},
+    )
 
 
 def _compared(runs: Sequence[Shown]) -> Section:

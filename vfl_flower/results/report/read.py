@@ -9,16 +9,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unicodedata import category
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import from_json, in_words
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.label_holder.figures import data_called
 from vfl_flower.protocol.system import System, load_system
+from vfl_flower.results.figures import data_called
+from vfl_flower.results.page import NOTHING, printable
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 """Measures of a run -> their names on the page."""
@@ -26,9 +26,6 @@ MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 _RESULTS = ("test_", "validation_", "train_", "deviation")
 
 _BESIDES = "audit", "contribution", "explanation", "information", "predictions"
-
-NOTHING = "–"
-"""Stands where there is no number or text."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +41,12 @@ class Shown:
     title: str
     folder: Path
     summary: dict[str, Any]
-    history: list[dict[str, Any]]
-    audit: dict[str, Any]
-    contribution: dict[str, Any]
-    explanation: dict[str, Any]
-    information: dict[str, Any]
-    predictions: dict[str, Any]
+    history: list[dict[str, Any]] = field(default_factory=list)
+    audit: dict[str, Any] = field(default_factory=dict)
+    contribution: dict[str, Any] = field(default_factory=dict)
+    explanation: dict[str, Any] = field(default_factory=dict)
+    information: dict[str, Any] = field(default_factory=dict)
+    predictions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -248,7 +245,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a value without characters that a page cannot show."""
     if isinstance(value, str):
-        return "".join("\ufffd" if category(c) in ("Cc", "Cs", "Cn") else c for c in value)
+        return printable(value)
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
@@ -293,3 +290,28 @@ def spent(entry: Mapping[str, Any], what: str) -> float | None:
         return number(entry, what)
     up, down = number(entry, "bytes_up"), number(entry, "bytes_down")
     return None if up is None or down is None else (up + down) / 1e6
+
+
+def shown(figure: float | None, form: str = ".4g") -> str:
+    """Return a number as text."""
+    return NOTHING if figure is None else format(figure, form)
+
+
+def measured(of: Mapping[str, object], *path: str, form: str = ".4g", unit: float = 1) -> str:
+    """Return the number at a path, times ``unit``, with its deviation over seeds."""
+    *above, key = path
+    found = number(of, *path), number(of, *above, "deviation", key)
+    mean, deviation = (None if each is None else each * unit for each in found)
+    return shown(mean, form) if deviation is None else f"{shown(mean, form)} ± {deviation:{form}}"
+
+
+def megabytes(of: Mapping[str, object], key: str, unit: float = 1e-6) -> str:
+    """Return a number of bytes as text, in megabytes to three digits."""
+    figure = number(of, key)
+    large = figure is not None and figure * unit >= 100
+    return measured(of, key, form=".0f" if large else ".3g", unit=unit)
+
+
+def counted(figure: float | None, one: str, several: str) -> str:
+    """Return a number of things as text."""
+    return f"{shown(figure)} {one if figure == 1 else several}"

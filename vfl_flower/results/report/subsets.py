@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vfl_flower.label_holder.coverage import lines
-from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, measured, shown
-from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
+from vfl_flower.results.coverage import lines
+from vfl_flower.results.page import Bar, Cell, Row, Section, Table
+from vfl_flower.results.report.read import (
+    Shown,
+    counted,
+    mapping,
+    mappings,
+    measured,
+    number,
+    shown,
+    text,
+)
 
 _KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²"}
 _WHO = {"test_by_parties": "", "test_by_party": "{} alone"}

@@ -1,4 +1,4 @@
-"""Results of a sweep, for the page and a terminal: best trials, importance, Pareto front."""
+"""Results of a sweep, for the page and a terminal: best trials and importance."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.label_holder.charts import Line
-from vfl_flower.label_holder.figures import SECOND, VALIDATED
-from vfl_flower.tools.report.curves import drawn
-from vfl_flower.tools.report.page import Banner
-from vfl_flower.tools.report.parts import (
-    Bar,
-    Cell,
-    Row,
-    Section,
-    Table,
+from vfl_flower.results.charts import Line
+from vfl_flower.results.figures import VALIDATED
+from vfl_flower.results.page import NOTHING, Banner, Bar, Cell, Page, Row, Section, Table
+from vfl_flower.results.report.curves import drawn
+from vfl_flower.results.report.read import (
     counted,
+    json_of,
+    mapping,
+    mappings,
     measured,
+    number,
     shown,
-    shown_of,
+    text,
 )
-from vfl_flower.tools.report.read import NOTHING, json_of, mapping, mappings, number, text
 
 FILE = "sweep.json"
 _STATES = {"finished": "finished", "stopped": "stopped early", "failed": "failed"}
@@ -29,21 +27,13 @@ _SHOWN = 10  # trials; the others unfold
 
 
 class Swept:
-    """The content of a ``sweep.json``, which may say anything.
-
-    Attributes
-    ----------
-    metric, second : what the objectives are called; ``second`` is empty if there is none.
-    """
+    """The content of a ``sweep.json``, which may say anything."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.found = found
         self.keys = mapping(found.get("keys"))
         self.trials = mappings(found.get("trials"))
         self.metric = VALIDATED.get(text(found.get("metric")), "figure")
-        _, self.second, self._unit = SECOND.get(text(found.get("second")), ((), "", 1.0))
-        front = found.get("frontier")
-        self._front = front if isinstance(front, list) else []
 
     @classmethod
     def read(cls, folder: Path) -> Swept:
@@ -56,19 +46,15 @@ class Swept:
         """
         return cls(json_of(folder / FILE))
 
-    def page(self) -> dict[str, Any]:
-        """Return all that the template shows, by name."""
+    def page(self) -> Page:
+        """Return the page about the sweep."""
         dataset = text(self.keys.get("dataset", "digits")).rsplit("/", 1)[-1]
         about = f"Chosen by {self.metric}; test rows have no say."
         row = [Cell(text(self.found.get("line")), code=True)]
         best = Section("Best configuration", [Table(["command to paste"], [[row]], 2)])
         sections = [best, self.best_trials(), self._importance(), self._course()]
-        return {
-            "title": f"Sweep of {text(self.keys.get('strategy'))} on {dataset}",
-            "banner": Banner("finished", "Swept: ", self.sentence, about),
-            "tiles": {},
-            "sections": shown_of(sections),
-        }
+        title = f"Sweep of {text(self.keys.get('strategy'))} on {dataset}"
+        return Page(title, sections, Banner("finished", "Swept: ", self.sentence, about))
 
     @property
     def sentence(self) -> str:
@@ -86,16 +72,13 @@ class Swept:
         return {key: number(shares, key) for key in shares}
 
     def best_trials(self) -> Section:
-        """Return the trials, the Pareto front or else the best first."""
+        """Return the trials, the best first."""
         keys = list(dict.fromkeys(key for each in self.trials for key in mapping(each.get("keys"))))
-        second = [self.second, "Pareto"] if self.second else []
-        head = ["trial", *keys, self.metric, *second, "seconds", "end"]
+        head = ["trial", *keys, self.metric, "seconds", "end"]
         rows = [self._row(each, keys) for each in sorted(self.trials, key=self._order)]
         notes = []
         if any(each.get("state") == "stopped" for each in self.trials):
             notes.append("A trial that was stopped early counts with the last figure of its curve.")
-        if second:
-            notes.append("Pareto front: no trial is better in one figure and as good in both.")
         for each in mappings(self.found.get("together")):
             runs, epsilon, delta = (
                 shown(number(each, key), ".3g") for key in ("runs", "epsilon", "delta")
@@ -111,36 +94,16 @@ class Swept:
     def _row(self, trial: Mapping[str, Any], keys: list[str]) -> Row:
         own = mapping(trial.get("keys"))
         deviation = {"deviation": {"figure": trial.get("deviation")}}
-        spent = self._spent(trial)
-        on_front = "front" if trial.get("number") in self._front else ""
         return (
             shown(number(trial, "number")),
             *(text(own.get(key)) for key in keys),
             measured({**trial, **deviation}, "figure", form=".4f"),
-            *([shown(spent), on_front] if self.second else []),
             shown(number(trial, "seconds"), ".1f"),
             text(trial.get("failure")) or _STATES.get(text(trial.get("state")), NOTHING),
         )
 
-    def _order(self, trial: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        behind = bool(self.second) and trial.get("number") not in self._front
-        return behind, trial.get("state") != "finished", -(number(trial, "figure") or 0.0)
-
-    def _spent(self, trial: Mapping[str, Any]) -> float | None:
-        """Return the second figure of a trial in its unit."""
-        second = number(trial, "second")
-        return None if second is None else second * self._unit
-
-    def front_lines(self) -> list[Line]:
-        """Return the Pareto front, and the finished trials outside it."""
-        points: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-        for each in self.trials:
-            figure, spent = number(each, "figure"), self._spent(each)
-            if figure is not None and spent is not None:
-                points[each.get("number") in self._front].append((spent, figure))
-        lines = [Line("Pareto front", 0, sorted(points[True]))]
-        lines.append(Line("other trials", 7, sorted(points[False]), joined=False))
-        return [each for each in lines if each.points]
+    def _order(self, trial: Mapping[str, Any]) -> tuple[bool, float]:
+        return trial.get("state") != "finished", -(number(trial, "figure") or 0.0)
 
     def _importance(self) -> Section | None:
         rows: list[Row] = [
@@ -169,10 +132,7 @@ class Swept:
         ]
         lines = [each for each in lines if each.points]
         charts = [drawn(f"{self.metric} by trial", lines, "trials so far")]
-        if self.second:
-            title = f"{self.metric} against {self.second}"
-            charts.append(drawn(title, self.front_lines(), self.second))
-        legend = {"best so far, or Pareto front": 0, "finished": 2, "stopped early, or others": 7}
+        legend = {"best so far": 0, "finished": 2, "stopped early": 7}
         cells = [
             Cell(name, line=f"{'dot' if colour else 'line'} s{colour}")
             for name, colour in legend.items()

@@ -1,4 +1,4 @@
-"""Charts of results against costs, as PNG files and as SVG for the report."""
+"""Charts of results against costs: lines on axes of matplotlib, and SVG for the report."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import inf
-from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from vfl_flower.config.files import whole
-from vfl_flower.label_holder.figures import METRICS, main_metric
-
 if TYPE_CHECKING:  # matplotlib imports slowly, and most processes of a run draw nothing
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 COLOURS = ("#0a56dd", "#c83c00", "#08a667", "#803ea3", "#bb8a00", "#00789a", "#a81450", "#637273")
@@ -24,20 +18,13 @@ _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # fo
 _TEXT, _GRID = "#58626e", "#d9dfe5"
 _VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # CSS variables, light or dark
 _VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOURS)}
-_WIDTH, _HEIGHT = 4.0, 2.6  # inches of a chart in a PNG file
-_PAGE = 1.4, 1.1  # factors of this size on a page
+_SIZE = 5.6, 2.86  # inches of a chart on a page
 _DOT, _RING = 3.5, 9.0  # points
 _DOTS = 30  # a line with more points has no dots
 _BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
 _THIN: dict[str, Any] = {"linestyle": (0, (8, 4)), "linewidth": 1}  # levels and references
 _BROAD: dict[str, Any] = {"where": "post", "linewidth": 6, "alpha": 0.35, "zorder": 1}
 _SVG = "{http://www.w3.org/2000/svg}"
-_CURVES = (
-    ("exchanges", "exchanges", 1.0),
-    ("bytes", "megabytes, up and down", 1e-6),
-    ("seconds", "seconds", 1.0),
-    ("virtual_seconds", "virtual seconds", 1.0),
-)
 
 
 @dataclass(frozen=True)
@@ -156,45 +143,7 @@ def around(points: Sequence[tuple[float, float]], by: Sequence[float]) -> list[t
     return [(y - half, y + half) for (_, y), half in zip(points, by, strict=True)]
 
 
-# --- PNG ----------------------------------------------------------------------------------------
-
-
-def draw_curves(
-    histories: Mapping[str, list[dict[str, Any]]],
-    path: Path,
-    levels: Mapping[str, float | None] | None = None,
-) -> None:
-    """Draw the main metric against exchanges, bytes and time.
-
-    Parameters
-    ----------
-    histories : name -> history entries of a run, drawn as a line.
-    levels : name -> main metric of the model that a run has kept. A run that sends nothing while it
-        trains, or has no history, is drawn as this level.
-    """
-    metric, histories = _metric(histories)
-    last = {name: kept(each)[-1][metric] for name, each in histories.items()}
-    levels = {k: each for k, each in {**last, **(levels or {})}.items() if each is not None}
-    if not levels:
-        return
-    used = [
-        curve
-        for curve in _CURVES
-        if all(any(_spent(entry, curve[0]) for entry in each) for each in histories.values())
-    ]
-    figure = _figure(max(1, len(used)))
-    drawn: dict[str, Line2D] = {}
-    for place, (key, label, unit) in enumerate(used):
-        lines: list[Line] = []
-        for name, level in levels.items():
-            history = histories.get(name, [])
-            points = [(unit * _spent(entry, key), entry[metric]) for entry in history]
-            spread = [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
-            band = around(points, spread)
-            lines.append(Line(name, len(lines), points or [(0.0, level)], band, kept=level))
-        axes = figure.add_subplot(1, len(used), place + 1)
-        drawn |= chart(axes, lines, label, "" if place else METRICS[metric])
-    _save(figure, drawn, path)
+# --- what a run has reached at which cost ----------------------------------------------------
 
 
 def kept(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,34 +162,6 @@ def kept(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _spent(entry: Mapping[str, Any], key: str) -> float:
     """Return a run's cost at an evaluation. Bytes count both directions."""
     return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
-
-
-def _metric(
-    histories: Mapping[str, list[dict[str, Any]]],
-) -> tuple[str, dict[str, list[dict[str, Any]]]]:
-    """Return the main metric, which all runs share, and the histories that have it."""
-    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
-    kept = {
-        name: history
-        for name, history in histories.items()
-        if all(entry[metric] is not None for entry in history)
-    }
-    return metric, kept
-
-
-def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
-    """Draw the main metric of the models that runs have kept so far, against all bytes so far.
-
-    The broad line is the `frontier`. A run that sends no bytes is a level.
-    """
-    metric, histories = _metric(histories)
-    runs = [(name, history, None) for name, history in histories.items()]
-    lines = frontier_lines(runs, metric, "bytes", 1e-6)
-    figure = _figure(2, high=1.8)
-    axes = figure.add_subplot()
-    drawn = chart(axes, lines, "megabytes, up and down", METRICS[metric])
-    axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
-    _save(figure, drawn, path)
 
 
 def frontier_lines(
@@ -290,52 +211,6 @@ def frontier(
     return [*found.items()]
 
 
-def draw_lines(lines: Sequence[Line], x_label: str, y_label: str, path: Path) -> None:
-    """Draw one chart of lines, or of separate points, with a legend of their names."""
-    figure = _figure(2, high=1.4)
-    _save(figure, chart(figure.add_subplot(), lines, x_label, y_label), path)
-
-
-def draw_shares(shares: Mapping[str, float], label: str, path: Path) -> None:
-    """Draw a bar for each share of 1, in order from the top."""
-    figure = _figure(1.6, high=0.4 + 0.13 * len(shares))
-    axes = figure.add_subplot()
-    bars = axes.barh(list(shares), list(shares.values()), color=COLOURS[0], height=0.6)
-    axes.bar_label(bars, fmt="{:.2f}", padding=4, color=_TEXT)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.1)
-    axes.set_xlabel(label, color=_TEXT)
-    axes.tick_params(bottom=False, left=False)
-    axes.set_frame_on(False)
-    _save(figure, {}, path)
-
-
-def _figure(wide: float, high: float = 1) -> Figure:
-    """Return a figure for so many charts.
-
-    It avoids pyplot, so that it needs no display and works in any thread.
-    """
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(wide * _WIDTH, high * _HEIGHT), dpi=72, layout="constrained")
-
-
-def _save(figure: Figure, drawn: Mapping[str, Line2D], path: Path) -> None:
-    """Write a PNG file. Its legend reads no name as a formula."""
-    legend = figure.legend(
-        list(drawn.values()),
-        [""] * len(drawn),
-        loc="outside right upper",
-        fontsize=8,
-        frameon=False,
-    )
-    for text, name in zip(legend.get_texts(), drawn, strict=True):
-        text.set_parse_math(False)
-        text.set_text(fill(name.encode(errors="replace").decode(), 30))
-    with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120)
-
-
 # --- SVG ----------------------------------------------------------------------------------------
 
 
@@ -355,8 +230,9 @@ class Drawing:
 def svg(lines: Sequence[Line], x_label: str, linear: bool = False) -> Drawing:
     """Draw a chart for a page, as `chart`. The page's style sheet defines the colours."""
     from matplotlib import rc_context
+    from matplotlib.figure import Figure  # not pyplot: it works in any thread
 
-    figure = _figure(*_PAGE)
+    figure = Figure(figsize=_SIZE, dpi=72, layout="constrained")
     figure.patch.set_visible(False)
     axes = figure.add_subplot()
     chart(axes, lines, x_label, linear=linear)

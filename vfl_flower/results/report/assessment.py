@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from vfl_flower.label_holder.charts import Line, look, svg
-from vfl_flower.label_holder.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
-from vfl_flower.tools.report.curves import titles
-from vfl_flower.tools.report.parts import Cell, Chart, Dot, Row, Section, Table, shown
-from vfl_flower.tools.report.read import Shown, mapping, number, numbers, text
+from vfl_flower.results.charts import Line, look, svg
+from vfl_flower.results.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
+from vfl_flower.results.page import Cell, Chart, Dot, Row, Section, Table
+from vfl_flower.results.report.curves import titles
+from vfl_flower.results.report.read import Shown, mapping, number, numbers, shown, text
 
-_AT_THRESHOLD = "Accuracy, precision, recall, F1 and flagged use the threshold"
 _MOST_CLASSES = 10  # of an open confusion matrix
 _MOST_BANDS = 3  # runs whose curves have bands
 _MOST_TIPS = 20  # of a curve
@@ -80,13 +79,13 @@ def scale(found: Sequence[Estimate]) -> tuple[float, float]:
 # --- the section --------------------------------------------------------------------------------
 
 
-def assessment(runs: Sequence[Shown]) -> Section | None:
+def assessment(runs: Sequence[Shown], charts: bool = True) -> Section | None:
     """Show figures with intervals, curves with bands, and confusion matrices."""
     runs = [run for run in runs if run.assessment]
     if not runs:
         return None
     several = len(runs) > 1
-    row = [chart for key in _CURVES if (chart := _curve(runs, key))]
+    row = [chart for key in _CURVES if charts and (chart := _curve(runs, key))]
     legend = titles(runs) if several else []
     if row:
         ranked = any("roc" in mapping(run.assessment.get("curves")) for run in runs)
@@ -106,10 +105,10 @@ def assessment(runs: Sequence[Shown]) -> Section | None:
     more["What these figures mean"] = Table(["figure", "meaning"], [meanings], 2)
     notes = []
     if any(each.interval for found in figures for each in found.values()):
-        notes.append("Intervals and bands are 95 % intervals.")
+        notes.append(f"Intervals{' and bands' * bool(row)} are 95 % intervals.")
     if several:
         notes.append("Intervals may overlap although one run is better on the same rows.")
-    notes += by_run([(run, _said(run)) for run in runs])
+    notes += by_run([(run, _said(run) + (_on_top(run) if charts else [])) for run in runs])
     return Section(
         "Assessment on test rows",
         tables,
@@ -174,17 +173,27 @@ def _said(run: Shown) -> list[str]:
         found[0] = f"{shown(rows, ',.0f')} test rows. {share} are positive{which}."
     threshold = mapping(of.get("threshold"))
     if (value := number(threshold, "value")) is not None:
-        found.append(f"{_AT_THRESHOLD} {value:.4g}{chosen(text(threshold.get('rule')))}.")
+        which = f" to be of class {classes[1]}" if len(classes) == 2 else " positive"
+        found.append(
+            f"A row is predicted{which} if its probability is above {value:.4g}"
+            f"{chosen(text(threshold.get('rule')))}. Accuracy, precision, recall, F1 and flagged "
+            "depend on that threshold."
+        )
     if calibrate := of.get("calibrate"):
         kept = text(calibrate)
         said = "as the model gives them" if kept == "none" else f"calibrated ({kept})"
         found.append(f"Probabilities are {said}.")
-    at_half = "without calibration" if (calibrate or "none") != "none" else ""
-    if value is not None and value != 0.5:
-        at_half = f"with the threshold 0.5{', ' * bool(at_half)}{at_half}"
-    if at_half:
-        found.append(f"Figures on top of the page and in its curves by epoch are {at_half}.")
     return found
+
+
+def _on_top(run: Shown) -> list[str]:
+    """Return how figures elsewhere on the page differ: they use no threshold, no calibration."""
+    value = number(mapping(run.assessment.get("threshold")), "value")
+    calibrated = run.assessment.get("calibrate") or "none"
+    said = ["with the threshold 0.5"] if value not in (None, 0.5) else []
+    said += ["without calibration"] if calibrated != "none" else []
+    where = "Figures on top of the page and in its curves by epoch are"
+    return [f"{where} {', '.join(said)}."] if said else []
 
 
 def _classes(run: Shown) -> list[str]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl_flower.label_holder.figures import ASSESSED, form_of
-from vfl_flower.tools.report.assessment import (
+from vfl_flower.results.figures import ASSESSED, form_of
+from vfl_flower.results.page import Row, Section, Table
+from vfl_flower.results.report.assessment import (
     Estimate,
     by_run,
     estimates,
     scale,
 )
-from vfl_flower.tools.report.curves import titles
-from vfl_flower.tools.report.parts import Row, Section, Table, shown
-from vfl_flower.tools.report.read import Shown, mapping, number, text
+from vfl_flower.results.report.curves import titles
+from vfl_flower.results.report.read import Shown, mapping, number, shown, text
 
 _MAIN = "auc", "macro_auc", "accuracy", "rmse"
 """Figures that may be drawn. The first that a run has is."""

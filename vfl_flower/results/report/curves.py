@@ -8,10 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vfl_flower.label_holder import charts
-from vfl_flower.label_holder.charts import Line, around, look, svg
-from vfl_flower.tools.report.parts import Cell, Chart, Section, Table, measured, shown
-from vfl_flower.tools.report.read import MEASURES, Shown, number, spent
+from vfl_flower.results import charts
+from vfl_flower.results.charts import Line, around, look, svg
+from vfl_flower.results.page import Cell, Chart, Section, Table
+from vfl_flower.results.report.read import MEASURES, Shown, measured, number, shown, spent
 
 _AXES = {
     "epoch": "epochs",

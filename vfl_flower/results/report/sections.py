@@ -7,12 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder.figures import guarantee
 from vfl_flower.protocol.privacy.together import in_words, of_several
 from vfl_flower.protocol.system import BY_ROWS
-from vfl_flower.tools.report.curves import titles
-from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, measured, megabytes, shown
-from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, mapping, number, text
+from vfl_flower.results.figures import guarantee
+from vfl_flower.results.page import NOTHING, Bar, Cell, Row, Section, Table
+from vfl_flower.results.report.curves import titles
+from vfl_flower.results.report.read import (
+    MEASURES,
+    Shown,
+    mapping,
+    measured,
+    megabytes,
+    number,
+    shown,
+    text,
+)
 
 _COSTS = "RMSE", "exchanges", "MB", "seconds", "virtual seconds", "epsilon"
 _UNSHADED = "best epoch", "delta"
@@ -289,6 +298,8 @@ def _setting(run: Shown, key: str) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return "auto" if value is None else "empty" if value == "" else text(value)
 
 

@@ -1,0 +1,169 @@
+"""The model card of a run: what a reader must know before the model is used.
+
+It is made from ``summary.json`` alone, and holds no name of a party's column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.names import called
+from vfl_flower.protocol.system import load_system
+from vfl_flower.results import card_limits, card_privacy
+from vfl_flower.results.coverage import lines
+from vfl_flower.results.figures import data_called, percent
+from vfl_flower.results.html import html
+from vfl_flower.results.page import Page, Section, Table, markdown
+from vfl_flower.results.report.assessment import assessment
+from vfl_flower.results.report.read import Shown
+from vfl_flower.results.report.sections import settings
+from vfl_flower.results.report.segments import segments
+
+FILES = "model_card.md", "model_card.html"
+
+_ABOUT = (
+    "This card describes a model that a label holder and several parties trained together. The "
+    "program wrote it when the run ended. Dates are in UTC."
+)
+_BARE = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "r2": "R²", "rmse": "RMSE"}
+_NAMED = "csv:", "parquet:", "hf:", "files:", "memory:"  # data sets with a column of labels
+
+
+def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the model card of a finished run into its results folder, in place of an earlier one.
+
+    Raises
+    ------
+    VflError
+        If a file cannot be written.
+    """
+    page = card(summary)
+    for name, content in zip(FILES, (markdown(page), html(page)), strict=True):
+        encoded = content.encode(errors="replace")
+        write_whole(folder / name, encoded, synced=False)  # summary.json has it all
+
+
+def card(summary: Mapping[str, Any]) -> Page:
+    """Return the card of a run with this ``summary.json``."""
+    config = {key: value for key, value in summary["config"].items() if key != "resume"}  # a folder
+    run = Shown("", Path(), {**summary, "config": config})
+    limits = [("", each) for each in card_limits.limits(summary)]
+    by_segment, options = segments([run]), settings([run])
+    sections = [
+        _training(summary),
+        _data(summary),
+        _parties(summary),
+        _figures(summary, run),
+        by_segment and by_segment.plain,
+        Section("Privacy", notes=[("", card_privacy.paragraph(summary))]),
+        Section("Limits", notes=limits),
+        options and replace(options, title="Options"),
+        _code(summary),
+    ]
+    return Page(f"Model card: {summary['strategy']} on {_dataset(summary)}", sections)
+
+
+def _dataset(summary: Mapping[str, Any]) -> str:
+    parties = [called(each) for each in summary["by_party"]]
+    return data_called(str(summary["dataset"]), parties, sum(summary["data"]["rows"].values()))
+
+
+def _items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")) -> Table:
+    """Return a table whose columns are all texts."""
+    return Table(head, [rows], len(head))
+
+
+# --- how the model came to be --------------------------------------------------------------------
+
+
+def _training(summary: Mapping[str, Any]) -> Section:
+    best = summary.get("best_epoch")
+    which = (
+        "of the last epoch"
+        if best is None
+        else f"of epoch {best:g}, which has the least validation loss"
+    )
+    rows = [
+        ["system", f"{summary['strategy']}: {load_system(summary['strategy']).about}"],
+        ["began", summary["began"]],
+        ["ended", summary["ended"]],
+        ["epochs", f"{summary['epochs']:g} of {summary['config']['epochs']}"],
+        ["model kept", which],
+    ]
+    return Section("Training", [_items(rows)], [("", _ABOUT)])
+
+
+def _data(summary: Mapping[str, Any]) -> Section:
+    of, config = summary["data"], summary["config"]
+    rows = [["data set", _dataset(summary)]]
+    if str(summary["dataset"]).startswith(_NAMED):
+        rows.append(["label", f"column {config['label']}"])
+    rows += [[f"rows, {kind}", f"{count:,}"] for kind, count in of["rows"].items()]
+    if covered := summary.get("coverage"):
+        names = {str(each["party"]): called(each) for each in summary["by_party"]}
+        rows += [[f"people {what}", f"{count:,}"] for what, count in lines(covered, names)]
+    rows.append(["digest of all ids, SHA-256", of["ids"]])
+    if of["classes"]:
+        return Section("Data", [_items(rows), _classes(summary)])
+    if of["label_mean"] is not None:
+        said = (
+            f"The labels are numbers, of mean {of['label_mean']:.4g} and standard deviation "
+            f"{of['label_deviation']:.4g} in the training rows."
+        )
+    else:
+        said = f"The labels are numbers in the range {config['label-range']}."
+    return Section("Data", [_items(rows)], [("", said)])
+
+
+def _classes(summary: Mapping[str, Any]) -> Table:
+    of = summary["data"]
+    names, shares = [str(each) for each in of["classes"]], of["class_shares"]
+    if shares is None:
+        return _items([[each] for each in names], ["class"])
+    noisy = summary["config"]["privacy"] == "labels"
+    head = ["class", "share of training rows" + (", estimated from noisy labels" * noisy)]
+    return Table(head, [[[name, percent(s)] for name, s in zip(names, shares, strict=True)]])
+
+
+def _parties(summary: Mapping[str, Any]) -> Section:
+    rows = [["label holder", str(summary["data"]["own_columns"]), ""]]
+    rows += [
+        [called(each), str(each["columns"]), str(each["embedding_size"])]
+        for each in summary["by_party"]
+    ]
+    said = "The label holder does not know the names of the parties' columns."
+    return Section(
+        "Parties", [Table(["participant", "columns", "embedding size"], [rows])], [("", said)]
+    )
+
+
+# --- how good it is ------------------------------------------------------------------------------
+
+
+def _figures(summary: Mapping[str, Any], run: Shown) -> Section:
+    repeated = summary["data"]["tested_on_training_rows"]
+    title = "Figures on training rows" if repeated else "Figures on test rows"
+    if card_privacy.covers_figures(summary):
+        said = (
+            "There are none: no rows were held out for testing, and figures of training rows would "
+            "follow from labels that the noise protects."
+        )
+        return Section(title, notes=[("", said)])
+    if found := assessment([run], charts=False):
+        return replace(found.plain, title=title)
+    known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]
+    bare = [[name, f"{value:.4g}"] for name, value in known if value is not None]
+    return Section(title, [Table(["figure", "value"], [bare])])
+
+
+# --- how to repeat it ----------------------------------------------------------------------------
+
+
+def _code(summary: Mapping[str, Any]) -> Section:
+    rows = [["digest of the code, SHA-256", summary["code"]]]
+    rows += [[name, str(version)] for name, version in summary["versions"].items()]
+    return Section("Code", [_items(rows)])

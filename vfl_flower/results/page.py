@@ -1,0 +1,272 @@
+"""A page about runs: sections of tables, charts and notes, for a terminal, Markdown and HTML.
+
+`vfl_flower.results.report` lays a page out as HTML. All texts of a page are escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import ClassVar
+from unicodedata import category
+
+from markupsafe import Markup
+
+from vfl_flower.results.terminal import tabulated, wrapped
+
+NOTHING = "–"
+"""Stands where there is no number or text."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stacked bar: its lengths, the greatest sum, and a mark (where guessing lies).
+
+    least : left end of the scale, below 0 if a bar of one part can be negative.
+    interval : ends of a line across the bar, if any.
+    """
+
+    parts: Sequence[float]
+    most: float = 1.0
+    mark: float | None = None
+    least: float = 0.0
+    interval: tuple[float, float] | None = None
+
+    @property
+    def says(self) -> bool:
+        """Return whether the bar has a length or a mark."""
+        return any(self.parts) or self.mark is not None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """An estimate with its interval, on a scale from ``least`` to ``most``, and perhaps a mark.
+
+    colour : number of its colour.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    least: float
+    most: float
+    colour: int = 0
+    mark: float | None = None
+    says: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, perhaps as code, perhaps after a line with these CSS classes; or a drawing.
+
+    shade : from 0 (none) to 4 (the darkest).
+    """
+
+    text: str = ""
+    code: bool = False
+    line: str = ""
+    bar: Bar | Dot | None = None
+    shade: int = 0
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Groups of rows under a head; columns after the first ``texts`` are figures."""
+
+    head: Sequence[str]
+    bodies: Sequence[Sequence[Row]]
+    texts: int = 1
+    caption: str = ""
+
+    @property
+    def plain(self) -> Table:
+        """This table without its drawings."""
+        rows = [row for body in self.bodies for row in body]
+        kept = [n for n in range(len(self.head)) if None not in [_plain(row[n]) for row in rows]]
+        return replace(
+            self,
+            head=[self.head[n] for n in kept],
+            bodies=[[[row[n] for n in kept] for row in rows]],
+            texts=sum(n < self.texts for n in kept),
+        )
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The cells of all rows as texts."""
+        return [[_plain(cell) or "" for cell in row] for body in self.bodies for row in body]
+
+    @property
+    def filled(self) -> Table:
+        """This table without rows and columns that have no content beside their titles."""
+        bodies = [[row for row in body if len(row) == 1 or _says(row[1:])] for body in self.bodies]
+        bodies = [body for body in bodies if body]
+        rows = [row for body in bodies for row in body]
+        kept = [n for n in range(len(self.head)) if not n or _says([row[n] for row in rows])]
+        return replace(
+            self,
+            head=[self.head[n] for n in kept],
+            bodies=[[[row[n] for n in kept] for row in body] for body in bodies],
+            texts=sum(n < self.texts for n in kept),
+        )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """SVG elements without texts from a folder, with a description and tool tips."""
+
+    title: str
+    said: str
+    width: float
+    height: float
+    elements: Markup
+    tips: Sequence[tuple[float, float, str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    notes : sentences, each with the class of a swatch before it, or "".
+    charts : label of an x-axis -> a row of charts. The reader switches between the axes.
+    more : titles of tables that unfold.
+    """
+
+    title: str
+    tables: Sequence[Table] = ()
+    notes: Sequence[tuple[str, str]] = ()
+    legend: Sequence[Cell] = ()
+    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
+    more: Mapping[str, Table] = field(default_factory=dict)
+
+    @property
+    def filled(self) -> Section:
+        """This section with what its tables say: no empty rows, columns and tables."""
+        tables = [each for table in self.tables if (each := table.filled).bodies]
+        more = {title: each for title, table in self.more.items() if (each := table.filled).bodies}
+        return replace(self, tables=tables, more=more)
+
+    @property
+    def plain(self) -> Section:
+        """This section without drawings."""
+        more = {title: table.plain for title, table in self.more.items()}
+        return replace(self, tables=[each.plain for each in self.tables], more=more, charts={})
+
+    def in_terminal(self) -> str:
+        """Return tables and notes for a terminal, without bars and swatches."""
+        found = []
+        for table in (each.plain for each in self.filled.tables):
+            found += [table.caption] if table.caption else []
+            found.append(tabulated(table.head, table.lines, table.texts))
+        notes = wrapped(*(note for swatch, note in self.notes if not swatch))
+        return "\n".join([*found, *filter(None, [notes])])
+
+
+@dataclass(frozen=True)
+class Banner:
+    """The outcome of the runs, at the top of the page.
+
+    kind : "finished", "open" or "failed".
+    """
+
+    kind: str
+    word: str
+    text: str
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: a banner and headline figures, if there are any, and sections.
+
+    tiles : label -> figure.
+    """
+
+    title: str
+    sections: Sequence[Section | None]
+    banner: Banner | None = None
+    tiles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> list[Section]:
+        """Return the sections that have content, without their empty rows."""
+        filled = [each.filled for each in self.sections if each]
+        return [each for each in filled if each.tables or each.notes or each.charts or each.more]
+
+
+def _says(cells: Sequence[str | Cell]) -> bool:
+    """Return whether any cell has content: a text or a figure, or a bar of a length."""
+    return any(
+        cell.bar.says if isinstance(cell, Cell) and cell.bar else _plain(cell) not in ("", NOTHING)
+        for cell in cells
+    )
+
+
+def _plain(cell: str | Cell) -> str | None:
+    """Return the text of a cell; None for a bar."""
+    if isinstance(cell, str):
+        return cell
+    return None if cell.bar else cell.text
+
+
+# --- Markdown -----------------------------------------------------------------------------------
+
+
+def markdown(page: Page) -> str:
+    """Return a page without charts in the Markdown of GitHub, whose only HTML are folded tables."""
+    blocks = [f"# {_marked(page.title)}"]
+    for section in page.shown:
+        blocks.append(f"## {_marked(section.title)}")
+        blocks += map(_table, section.tables)
+        before = "- " if len(section.notes) > 1 else ""
+        blocks.append("\n".join(before + _marked(note) for _, note in section.notes))
+        for title, table in section.more.items():
+            summary = f"<summary>{escape(printable(title))}</summary>"
+            blocks.append(f"<details>\n{summary}\n\n{_table(table)}\n\n</details>")
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _table(table: Table) -> str:
+    rule = ["---"] * table.texts + ["---:"] * (len(table.head) - table.texts)
+    rows = [[_marked(text) for text in row] for row in (table.head, *table.lines)]
+    lines = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    caption = [_marked(table.caption), ""] if table.caption else []
+    return "\n".join([*caption, *lines])
+
+
+def printable(text: str) -> str:
+    """Return a text on one line, without characters that a page cannot show."""
+    if text.isprintable():
+        return text
+    return "".join("\ufffd" if category(c) in ("Cc", "Cs", "Cn") else c for c in text)
+
+
+_MARKS = re.compile(  # in a word
+    r"[\\`*_\[\]|~$#]"
+    r"|:(?=[^\W\d]|/)|/(?=/)|\.(?=[^\W\d])|(?<=[^\W\d])\.(?=\w)"  # of addresses
+    r"|^[-+](?!\d)|(?<=\d)[.)]$"  # of lists
+)
+_MENTION = re.compile(r"@|#\d|GH-\d", re.IGNORECASE)
+
+
+def _marked(text: str) -> str:
+    """Return a text that Markdown shows as it is, and turns into no link.
+
+    A backslash stops no mention of a user or an issue, and no e-mail address: GitHub looks for them
+    in what is shown. So a word that may be one becomes code.
+    """
+    words = re.split(r"([\s|]+)", printable(text))
+    shown = "".join(
+        _code(each) if _MENTION.search(each) else escape(_MARKS.sub(r"\\\g<0>", each), quote=False)
+        for each in words
+    )
+    return re.sub(r"^ | $", "&#32;", shown)  # Markdown drops spaces at the ends
+
+
+def _code(word: str) -> str:
+    fence = "`" * (1 + max(map(len, re.findall("`*", word))))
+    space = " " * (word[0] == "`" or word[-1] == "`")
+    return f"{fence}{space}{word}{space}{fence}"
