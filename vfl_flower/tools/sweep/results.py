@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.flower_table import packed
 from vfl_flower.label_holder.charts import draw_lines, draw_shares
 from vfl_flower.label_holder.figures import SECOND, VALIDATED, wrapped
 from vfl_flower.tools.report import write_report
@@ -59,7 +60,7 @@ def table(folder: Path) -> str:
 def line(found: Mapping[str, Any]) -> str:
     """Return the command that runs the best configuration."""
     keys = of_trial(found["keys"], best(found)["keys"])
-    words = ["vfl", "run", "-c", pasted(keys)]
+    words = ["vfl", "run", "-c", pasted(packed(keys))]
     if found["node_configs"]:
         words += [
             word for each in found["node_configs"] for word in ("--node-config", pasted(each))
