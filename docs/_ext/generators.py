@@ -145,7 +145,7 @@ def _rules(page: Path) -> str:
 
 def _entry(entry: Any, kind: str) -> str:
     """Return one option or rule with all that is known of it."""
-    details = dict(entry.details)
+    details = dict(entry.details())
     example = details.pop("example", "")
     rest = {title: text for title, text in details.items() if title != "meaning"}
     if "related" in rest:
