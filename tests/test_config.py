@@ -13,13 +13,11 @@ import torch
 from tests import options
 from tests.conftest import ALL_ROWS, MANY, Start
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.flower_table import SHOWN, flower_defaults, given_to_flower
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import (
     KEYS,
-    SHOWN,
     RunConfig,
-    flower_defaults,
-    given_to_flower,
 )
 from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.launch.engines import run_local
@@ -334,7 +332,7 @@ def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) ->
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
     for name in SYSTEMS.names:
         for key, preferred in SYSTEMS.load(name).defaults.items():
-            assert flower_defaults()[key] == "auto"
+            assert flower_defaults().get(key, "auto") == "auto"
             config = resolve({**flower_defaults(), "strategy": name})
             assert KEYS[key].of(config) == preferred
 

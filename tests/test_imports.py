@@ -145,6 +145,10 @@ def test_a_partys_app_imports_no_package_that_few_runs_need(more: str) -> None:
 def test_every_part_of_the_package_has_a_floor() -> None:
     """Else a new folder could import what it likes."""
     floors = {each for line in CONTRACTS["contracts"][0]["layers"] for each in line.split(" | ")}
-    found = {path for path in (CHECKOUT / "vfl_flower").iterdir() if path.name[:1] not in "_."}
+    found = {
+        path
+        for path in (CHECKOUT / "vfl_flower").iterdir()
+        if path.name[:1] not in "_." and path.suffix in ("", ".py")
+    }
     parts = {f"vfl_flower.{path.stem}" for path in found}
     assert parts ^ floors == {"strategies", "vfl_attacks"}

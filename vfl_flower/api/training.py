@@ -73,7 +73,8 @@ def train(*given: Any, **options: Any) -> Model:
         default. ``strategy`` also takes a `System`. ``estimator``, ``codec``, ``downlink_codec``,
         ``bottom_model``, ``top_model``, ``loss``, ``metrics``, ``privacy``, ``augment`` and
         ``observer`` also take classes and functions; ``observer`` also a `Callback`. The values
-        of ``config`` may be the same objects. Option "labels" is ``label_access``.
+        of ``config`` may be the same objects. ``expert`` takes settings
+        that are no options, such as ``expert={"mu": 1e-4}``.
 
     Returns
     -------
@@ -105,8 +106,7 @@ def train(*given: Any, **options: Any) -> Model:
     if len(given) > len(order):
         raise TypeError(f"train() takes at most 3 positional arguments: {len(given)} were given.")
     if twice := [name for name, _ in zip(order, given, strict=False) if name in options]:
-        hint = " The option `labels` is label_access here." if twice[0] == "labels" else ""
-        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.{hint}")
+        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.")
     return _train(**dict(zip(order, given, strict=False)), **options)
 
 
