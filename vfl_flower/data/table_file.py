@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vfl_flower.config.csv_text import are_predictions, kept, restored
+from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.column_types import (
     as_frame,
@@ -156,7 +156,7 @@ class TableFile:
         ids = as_ids([each.column(0) for each in whole.pieces([name])])
         if ids.dtype == object and are_predictions(self.names, name):
             return restored(pd.Series(ids)).to_numpy()
-        if ids.dtype == object and (number := kept(ids)):
+        if ids.dtype == object and (number := count_guarded(ids)):
             notice.warning(
                 "%d ids in column %r begin with an apostrophe and a sign of formulas, and stay so. "
                 "If a file of predictions was their source, delete this apostrophe: else nobody "
