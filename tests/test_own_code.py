@@ -141,7 +141,7 @@ def test_a_constant_column_has_deviation_one(value: float, rows: int) -> None:
     assert [each.tolist() for each in scaling(column, True)] == [[value], [1.0]]
     moments = Moments()
     moments.add(column)
-    assert moments.found()[1] == [1.0]
+    assert moments.result()[1] == [1.0]
 
 
 def test_torch_scales_no_constant_image() -> None:

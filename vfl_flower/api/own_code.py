@@ -134,8 +134,8 @@ def name_of(value: Any, registry: Registry) -> str:
 
 def without_path(values: Mapping[str, Any]) -> dict[str, str]:
     """Return options whose values have no import path -> names of their classes."""
-    found = {option: IN_PROCESS.fullmatch(str(value)) for option, value in values.items()}
-    return {option: name[1] for option, name in found.items() if name}
+    matches = {option: IN_PROCESS.fullmatch(str(value)) for option, value in values.items()}
+    return {option: name[1] for option, name in matches.items() if name}
 
 
 def check_there(values: Mapping[str, Any]) -> None:

@@ -181,8 +181,8 @@ def _held(
     before = keys.get("resume") or keys.get("grow")  # a run whose options hold
     data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
     then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
-    found = checkpoint.load(before) if before else None
-    listing, called = listed(features, *((found.names, found.parties) if found else ()))
+    earlier = checkpoint.load(before) if before else None
+    listing, called = listed(features, *((earlier.names, earlier.parties) if earlier else ()))
     with named(called), held(*handed_over(listing, labels, data, id), name=then) as name:
         keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
         keys.setdefault("align", data.align if before else "ids")
@@ -250,9 +250,9 @@ def _keep(folder: Path, error: BaseException) -> None:
     """Keep the training before an error, and note its folder on the error."""
     history, model = folder / "history.jsonl", folder / checkpoint.FILE
     if model.exists() or (history.exists() and history.stat().st_size):
-        kept = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")
-        shutil.move(folder, kept)
+        place = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")
+        shutil.move(folder, place)
         if isinstance(error, Interrupted | Terminated):
-            error.folder = str(kept)
-        use = ", and vfl_flower.load reads it" if (kept / checkpoint.FILE).exists() else ""
-        error.add_note(f"The training so far is kept in {kept}{use}.")
+            error.folder = str(place)
+        use = ", and vfl_flower.load reads it" if (place / checkpoint.FILE).exists() else ""
+        error.add_note(f"The training so far is kept in {place}{use}.")
