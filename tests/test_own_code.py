@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vfl_flower
+from tests.pairwise import pairwise
 from vfl_flower.data.source import Moments, scaling
 from vfl_flower.models import losses
 
@@ -121,9 +122,7 @@ def test_without_copies_figures_would_change_the_labels_of_the_process(
 # --- scaling of columns with a large mean ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("spread", [1.0, 100.0])
-@pytest.mark.parametrize("far", [0.0, 1e6, 4_006_000_000_000.0])
-@pytest.mark.parametrize("rows", [600, 200_000])
+@pairwise(spread=[1.0, 100.0], far=[0.0, 1e6, 4_006_000_000_000.0], rows=[600, 200_000])
 def test_an_offset_does_not_change_how_a_column_is_scaled(
     spread: float, far: float, rows: int
 ) -> None:
