@@ -50,7 +50,7 @@ KEYS = {
     "noise-seed": 0,  # directions are drawn anew in every run otherwise
     **ALL_ROWS,
 }
-UNEQUAL = {"delay": "exponential"}
+UNEQUAL: dict[str, Any] = {"delay": "exponential", "epochs": 1}
 """Delays by which no two uploads arrive at once, as a page's activations come one by one."""
 
 
