@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import vfl_flower
 from tests.pairwise import pairwise
 from vfl_flower.data.source import Moments, scaling
-from vfl_flower.models import losses
 
 GIVEN: dict[str, Any] = {
     **{"dataset": "breast-cancer", "parties": 2, "seed": 3, "noise_seed": 3},
@@ -115,15 +114,6 @@ def test_code_that_writes_to_its_arguments_learns_as_code_that_does_not(
 def of_library_models() -> tuple[list[Any], float]:
     """Return what `trained` returned at first."""
     return trained()
-
-
-def test_without_copies_figures_would_change_the_labels_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(losses, "on_copies", lambda own: own)
-    before = trained(seed=11, test_fraction=0.31)
-    trained(seed=11, test_fraction=0.31, metrics=figures)
-    assert trained(seed=11, test_fraction=0.31) != before
 
 
 # --- scaling of columns with a large mean ---------------------------------------------------------
