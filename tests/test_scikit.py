@@ -21,6 +21,7 @@ from tests import towers
 from vfl_flower.api.own_code import KEYWORDS
 from vfl_flower.api.scikit import EXPECTED_FAILED_CHECKS, VerticalClassifier, VerticalRegressor
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.run_config import KEYS
 
 TELLING = {  # of scikit-learn's checks; all run at night
     "check_estimator_cloneable",
@@ -59,7 +60,8 @@ def test_check_estimator_passes_but_for_what_is_listed(kind: Any) -> None:
 def test_parameters_are_options_of_train_and_at_most_thirty() -> None:
     names = VerticalClassifier().get_params().keys()
     assert names == VerticalRegressor().get_params().keys() and len(names) <= 30
-    assert names - {"parties", "config", "random_state"} <= set(KEYWORDS)
+    settings = {name.replace("-", "_") for name, each in KEYS.items() if each.expert}
+    assert names - {"parties", "config", "random_state"} <= {*KEYWORDS, *settings}
 
 
 def test_a_search_finds_the_rate_that_learns() -> None:

@@ -71,8 +71,11 @@ def values_of(
                 f"{option} is given twice: {shown(values[name])} in config, and {shown(value)} "
                 "as a keyword argument. Leave one of them out."
             )
-        values[name] = value.item() if isinstance(value, np.generic) else value
-    values = opened(values)
+        values[name] = value
+    values = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in opened(values).items()
+    }
     more: dict[str, Any] = {}
     if isinstance(values.get("observer"), Callback):
         more["observers"] = [values.pop("observer")]

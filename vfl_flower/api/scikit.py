@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, check_X_y, validate_data
 
 from vfl_flower.api.keywords import Code
 from vfl_flower.api.model import Model
+from vfl_flower.api.own_code import KEYWORDS
 from vfl_flower.api.training import train
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import UnfitError, asked, shown
@@ -81,7 +82,9 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         keys |= {"eval-every": float(2**20), **(self.config or {})}
         own = ("strategy", "parties", "config", "random_state")
         options: Any = {k: v for k, v in self.get_params(False).items() if k not in own}
-        options["class_weights"] = self._weights()
+        settings = {name: options.pop(name) for name in options.keys() - KEYWORDS.keys()}
+        given = {k.replace("_", "-"): v for k, v in settings.items() if v is not None}
+        options |= {"class_weights": self._weights(), "expert": given or None}
         self.columns_ = self._columns()
         # A search trains many models, so none shows progress.
         try:
@@ -174,7 +177,7 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
         or a mapping from names of parties to such lists. Columns are numbers, or names of a frame.
     config : further options, such as ``{"lr-decay": 0.5}``.
     random_state : seed of models and batches.
-    epochs, patience, ..., delta : options of `vfl_flower.train`. None stands for the default.
+    epochs, patience, ..., delta : options and expert settings. None stands for the default.
         `vfl list` explains each. Searches such as `GridSearchCV` can set them. ``class_weights``
         may also be a mapping from classes to weights; a class that it lacks has weight 1.
 
