@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config import names
-from vfl_flower.config.files import whole, write_whole
-from vfl_flower.results.charts import COLOURS
+from vfl_flower.config.files import write_whole
+from vfl_flower.results.charts import COLOURS, draw_bars
 
 FILE = "explanation.json"
 PICTURE = "explanation.png"
@@ -71,24 +71,10 @@ def _called(feature: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
 
 def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path) -> None:
     """Draw features as bars with intervals, a colour for each party."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(features)))
-    axes = figure.subplots()
     colours = dict(zip(figures["parties"], cycle(COLOURS), strict=False))
-    for place, each in enumerate(reversed(features)):
-        axes.barh(
-            place,
-            each["value"],
-            xerr=(each["high"] - each["low"]) / 2,
-            color=colours[each["party"]],
-            ecolor="#637273",
-        )
-    called = [_called(each, figures) for each in reversed(features)]
-    axes.set_yticks(range(len(called)), called)
-    metric = METRICS[figures["metric"]]
-    axes.set_xlabel(f"fall of {metric} (of {figures['baseline']:.4g}) if permuted")
-    axes.locator_params("x", nbins=5)
-    axes.axvline(0, color="#58626e", linewidth=0.8)
-    with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
+    draw_bars(
+        path,
+        [(_called(of, figures), of["value"], (of["high"] - of["low"]) / 2) for of in features],
+        f"fall of {METRICS[figures['metric']]} (of {figures['baseline']:.4g}) if permuted",
+        [colours[of["party"]] for of in features],
+    )

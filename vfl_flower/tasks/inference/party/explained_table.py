@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.files import whole
+from vfl_flower.results.charts import draw_bars
 from vfl_flower.tasks.inference.party.features import Feature
 from vfl_flower.transport.explain_messages import FiguresOrder
 
@@ -40,19 +40,9 @@ def of(features: Sequence[Feature], figures: Mapping[str, NDArray[np.float64]]) 
 
 def draw(table: Any, order: FiguresOrder, path: Path) -> None:
     """Draw the features with the largest figures as bars, with their intervals."""
-    from matplotlib.figure import Figure
-
-    most = table.iloc[:_SHOWN][::-1]
-    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(most)))
-    axes = figure.subplots()
-    errors = (most["high"] - most["low"]) / 2
-    axes.barh(range(len(most)), most["value"], xerr=errors, color="#0a56dd", ecolor="#637273")
-    names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
-    axes.set_yticks(range(len(most)), [name.replace("$", r"\$") for name in names])
+    most = table.iloc[:_SHOWN]
+    halves = (most["high"] - most["low"]) / 2
     metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
     noise = f", with noise of deviation {order.grain:.2g}" if order.grain else ""
-    axes.set_xlabel(f"fall of {metric} on {order.rows} rows if permuted{noise}")
-    axes.locator_params("x", nbins=5)
-    axes.axvline(0, color="#58626e", linewidth=0.8)
-    with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
+    bars = list(zip(map(str, most["name"]), most["value"], halves, strict=True))
+    draw_bars(path, bars, f"fall of {metric} on {order.rows} rows if permuted{noise}")
