@@ -210,7 +210,7 @@ def test_an_error_inside_the_block_is_not_told_as_one_of_the_count(
 
     people = np.arange(300, dtype=np.uint64)
     if not inside:  # the control
-        monkeypatch.setattr(explained_people, "opened", fail)
+        monkeypatch.setattr(ledger, "opened", fail)
     said = "count of uploads" if inside else "cannot count the people"
     with (
         pytest.raises(VflError, match=said),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -322,16 +321,6 @@ def test_the_fewest_rows_are_of_all_that_are_used(node: Context) -> None:
 
 
 # --- files --------------------------------------------------------------------------------------
-
-
-def test_sets_are_their_owners_alone_and_hold_no_objects(organisations: Organisations) -> None:
-    aligned(organisations)
-    assert len(sets()) == 4
-    assert stat.S_IMODE((lasting_home() / "sets").stat().st_mode) == 0o700
-    for path in sets():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with np.load(path, allow_pickle=False) as file:
-            assert all(file[name].dtype.kind in "iub" for name in file.files)
 
 
 def rewritten(path: Path, **changed: Any) -> None:

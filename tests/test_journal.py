@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.full_disk import full_after
@@ -173,31 +173,16 @@ def edits() -> st.SearchStrategy[list[tuple[int, int, bytes]]]:
     return st.lists(st.tuples(place, st.integers(0, 60), st.binary(max_size=60)), min_size=1)
 
 
-def check_edits(
-    folder: Path, whole: bytes, mark: Mark, changes: list[tuple[int, int, bytes]]
+@given(edits())
+def test_several_damages_at_once(
+    folder: Path, whole: bytes, marks: list[Mark], changes: list[tuple[int, int, bytes]]
 ) -> None:
     content = whole
     for at, length, new in changes:
         at %= len(content) + 1
         content = content[:at] + new + content[at + length :]
-    found = counted(folder / "one", content, mark)
+    found = counted(folder / "one", content, marks[5])
     assert found is None or found >= len(RELEASED)
-
-
-@given(edits())
-def test_several_damages_at_once(
-    folder: Path, whole: bytes, marks: list[Mark], changes: list[tuple[int, int, bytes]]
-) -> None:
-    check_edits(folder, whole, marks[5], changes)
-
-
-@pytest.mark.nightly
-@settings(max_examples=4_000)
-@given(edits())
-def test_several_damages_at_once_at_length(
-    folder: Path, whole: bytes, marks: list[Mark], changes: list[tuple[int, int, bytes]]
-) -> None:
-    check_edits(folder, whole, marks[5], changes)
 
 
 def test_what_the_disk_refuses_is_not_released_and_leaves_it_as_it_was(

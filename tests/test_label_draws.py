@@ -321,13 +321,8 @@ def test_a_record_that_another_user_can_change_is_refused(tmp_path: Path, which:
     assert not list(shared.rglob("labels*"))
 
 
-def test_draws_of_a_version_without_people_count_for_everybody(tmp_path: Path, home: Path) -> None:
+def test_draws_of_a_version_without_people_are_refused(tmp_path: Path, home: Path) -> None:
     home.mkdir(mode=0o700)
-    old = [["aa", "/data/labels.csv", "1.0||2", 1.0], ["aa", "/data/other.csv", "1.0||2", 1.0]]
-    old += [["bb", "memory", "0.5||2", 0.5], ["cc", "digits", "4.0||10", 4.0]]
-    content = json.dumps({"secret": "ab" * 32, "draws": old}).encode()
-    write_sealed(home / "labels.draws", content)
-    assert drawn_of(people(), tmp_path / "a.csv")[1] == 2.5
-    assert drawn_of(people(), tmp_path / "a.csv")[1] == 2.5
-    (home / "labels.draws").unlink()
-    assert drawn_of(people(), tmp_path / "a.csv")[1] == 1.0 + 4.0  # the most that anybody had spent
+    write_sealed(home / "labels.draws", b'{"secret": "ab", "draws": []}')
+    with pytest.raises(VflError, match="is of an older version, which counted no draws by person"):
+        drawn_of(people(), tmp_path / "a.csv")

@@ -94,7 +94,11 @@ def test_threads_and_processes_at_once_lose_no_count_and_a_kill_loses_no_finishe
     assert [other.wait(60) for other in others] == [-signal.SIGKILL] * 2
     assert number_in(path) == 100
     assert process(path, "killed before the end", 1).wait(60) == -signal.SIGKILL
-    journal = path.with_name("new-journal")
+    journal, copy = path.with_name("new-journal"), tmp_path / "deleted"
+    shutil.copy(journal, copy.with_name("deleted-journal"))
+    add(copy)  # a ledger that the owner has deleted meanwhile
+    assert number_in(copy) == 1
+    copy.unlink()
     assert path.stat().st_size > 90000 and journal.exists()  # the control: half of it is there
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(journal.stat().st_mode) == 0o600
     assert number_in(path) == 100 and not numbers_in(path, "m")
@@ -209,7 +213,7 @@ def test_a_folder_that_cannot_be_written_counts_nothing(tmp_path: Path) -> None:
     assert number_in(tmp_path / "n") == 1
 
 
-# --- files of version 0.2.1 -----------------------------------------------------------------------
+# --- files of the earlier version -----------------------------------------------------------------
 
 
 @pytest.fixture

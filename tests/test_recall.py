@@ -324,13 +324,14 @@ def test_what_one_side_has_lost_is_aligned_anew(
 
 def test_files_are_their_owners_alone_and_hold_no_objects(organisations: Organisations) -> None:
     aligned(organisations)
-    found = sorted(folder().iterdir())
-    assert len(found) == 3
-    assert stat.S_IMODE(folder().stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
-    for path in found:
-        with np.load(path, allow_pickle=False) as file:
-            assert all(file[name].dtype.kind in "iu" for name in file.files)
+    for name, number in (("alignments", 3), ("sets", 4)):
+        where = files.home(name)
+        assert len(list(where.iterdir())) == number
+        assert stat.S_IMODE(where.stat().st_mode) == 0o700
+        for path in where.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            with np.load(path, allow_pickle=False) as file:
+                assert all(file[each].dtype.kind in "iub" for each in file.files)
 
 
 def rewritten(path: Path, **changed: Any) -> None:

@@ -388,10 +388,10 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
     organisations, new = newcomers
     writing, written = Event(), Event()
 
-    def slow(*given: Any, **fields: Any) -> None:
+    def slow(*given: Any, **fields: Any) -> Any:
         writing.set()
         assert written.wait(30)
-        write(*given, **fields)
+        return write(*given, **fields)
 
     with (
         serving(organisations, tmp_path) as found,
@@ -399,7 +399,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
         ThreadPoolExecutor(1) as pool,
     ):
         service, known = found.service, [int(found.loaded.rows.ids[0])]
-        owner, name = (new_ids, "write_sealed") if file == "new ids" else (service._audit, "write")
+        owner, name = (new_ids, "opened") if file == "new ids" else (service._audit, "write")
         write = getattr(owner, name)
         if not apart:
             service._counting = service.recording = _Inline("inline")

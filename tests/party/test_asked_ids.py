@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -274,23 +273,6 @@ def test_ids_are_counted_before_they_are_blinded(
         with pytest.raises(KeyboardInterrupt):
             members(node, IDS)
     assert count_of(node)["asked"] == 60
-
-
-def test_orders_at_once_share_a_count(node: Context) -> None:
-    node.node_config["max-ids"] = 100
-    rules = Rules.of(node.node_config)
-    points = np.random.default_rng(0).integers(0, 256, (32, 10, 32)).astype(np.uint8)
-
-    def taken(some: Any) -> bool:
-        try:
-            asked_ids.count(node, rules, some)
-        except VflError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(taken, points)) == 10
-    assert count_of(node)["asked"] == 100
 
 
 @pytest.mark.parametrize("lasting", [True, False])

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -133,11 +134,7 @@ class RunConfig:
         ConfigError
             If an option cannot have its value.
         """
-        sections: dict[str, dict[str, Any]] = {each.section: {} for each in KEYS.values()}
-        for name, value in values.items():
-            sections[KEYS[name].section][KEYS[name].field] = KEYS[name].check(value)
-        own = sections.pop("")
-        return cls(**own, **{name: _SECTIONS[name](**sections[name]) for name in sections})
+        return RunConfig().with_values(values)
 
     def __hash__(self) -> int:
         """Return the hash of all values, computed once: windows are cached by it."""
@@ -154,11 +151,23 @@ class RunConfig:
 
     def values(self) -> dict[str, Any]:
         """Return option -> value. `of` makes the same configuration from it."""
-        return {name: each.of(self) for name, each in KEYS.items()}
+        return {name: value_of(self) for name, value_of in _VALUES.items()}
 
     def with_values(self, values: Mapping[str, Any]) -> RunConfig:
-        """Return this configuration with other values of some options."""
-        return RunConfig.of({**self.values(), **values})
+        """Return this configuration with other values of some options.
+
+        Raises
+        ------
+        ConfigError
+            If an option cannot have its value.
+        """
+        changed: dict[str, dict[str, Any]] = {"": {}}
+        for name, value in values.items():
+            option = KEYS[name]
+            changed.setdefault(option.section, {})[option.field] = option.check(value)
+        own = changed.pop("")
+        sections = {name: replace(getattr(self, name), **each) for name, each in changed.items()}
+        return replace(self, **own, **sections)
 
 
 GROUPS = {
@@ -230,7 +239,7 @@ class Key(NamedTuple):
 
     def of(self, config: RunConfig) -> Any:
         """Return the option's value in a configuration."""
-        return getattr(getattr(config, self.section) if self.section else config, self.field)
+        return _VALUES[self.name](config)
 
     def typed(self, value: Any, named: str = "") -> Any:
         """Return a value with the option's type, or raise `ConfigError`.
@@ -301,6 +310,11 @@ KEYS: dict[str, Key] = {
     )
 }
 """Every option, in the order of `vfl list`."""
+
+_VALUES = {
+    each.name: attrgetter(f"{each.section}.{each.field}".lstrip(".")) for each in KEYS.values()
+}
+"""Option -> what reads its value in a configuration."""
 
 
 SHOWN = (

@@ -8,7 +8,8 @@ even if the process is killed.
 
 SQLite notices a damaged structure, but no changed bit of a value. So each entry has a digest, and
 one entry has the number of all entries. A damaged ledger is refused. A deleted ledger begins anew,
-with another secret. The owner of a file can read counts:
+with another secret. After a kill, a file ``-journal`` may lie beside a ledger. It belongs to it,
+also in a backup. The owner of a ledger can read counts:
 ``sqlite3 party-0.ids "SELECT name, key, value FROM entries WHERE name = 'asked'"``.
 
 An earlier version had another format for each file. `opened` reads such a file once, and replaces
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import alone_in, make_folder, told, unsealed, whole
 
 log = logging.getLogger("flwr")
@@ -198,12 +199,17 @@ def opened_by_party(path: Path, sentence: str, earlier: Reader = no_file) -> Ite
     ----------
     sentence : the error if that fails. It leaves the party. The party's own log has the reason.
     """
+    in_block: BaseException | None = None
     try:
         with opened(path, earlier) as ledger:
-            yield ledger
-    except ConfigError:
-        raise  # a rule's refusal
+            try:
+                yield ledger
+            except BaseException as error:
+                in_block = error
+                raise
     except VflError as error:
+        if error is in_block:
+            raise
         log.warning("The party cannot keep its count in %s: %s", path, error)
         raise VflError(sentence) from None
 
@@ -238,6 +244,8 @@ def _make(path: Path, earlier: Reader) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(f"{_SCHEMA} BEGIN")
         ledger._save(connection)
+        # A process may have been killed before the owner deleted its ledger.
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
         with whole(path) as file:
             file.write(connection.serialize())
 

@@ -233,23 +233,7 @@ def gather_all(
         answers = questions.answers(kind, min(questions.deadline, soon))
         found |= answers
         transport.numbers = {**transport.numbers, **{n: a.party for n, a in answers.items()}}
-        said = answers if there else found
-        called = {each.party: each.name for each in said.values() if each.name}
-        if there:
-            for party in names.note_others(called):
-                notice.warning(
-                    "Party %d has a name too like another's, %r, so it is called by its number. "
-                    "Rename it in its node configuration.",
-                    *(party, called[party]),
-                )
-        elif two := names.alike(called):
-            raise ConfigError(
-                f"Two parties have names that are too alike: {called[two[0]]!r} at partition-id "
-                f"{two[0]}, and {called[two[1]]!r} at {two[1]}. Rename one in its node "
-                "configuration."
-            )
-        else:
-            names.note(called)
+        _note_names(answers if there else found, lenient=there is not None)
         if there:
             away, total = _away(found, there) - questions.failures, there.parties
         else:
@@ -278,12 +262,45 @@ def gather_all(
         found |= gather(transport, few, kind, running.party_timeout)
     if there:
         found = {node: each for node, each in found.items() if each.party not in there.without}
-    elif (numbers := sorted(each.party for each in found.values())) != list(range(len(found))):
+    else:
+        _check_numbers(found)
+    return dict(sorted(found.items(), key=lambda each: each[1].party))
+
+
+def _note_names(answers: Mapping[int, Introduction], lenient: bool) -> None:
+    """Call parties by the names in their answers.
+
+    Raises
+    ------
+    ConfigError
+        If two names are too alike. If lenient, call these parties by their numbers instead.
+    """
+    called = {each.party: each.name for each in answers.values() if each.name}
+    if lenient:
+        for party in names.note_others(called):
+            notice.warning(
+                "Party %d has a name too like another's, %r, so it is called by its number. "
+                "Rename it in its node configuration.",
+                *(party, called[party]),
+            )
+    elif two := names.alike(called):
+        raise ConfigError(
+            f"Two parties have names that are too alike: {called[two[0]]!r} at partition-id "
+            f"{two[0]}, and {called[two[1]]!r} at {two[1]}. Rename one in its node "
+            "configuration."
+        )
+    else:
+        names.note(called)
+
+
+def _check_numbers(found: Mapping[int, Introduction]) -> None:
+    """Raise `ConfigError` unless each party has one node."""
+    numbers = sorted(each.party for each in found.values())
+    if numbers != list(range(len(found))):
         raise ConfigError(
             f"The nodes' partition-ids are {numbers}: give each SuperNode its own, from 0 to "
             f"{len(found) - 1}."
         )
-    return dict(sorted(found.items(), key=lambda each: each[1].party))
 
 
 def _waited_for(found: Mapping[int, Introduction], total: int, without: frozenset[int]) -> str:

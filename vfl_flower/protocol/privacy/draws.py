@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import alone_in, make_own_folder, told, unsealed, write_sealed
 from vfl_flower.protocol.privacy.journal import second_counts
 from vfl_flower.transport.flower_internals import lasting_home
@@ -152,16 +153,16 @@ class Draws:
     @classmethod
     def _read(cls, path: Path) -> Draws:
         content = unsealed(path)
-        if content.startswith(b"{"):  # an older version had no entries by person
-            text = json.loads(content)
-            text = {**text, "number": 0, "lost": 0.0, "wholes": text["draws"]}
+        if content.startswith(b"{"):
+            raise VflError(
+                f"{path} is of an older version, which counted no draws by person. Name another "
+                "folder by VFL_HOME, and add its epsilon yourself."
+            )
+        with np.load(BytesIO(content), allow_pickle=False) as file:
+            text = json.loads(file["text"].tobytes())
             found = cls(bytes.fromhex(text["secret"]))
-        else:
-            with np.load(BytesIO(content), allow_pickle=False) as file:
-                text = json.loads(file["text"].tobytes())
-                found = cls(bytes.fromhex(text["secret"]))
-                found._people, found._draws = file["people"], file["draws"]
-                found._epsilons = file["epsilons"]
+            found._people, found._draws = file["people"], file["draws"]
+            found._epsilons = file["epsilons"]
         found._number, found._lost = text["number"], text["lost"]
         found._wholes = {(whole, of, how): each for whole, of, how, each in text["wholes"]}
         return found

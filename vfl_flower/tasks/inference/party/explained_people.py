@@ -9,15 +9,15 @@ add up to the column. So on a real node (`claimed`):
   repeated explanation of the same people, of any model, permutes as the first one did.
 - A person who was explained in one set of people is in no other set for 30 days.
 
-Two files beside the states have the secret and the set of each person.
+A ledger beside the states has the secret and the set of each person.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Context
@@ -25,16 +25,12 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.store import home
-from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import alone_in, lasting_secret
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import People, people_of_rows
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
-from vfl_flower.records.ledger import content_in_file, opened, today
+from vfl_flower.records.ledger import Value, content_in_file, opened_by_party, today
 from vfl_flower.transport.node import refused
-
-log = logging.getLogger("flwr")
 
 LEAST, DAYS = 200, 30
 """Least rows of an explanation, and the days for which a person is in one set of people."""
@@ -74,34 +70,22 @@ def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
             context,
             f"to permute a feature {repeats} times, which would show the column: set repeats = 1",
         )
-    party, folder = context.node_config.get("partition-id"), home("", context)
-    path, own = folder / f"party-{party}.explained", folder / f"party-{party}.explain-secret"
-    with ExitStack() as alone:
-        with _counted():
-            key = lasting_secret(own)
-            secret = hashlib.blake2b(np.sort(people).tobytes(), key=key, digest_size=32).digest()
-            number = int.from_bytes(secret[:5])
-            alone.enter_context(alone_in(own))  # not in the folder, where the block counts
-            with opened(path, content_in_file(_SETS)) as ledger:
-                sets = ledger.numbers(_SETS, people)
+    path = home("", context) / f"party-{context.node_config.get('partition-id')}.explained"
+    sentence = "cannot count the people that it explains: its own log says why."
+    with opened_by_party(path, sentence, _earlier) as ledger:
+        digest = hashlib.blake2b(np.sort(people).tobytes(), key=ledger.secret, digest_size=32)
+        number, sets = int.from_bytes(digest.digest()[:5]), ledger.numbers(_SETS, people)
         if ((sets >> 16 != number) & (today() - (sets & 0xFFFF) < DAYS)).any():
             raise refused(
                 context,
                 f"to explain people of an explanation of the last {DAYS} days beside other "
                 "people: differences would show columns. Explain the same rows, or wait",
             )
-        yield secret
-        with _counted(), opened(path) as ledger:
-            ledger.put(_SETS, people, number << 16 | today())
+        yield digest.digest()
+        ledger.put(_SETS, people, number << 16 | today())
 
 
-@contextmanager
-def _counted() -> Iterator[None]:
-    """Raise an error without details if the people cannot be counted. The log has the details."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except VflError as error:
-        log.warning("%s", error)
-        raise VflError("cannot count the people that it explains: its own log says why.") from None
+def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the files of an earlier version: the sets of people, and the secret."""
+    yield from content_in_file(_SETS)(path)
+    yield from content_in_file("secret")(path.with_suffix(".explain-secret"))
