@@ -34,7 +34,10 @@ DEMO := $(if $(wildcard $(VENV)/installed),$(VENV)/installed,$(VENV)/demo)
 
 # Linux (x86-64) and Python 3.11, as deploy/README.md says. Elsewhere the same versions of packages are installed.
 LOCK = UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile --quiet --upgrade --no-annotate \
-	--python-version 3.11 --python-platform x86_64-manylinux_2_28
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28 --resolution $(RESOLUTION)
+
+# `lowest-direct` takes the oldest versions that pyproject.toml permits.
+RESOLUTION ?= highest
 
 lock: $(BIN)/uv ## resolve the newest dependencies into constraints.txt and deploy/requirements.txt
 	$(LOCK) pyproject.toml --extra test -o constraints.txt

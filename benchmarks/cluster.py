@@ -47,12 +47,15 @@ def memory(processes: list[psutil.Process]) -> float:
     return total / 1e6
 
 
-def settled(processes: Callable[[], list[psutil.Process]]) -> float:
-    """Memory of these processes in MB, once they have imported all that tasks need."""
+def settled(processes: Callable[[], list[psutil.Process]], pause: float) -> float:
+    """Memory of these processes in MB, once they have imported all that tasks need.
+
+    It looks every ``pause`` seconds.
+    """
     before, after = 0.0, 1.0
     while after - before > 0.005 * after:
         before = memory(processes())
-        time.sleep(20)
+        time.sleep(pause)
         after = memory(processes())
     return after
 
@@ -149,13 +152,15 @@ def until_accepted(each: Fleet, party: int) -> None:
     until(lambda: ACTIVE in log.read_text())
 
 
-def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[str, Any]:
+def on_supernodes(
+    asked: int, kill: int, epochs: int, timeout: float, pause: float
+) -> dict[str, Any]:
     """Start SuperNodes, train, kill some, and end."""
     with tempfile.TemporaryDirectory() as folder, fleet(0, Path(folder)) as each:
         each.start(0)
         until_accepted(each, 0)
         root = psutil.Process(each.nodes[0][1].pid)
-        one = settled(lambda: [root, *root.children(recursive=True)])
+        one = settled(lambda: [root, *root.children(recursive=True)], pause)
         superlink = memory(of_flower(each)) - one
         free = psutil.virtual_memory().available / 1e6 - SPARE_MB
         parties = min(asked, int(free / (one + TASK_MB)))
@@ -169,7 +174,7 @@ def on_supernodes(asked: int, kill: int, epochs: int, timeout: float) -> dict[st
         for party in range(parties):
             until_accepted(each, party)
         started = time.perf_counter()
-        idle = settled(lambda: of_flower(each))
+        idle = settled(lambda: of_flower(each), pause)
         keys = {**ALL_ROWS, "strategy": "vafl", "dataset": "digits", "epochs": epochs}
         keys |= {"on-party-failure": "continue", "party-timeout": timeout, "eval-every": 1}
         with Watch(lambda: of_flower(each)) as watch:
@@ -221,6 +226,7 @@ def main() -> None:
     made.add_argument("--kill", type=int, default=10, help="SuperNodes")
     made.add_argument("--epochs", type=int, default=60, help="on SuperNodes")
     made.add_argument("--party-timeout", type=float, default=60.0, metavar="SECONDS")
+    made.add_argument("--settle", type=float, default=20.0, metavar="SECONDS")
     options = made.parse_args()
     figures: dict[str, Any] = {}
     for nodes in options.nodes if "supernodes" not in (options.only or ()) else ():
@@ -229,7 +235,7 @@ def main() -> None:
         print(f"{name}:", figures[name], flush=True)
     if "ray" not in (options.only or ()):
         words = (options.supernodes, options.kill, options.epochs, options.party_timeout)
-        figures["supernodes"] = on_supernodes(*words)
+        figures["supernodes"] = on_supernodes(*words, options.settle)
         print(json.dumps(figures["supernodes"]), flush=True)
     report("cluster", figures)
 

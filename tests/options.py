@@ -11,7 +11,9 @@ from pathlib import Path
 
 from vfl_flower.api import keywords
 from vfl_flower.api.own_code import KEYWORDS
-from vfl_flower.config.run_config import KEYS, SHOWN, Key, flower_defaults
+from vfl_flower.config.flower_table import SHOWN, flower_defaults
+from vfl_flower.config.options.option import Key
+from vfl_flower.config.run_config import OPTIONS
 
 FILE = Path(keywords.__file__)
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -26,7 +28,7 @@ This file is generated from vfl_flower/config/options/: python -m tests.options
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
 
 from vfl_flower.label_holder.callbacks import Callback
@@ -44,7 +46,7 @@ class Options(TypedDict, total=False):
 
 def generated() -> str:
     """Return the content of vfl_flower/api/keywords.py."""
-    return HEAD + "".join(_field(keyword, KEYS[name]) for keyword, name in KEYWORDS.items())
+    return HEAD + "".join(_field(keyword, OPTIONS[name]) for keyword, name in KEYWORDS.items())
 
 
 def _field(keyword: str, key: Key) -> str:
@@ -53,6 +55,8 @@ def _field(keyword: str, key: Key) -> str:
         kind = "str | System"
     if key.name == "observer":
         kind = "Code | Callback"
+    if key.name == "expert":
+        kind = "str | Mapping[str, Any]"
     if key.choices:
         values = [f'"{each}"' for each in key.choices]
         kind = f"Literal[{', '.join(values)}]"
@@ -68,7 +72,7 @@ def with_table(text: str) -> str:
 
 
 def _line(name: str, value: object) -> str:
-    auto = KEYS[name].auto.partition(". ")[0] if name in SHOWN else ""
+    auto = OPTIONS[name].auto.partition(". ")[0] if name in SHOWN else ""
     return f"{name} = {json.dumps(value)}{'  # ' + auto if auto else ''}\n"
 
 

@@ -489,7 +489,7 @@ def test_keyword_options_equal_a_dict_in_either_order() -> None:
     once: dict[str, Any] = {name.replace("-", "_"): ONCE[name] for name in ONCE}
     models = [
         vfl_flower.train({**ONCE, "party-lr": 0.05}, PARTS, Y),
-        vfl_flower.train(PARTS, Y, config=ONCE, party_lr=rate, mu=None),
+        vfl_flower.train(PARTS, Y, config=ONCE, party_lr=rate, keep=None),
         vfl_flower.train(ONCE, features=PARTS, labels=Y, party_lr=rate),
         vfl_flower.train(PARTS, Y, **{**once, "epochs": np.int64(1)}, party_lr=0.3),
     ]
@@ -505,12 +505,13 @@ def test_the_keyword_options_are_the_options_of_the_sections() -> None:
     assert set(Options.__annotations__) == set(own_code.KEYWORDS)
 
 
-def test_option_labels_is_label_access_because_labels_are_data() -> None:
+def test_expert_settings_are_given_in_config_as_a_mapping_or_as_a_text() -> None:
     models = [
         vfl_flower.train(PARTS, Y, config={**ONCE, "labels": "shared"}),
-        vfl_flower.train(PARTS, Y, config=ONCE, label_access="shared"),
+        vfl_flower.train(PARTS, Y, config=ONCE, expert={"labels": "shared"}),
+        vfl_flower.train(PARTS, Y, config=ONCE, expert="labels=shared"),
     ]
-    assert [each.summary["config"]["labels"] for each in models] == ["shared"] * 2
+    assert [each.summary["config"]["labels"] for each in models] == ["shared"] * 3
     assert len({each.history[-1]["test_loss"] for each in models}) == 1
 
 
@@ -603,6 +604,11 @@ def test_components_without_an_import_path_train_and_predict_in_this_process(
     ("named", "said"),
     [
         ({"party_lrr": 0.1}, "party_lrr is not an option of train. Did you mean party_lr?"),
+        ({"noise_seed": 0}, "It is an expert setting: write expert={'noise-seed': ...}."),
+        ({"expert": {"epochs": 3}}, "expert names 'epochs', which is no expert setting"),
+        ({"expert": "mu"}, "expert = 'mu' is no settings. Write name=value for each"),
+        ({"expert": 3}, "expert = 3 is no settings"),
+        ({"expert": {"mu": "x"}}, "mu = 'x' "),
         ({"party-lr": 0.1}, "party-lr is not an option of train. Did you mean party_lr?"),
         ({"task": "predict"}, "task is not an option of train"),
         ({"config": {"party-lr": 0.1}, "party_lr": 0.2}, "party_lr is given twice: 0.1 in"),
@@ -625,7 +631,7 @@ def test_keyword_options_that_cannot_be_are_a_sentence(named: dict[str, Any], sa
 
 
 def test_arguments_that_no_call_takes_are_a_type_error() -> None:
-    with pytest.raises(TypeError, match=r"multiple values for argument .labels.\..*label_access"):
+    with pytest.raises(TypeError, match=r"multiple values for argument .labels.\."):
         vfl_flower.train(PARTS, Y, labels="shared")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="at most 3 positional arguments: 4"):
         vfl_flower.train({}, PARTS, Y, 3)  # type: ignore[call-overload]

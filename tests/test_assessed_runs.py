@@ -230,7 +230,7 @@ def test_python_takes_segments_from_a_frame_of_labels() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     own = pd.DataFrame({"label": y, "age": np.arange(len(y)) % 60})
     parts = [x[:, :5], x[:, 5:10]]
-    model = vfl_flower.train(parts, own, segments="age", min_segment=5, epochs=1)
+    model = vfl_flower.train(parts, own, segments="age", expert={"min-segment": 5}, epochs=1)
     found = model.summary["assessment"]["segments"]["age"]
     assert next(iter(found["rows"])).startswith("<= ") and len(found["rows"]) == 5
     assert model.assess(parts, own)["segments"]["age"]["rows"].keys() != {}

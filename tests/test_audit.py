@@ -311,8 +311,8 @@ def test_baselines_are_refused(
         (["--known", "0"], "0 known rows per class are impossible"),
         (["--known", "200"], "the smallest class of digits has 1"),
         (["-c", "strategy='cascaded'"], "leave one out"),
-        (["-c", "mu=0"], "mu = 0"),
-        (["--strategy", "ef-vfl", "-c", "labels='shared'"], "labels = 'shared'"),
+        (["-c", "expert='mu=0'"], "mu = 0"),
+        (["--strategy", "ef-vfl", "-c", "expert='labels=shared'"], "labels = 'shared'"),
     ],
 )
 def test_what_cannot_be_audited_is_one_sentence(

@@ -27,7 +27,7 @@ from vfl_flower.config import audit_log, files
 from vfl_flower.config.audit_chain import End, beside, earlier_end, find, read_seal, verify
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import ConfigError, SharedError, VflError
-from vfl_flower.data.ids import encode_ids, encodings
+from vfl_flower.data.ids import encode_ids, encoded
 from vfl_flower.tools.cli import main
 
 IDS = ["C-1042", "C-1043", "C-1044"]
@@ -668,8 +668,8 @@ def test_the_owner_finds_an_id_and_nobody_else_does(
     content = b"".join(each.read_bytes() for each in log.parent.iterdir())
     assert not any(each.encode() in content for each in IDS)
     for each, times in zip(IDS, (5, 3, 1), strict=True):
-        assert sum(1 for _ in find(log, encodings(each))) == times
-    assert list(find(log, encodings("C-1"))) == []
+        assert sum(1 for _ in find(log, [encoded(each)])) == times
+    assert list(find(log, [encoded("C-1")])) == []
     assert main(["audit-log", "find", str(log), "C-1044", "C-9"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert re.sub(r"\d{4}-[^,]*Z", "TIME", said[0]) == (
@@ -697,8 +697,8 @@ def test_another_log_hashes_ids_with_another_key(path: Path, tmp_path: Path) -> 
 def test_numbers_and_texts_are_found_alike(path: Path, column: list[Any]) -> None:
     with AuditLog(path) as log:
         log.write("predict", ids=log.hashes(encode_ids(column, "The request")))
-    assert [fields["line"] for _, fields in find(path, encodings("17"))] == [2]
-    assert not list(find(path, encodings("017")))
+    assert [fields["line"] for _, fields in find(path, [encoded("17")])] == [2]
+    assert not list(find(path, [encoded("017")]))
 
 
 def test_lines_with_odd_ids_are_passed_over(path: Path) -> None:

@@ -107,15 +107,6 @@ def test_one_upload_ends_no_run_and_names_its_party(
     assert len(gone) == 1 and gone[0].startswith("Party 1 sent ")
 
 
-def test_such_an_upload_would_else_ruin_the_model_of_all(
-    run: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control: without the bound it is found too late, and others are blamed."""
-    monkeypatch.setattr("vfl_flower.label_holder.table._GROWTH", math.inf)
-    finished = run(3, BY_STEP, misbehaving(array("embedding", first(9e5)), number=5))
-    assert finished.summary["failed_parties"] != [] or finished.summary["test_accuracy"] < 0.8
-
-
 def test_who_takes_the_loss_beyond_all_numbers_with_a_first_upload_is_named(
     run: Start, tmp_path: Path
 ) -> None:

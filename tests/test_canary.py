@@ -17,6 +17,7 @@ import pytest
 from torch import Tensor
 
 from tests.conftest import nightly
+from tests.pairwise import pairwise
 from tests.test_last_bits import rounded
 from vfl_attacks.canary import (
     canary,
@@ -76,9 +77,11 @@ PLAYS = 30
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("more", [{}, {"quorum": 2}, {"quorum": 2, "perturbs": "all"}], ids=str)
-@pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
-@pytest.mark.parametrize("epsilon", [4.0, 1.0])
+@pairwise(
+    epsilon=[4.0, 1.0],
+    more=[{}, {"quorum": 2}, {"quorum": 2, "perturbs": "all"}],
+    server_update=["first-order", "zeroth-order"],
+)
 def test_noise_on_scalars_and_top_model_holds(
     epsilon: float, more: dict[str, Any], server_update: str
 ) -> None:

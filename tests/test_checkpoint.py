@@ -20,6 +20,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from tests.organisations import change, contents, cut, small
+from tests.pairwise import pairwise
 from tests.releases import log_of
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -216,9 +217,11 @@ def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("align", ["psi", "any"])
-@pytest.mark.parametrize("strategy", ["split-nn", "vafl"])
-@pytest.mark.parametrize("target", ["classification", "regression"])
+@pairwise(
+    target=["classification", "regression"],
+    strategy=["split-nn", "vafl"],
+    align=["psi", "any"],
+)
 def test_a_run_on_files_goes_on_with_its_rows(
     tmp_path: Path, target: str, strategy: str, align: str
 ) -> None:

@@ -19,9 +19,10 @@ from flwr.common.config import parse_config_args
 
 from vfl_attacks.audit import audit
 from vfl_flower.config.errors import TERMINATING, ConfigError
+from vfl_flower.config.flower_table import flower_defaults
 from vfl_flower.config.node_rules import RULES
 from vfl_flower.config.plugins import ENGINES, SYSTEMS
-from vfl_flower.config.run_config import GROUPS, KEYS, flower_defaults
+from vfl_flower.config.run_config import GROUPS, OPTIONS
 from vfl_flower.launch import processes
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.tools.cli import main
@@ -32,10 +33,10 @@ ODD = {
     "out": "runs/😀",
     "label": "a \"quoted\" \\ one, and 'another'",
     "class-weights": "two\nlines\tand a tab",
-    "bottom-bias": False,
-    "mu": 1e-05,
+    "freeze": False,
+    "party-lr": 1e-05,
     "epochs": 3,
-    "noise-seed": -1,
+    "min-parties": -1,
 }
 
 
@@ -317,10 +318,10 @@ def test_listing_is_plain_lines_where_it_is_no_terminal(
     lines = text.splitlines()
     assert "  batch-size = auto         Sets the rows of a mini-batch." in lines
     assert sum(line.startswith("  ") and line[2] != " " for line in lines) == len(
-        (*KEYS, *RULES, *SYSTEMS.names)
+        (*OPTIONS, *RULES, *SYSTEMS.names)
     )
     flat = " ".join(text.split())
-    assert all(each.summary in flat for each in KEYS.values())
+    assert all(each.summary in flat for each in OPTIONS.values())
 
 
 def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
@@ -334,10 +335,10 @@ def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
     _, systems, *panels, rules = text.split("╭─")
     assert all(f"│ {name} " in systems for name in SYSTEMS.names)
     assert [panel.partition("─")[0].strip() for panel in panels] == [
-        f"Options: {title}" for title in GROUPS.values()
+        f"Options: {title}" for section, title in GROUPS.items() if section != "downlink"
     ]
-    for section, panel in zip(GROUPS, panels, strict=True):
-        here = [name for name, each in KEYS.items() if each.section == section]
+    for section, panel in zip((each for each in GROUPS if each != "downlink"), panels, strict=True):
+        here = [name for name, each in OPTIONS.items() if each.section == section]
         assert all(f"│ {name} = " in panel for name in here)
     assert all(f"│ {name} = " in rules for name in RULES)
 

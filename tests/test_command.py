@@ -69,20 +69,24 @@ def tables(tmp_path: Path) -> Path:
         ("strategy='vafl-t' quorum=3", 2, "quorum = 3 is more than the 2 parties"),
         ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "no longer finite"),
         ("dataset='breast-cancer' server-lr=1e308", 2, "server-lr = 1e+308 must be below 1e+38."),
-        ("dataset='breast-cancer' top-hidden=2147483647", 2, "Choose a smaller top-hidden or"),
+        (
+            "dataset='breast-cancer' expert='top-hidden=2147483647'",
+            2,
+            "Choose a smaller top-hidden or",
+        ),
         ("dataset='breast-cancer' device='meta'", 2, "device = 'meta' is not available here"),
         (
-            "dataset='breast-cancer' strategy='cascaded' server-update='zeroth-order' "
-            "server-lr=9e37 party-lr=9e37 window=1",
+            "dataset='breast-cancer' strategy='cascaded' server-lr=9e37 party-lr=9e37 window=1 "
+            "expert='server-update=zeroth-order'",
             2,
             "finite",
         ),
         ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite. Lower the"),
-        ("strategy='cascaded' mu=0", 2, "mu = 0 must be above 0."),
-        ("strategy='dpzv' clip=0", 2, "clip = 0 must be above 0."),
+        ("strategy='cascaded' expert='mu=0'", 2, "mu = 0 must be above 0."),
+        ("strategy='dpzv' expert='clip=0'", 2, "clip = 0 must be above 0."),
         ("strategy='dpzv' quorum=2", 3, "privacy = 'scalar' with quorum = 2 lets a row be in one"),
         (
-            "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
+            "strategy='dpzv' epsilon=0.01 epochs=1 expert='delta=1e-3 noise-multiplier=2'",
             2,
             "The budget epsilon = 0.01 is already spent in one pass over the rows: noise",
         ),
@@ -159,7 +163,7 @@ def test_list_prints_every_system_and_key(capsys: pytest.CaptureFixture[str]) ->
     lines = text.splitlines()
     for name in SYSTEMS.names:
         assert any(line.split()[:1] == [name] for line in lines)
-    for name, key in configuration.KEYS.items():
+    for name, key in configuration.OPTIONS.items():
         auto = key.default is None or name in BY_ROWS
         default = "auto" if auto else repr(key.default)
         assert any(f"{line} ".startswith(f"  {name} = {default} ") for line in lines)

@@ -85,7 +85,7 @@ def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None
     [
         (["nonsense"], "strategy = 'nonsense' is not known"),
         (["vafl", "vafl"], "given twice"),
-        (["cascaded mu=0.0"], "mu = 0.0 must be above 0"),
+        (["cascaded expert='mu=0.0'"], "mu = 0.0 must be above 0"),
         (["vafl party-lr"], "cannot be read"),
         ([" "], "name a system"),
         (["vafl strategy='cascaded'"], "names a strategy or out twice"),
@@ -95,8 +95,8 @@ def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None
         (["..: vafl"], "choose titles that differ in those"),
         (["frozen: vafl"], "'frozen' is the name of a baseline"),
         (["a: nonsense"], "strategy = 'nonsense' is not known"),
-        (["vafl", "-c", "embedding-noise=1.0"], "adds no noise with privacy = 'none'"),
-        (["vafl privacy='none' inner-noise=0.1"], "adds no noise with privacy = 'none'"),
+        (["vafl", "-c", "expert='embedding-noise=1.0'"], "adds no noise with privacy = 'none'"),
+        (["vafl privacy='none' expert='inner-noise=0.1'"], "adds no noise with privacy = 'none'"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_anything_runs(
@@ -215,8 +215,8 @@ def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    runs = ["keep = 0.5: ef-vfl keep=0.5", "both ways: vafl downlink-codec='qsgd'"]
-    keys = "dataset='breast-cancer' epochs=2 window=8 eval-every=0.5"
+    runs = ["keep = 0.5: ef-vfl keep=0.5", "both ways: vafl expert='downlink-codec=qsgd'"]
+    keys = "dataset='breast-cancer' epochs=2 window=8 expert='eval-every=0.5'"
     assert main(["compare", *runs, "-c", keys, "--parties", "2", "--out", str(out)]) == 0
     names = ["keep = 0.5", "both ways", "frozen", "local-only", "centralised"]
     assert list(json.loads((out / "compare.json").read_text())) == names

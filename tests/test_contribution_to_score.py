@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.pairwise import pairwise
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.held_out import background_rows
@@ -113,9 +114,7 @@ def by_definition(
     return value(frozenset()), {name: float(np.mean(each)) for name, each in gains.items()}
 
 
-@pytest.mark.parametrize("classes", CLASSES)
-@pytest.mark.parametrize("own", [0, OWN])
-@pytest.mark.parametrize("keys", [{}, {"subsets": "sampled"}], ids=["whole", "any"])
+@pairwise(classes=[*CLASSES], own=[0, OWN], keys=[{}, {"subsets": "sampled"}])
 def test_contributions_are_shapley_values_and_add_up(
     classes: str, own: int, keys: dict[str, Any]
 ) -> None:

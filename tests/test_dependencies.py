@@ -204,3 +204,19 @@ def test_the_lock_file_names_hashes_and_no_address() -> None:
     for entry in entries:
         assert re.fullmatch(r"\S+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry), entry
     assert "torch==" in LOCK and "+cpu" not in LOCK
+
+
+# --- packages and workflows ----------------------------------------------------------------------
+
+
+def test_the_packages_say_that_they_have_types() -> None:
+    for package in ("vfl_flower", "strategies", "vfl_attacks"):
+        assert (CHECKOUT / package / "py.typed").is_file()
+
+
+def test_actions_are_pinned_by_commit() -> None:
+    """A tag can be moved to other code."""
+    workflows = list((CHECKOUT / ".github" / "workflows").glob("*.yml"))
+    used = [each for path in workflows for each in re.findall(r"uses: (\S+)", path.read_text())]
+    assert len(workflows) > 3 and len(used) > 10
+    assert [each for each in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", each)] == []

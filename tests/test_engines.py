@@ -45,75 +45,34 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("engine", "parties", "keys"),
-    [
-        pytest.param(
-            run_ray, 3, {"epochs": 2, "transport": "messages", "calibrate": "platt"}, id="ray"
-        ),
-        pytest.param(
-            run_ray,
-            2,
-            {"dataset": "breast-cancer"},
-            id="ray, default options",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            run_supernodes,
-            2,
-            {"dataset": "breast-cancer"},
-            id="supernodes, default options",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(run_ray, 2, EF_VFL, id="ray, private labels", marks=pytest.mark.nightly),
-        pytest.param(
-            run_ray,
-            2,
-            {
-                **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
-                **{"party-lr": 0.01, "server-lr": 0.01, "clip-gradient": 0.1, "epochs": 2},
-                **{"codec": "float16", "downlink-codec": "bfloat16", "window": 4},
-            },
-            id="ray, adamw, one cycle",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(  # the ServerApp draws the same noise as this process
-            run_supernodes,
-            2,
-            {"privacy": "labels", "epsilon": 3.0, "epochs": 2, "window": 8},
-            id="supernodes, noisy labels",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            run_ray,
-            2,
-            {**EF_VFL, "labels": "shared"},
-            id="ray, shared labels",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            run_ray,
-            2,
-            {**EF_VFL, "epochs": 2, "labels": "shared", "initial-surrogates": "embeddings"},
-            id="ray, initial surrogates",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            run_supernodes,  # a fresh process draws the directions of the last one's window again
-            2,
-            {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
-            id="supernodes, zeroth order",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            run_supernodes,
-            2,
-            {"presence": 0.6, "epochs": 3, "window": 4, "calibrate": "platt"},
-            id="supernodes, partial rows",
-            marks=pytest.mark.nightly,
-        ),
-    ],
-)
+RUNS: dict[str, tuple[Callable[[int, Mapping[str, Any]], Run], int, dict[str, Any]]] = {
+    "ray": (
+        run_ray,
+        3,
+        {
+            **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
+            **{"party-lr": 0.01, "server-lr": 0.01, "clip-gradient": 0.1, "epochs": 2},
+            **{"codec": "float16", "downlink-codec": "bfloat16", "window": 4},
+            **{"transport": "messages", "calibrate": "platt"},
+        },
+    ),
+    "ray, default options": (run_ray, 2, {"dataset": "breast-cancer"}),
+    "ray, shared labels": (
+        run_ray,
+        2,
+        {**EF_VFL, "epochs": 2, "labels": "shared", "initial-surrogates": "embeddings"},
+    ),
+    "supernodes, default options": (run_supernodes, 2, {"dataset": "breast-cancer"}),
+    "supernodes, noisy labels": (  # the ServerApp draws the same noise as this process
+        run_supernodes,
+        2,
+        {"privacy": "labels", "epsilon": 3.0, "epochs": 2, "window": 8},
+    ),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("engine", "parties", "keys"), RUNS.values(), ids=list(RUNS))
 def test_a_synchronous_run_is_the_same_as_in_process(
     engine: Callable[[int, Mapping[str, Any]], Run],
     parties: int,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import MANY
+from tests.pairwise import pairwise
 from tests.stepping import by_gradient
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
@@ -54,9 +55,7 @@ def assert_same_parameters(ours: nn.Module, theirs: nn.Module) -> None:
 # --- the label holder ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("top_model", ["linear", "mlp"])
-@pytest.mark.parametrize("outputs", [1, 3])
+@pairwise(top_model=["linear", "mlp"], outputs=[1, 3], optimizer=["sgd", "momentum", "adam"])
 def test_answer_over_a_window_is_its_steps_in_order(
     top_model: str, outputs: int, optimizer: str
 ) -> None:

@@ -16,6 +16,8 @@ SYNCHRONOUS: list[dict[str, Any]] = [
     {"strategy": "split-nn", "epochs": 5, "window": 8},
     {**EF_VFL, "epochs": 1, "labels": "shared"},
     {**EF_VFL, "epochs": 1, "initial-surrogates": "embeddings"},
+    {"strategy": "split-nn", "presence": 0.6, "epochs": 3, "window": 4, "calibrate": "platt"},
+    {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
 ]
 ASYNCHRONOUS: list[dict[str, Any]] = [
     {"strategy": "vafl", "epochs": 12, "party-lr": 0.1, "server-lr": 0.1},

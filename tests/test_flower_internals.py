@@ -31,7 +31,7 @@ from flwr.supercore.run import Run
 from packaging.requirements import Requirement
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.run_config import flower_defaults
+from vfl_flower.config.flower_table import flower_defaults
 from vfl_flower.transport.base import FlowerTransport
 from vfl_flower.transport.flower_internals import (
     CLOCK_AHEAD,

@@ -28,7 +28,6 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy.journal import TRAIN
-from vfl_flower.protocol.privacy.scalars import ScalarAccountant
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.messages import TrainOrder
 
@@ -289,15 +288,3 @@ def test_uploads_so_far_are_told_by_few_events(again: int) -> None:
         told.count(event)
     for name in ("passes", "last", "steps", "unseen"):
         assert getattr(counted, name) == getattr(told, name)
-
-
-def test_without_those_counts_less_would_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ScalarAccountant, "so_far", lambda self: iter(()))
-    folder = tmp_path / "run"
-    keys = {**CANCER, "epochs": 3, **COUNTED["dpzv"]}
-    with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):
-        run_local(3, {**keys, "out": str(folder)})
-    before = json.loads((folder / "summary.json").read_text())
-    assert resumed(folder, 3).summary["epsilon"] < before["epsilon"]

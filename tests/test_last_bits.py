@@ -157,21 +157,6 @@ def test_what_parties_send_follows_from_the_sums_alone(
     assert same_in_both_worlds(tmp_path, keys)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"strategy": "split-nn"},
-        {"strategy": "vafl", "optimizer": "adam", "window": 2},
-        {"strategy": "ef-vfl", "labels": "shared", "codec": "identity"},
-    ],
-    ids=lambda keys: ", ".join(map(str, keys.values())),
-)
-@pytest.mark.one_by_day
-def test_sums_that_round_by_the_value_would_tell(tmp_path: Path, keys: dict[str, Any]) -> None:
-    """The control of the test above."""
-    assert not same_in_both_worlds(tmp_path, keys, rounded)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("keys", [{}, {"precision": "bfloat16"}, {"optimizer": "adam"}], ids=str)
 def test_of_many_parties_too(tmp_path: Path, keys: dict[str, Any]) -> None:

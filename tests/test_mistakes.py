@@ -23,7 +23,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.tools.cli import main
 
 A, B = "file='a.csv' id='customer'", "file='b.csv' id='customer'"
-RUN = "dataset='files:labels.csv' id='customer' label='default' epochs=1 min-segment=1"
+RUN = "dataset='files:labels.csv' id='customer' label='default' epochs=1 expert='min-segment=1'"
 """A run that works. Each mistake changes one thing of it."""
 
 
@@ -105,7 +105,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "no epsilon": (["run", "-c", "strategy='dpzv' epsilon=0"], 1, r"must be above 0"),
     "epsilon without noise": (["run", "-c", "epsilon=1"], 1, r"privacy = 'none'. Change `privacy`"),
     "noise without privacy": (
-        ["run", "-c", "embedding-noise=1"],
+        ["run", "-c", "expert='embedding-noise=1'"],
         1,
         r"adds no noise with privacy = 'none'. Set privacy = 'perturbed-embedding'",
     ),
@@ -250,7 +250,11 @@ PYTHON: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no parties": (lambda: train(dataset="digits", parties=0), ConfigError, r"at least one"),
     "no run": (lambda: vfl_flower.load("runs/none"), ConfigError, r"Name the results folder"),
     "no ids": (lambda: train(TWO, Y, id="who"), ConfigError, r"column 'who' of ids"),
-    "noise": (lambda: train(TWO, Y, embedding_noise=1.0), ConfigError, r"adds no noise"),
+    "noise": (
+        lambda: train(TWO, Y, expert={"embedding-noise": 1.0}),
+        ConfigError,
+        r"adds no noise",
+    ),
     "epsilon": (lambda: train(TWO, Y, epsilon=1.0), ConfigError, r"Change `privacy`"),
     "a name as label": (lambda: train(TWO, "label"), ConfigError, r"Give one label for each row"),
 }

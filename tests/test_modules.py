@@ -8,7 +8,6 @@ import logging
 import random
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from vfl_flower.data import augmentation, samples, source
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import FeatureBlock, load_features
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.models import passes, rebuilt
+from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
@@ -159,17 +158,6 @@ def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run
     tracked = "layers.0.norm.num_batches_tracked"
     parties = (one.parameters(f"party-{party}") for party in range(2))
     assert sum(each[tracked] for each in parties) == 2 * 2 * 8  # mini-batches, each of them once
-
-
-@pytest.mark.nightly
-def test_without_a_key_dropout_does_not_repeat(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: what the last test holds is the key's doing."""
-    keys = own("Normal", **{"model-args": "drop=0.3"})
-    monkeypatch.setattr(passes, "_repeatable", lambda *_: nullcontext())
-    torch.manual_seed(0)
-    one, other = run(2, keys), run(2, keys, client=FORGETFUL)
-    with pytest.raises(AssertionError):
-        assert_equal_runs(one, other, parties=2)
 
 
 # --- what is kept -------------------------------------------------------------------------------
@@ -644,16 +632,6 @@ def test_state_that_matters_late_ends_the_run_at_its_next_figures(
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     assert len(history) == 1 and (out / "party-1.npz").exists()
     loss_of_predictions(out)  # the checkpoint from before, whose model was as good as rebuilt
-
-
-@pytest.mark.parametrize(("keys", "said"), LATE, ids=["party", "label holder"])
-def test_unchecked_late_state_predicts_otherwise(
-    keys: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control."""
-    monkeypatch.setattr(rebuilt, "check", lambda *_: None)
-    finished = run_local(2, {**CANCER, **keys, "out": str(tmp_path / "run")})
-    assert abs(loss_of_predictions(finished.folder) - finished.summary["test_loss"]) > 1e-3
 
 
 @pytest.mark.parametrize("how", ["counter", "numpy"])

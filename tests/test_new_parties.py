@@ -28,6 +28,7 @@ from tests.organisations import (
     read,
     write,
 )
+from tests.pairwise import pairwise
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower import client_app
 from vfl_flower.api.training import train
@@ -104,9 +105,7 @@ def rows_of(parties: int, own: int, generator: torch.Generator) -> tuple[Tensor,
     return h * present.repeat_interleave(3, 1), features, present
 
 
-@pytest.mark.parametrize("own", [0, 2])
-@pytest.mark.parametrize("combine", ["concat", "mean", "sum"])
-@pytest.mark.parametrize("top_model", ["mlp", "linear"])
+@pairwise(top_model=["mlp", "linear"], combine=["concat", "mean", "sum"], own=[0, 2])
 def test_a_grown_top_model_says_the_same_where_no_new_party_is(
     top_model: str, combine: str, own: int
 ) -> None:
@@ -290,6 +289,17 @@ def test_rows_that_were_held_out_are_again() -> None:
     rows = np.array([*sorted(train)[:40], *sorted(test)[:4]])
     now = rows[held_out_again(data, known, used, rows)][divide(data, 44)[1]]
     assert set(sorted(test)[:4]) < set(now)
+
+
+def test_rows_that_trained_a_model_choose_the_next_rather_than_test_it() -> None:
+    data, known, new = resolve({}).data, np.arange(1000), range(1000, 1060)
+    learnt = divide(data, len(known))[0]
+    rows = np.random.default_rng(0).permutation([*learnt[:250], *new])
+    _, held_out, validation = divide(data, len(rows))
+    assert len(held_out) > len(new)  # so some rows that trained the model are held out
+    used = used_by(data, known, (known[:0], known[:0]))
+    now = rows[held_out_again(data, known, used, rows)]
+    assert set(new) <= set(now[held_out[validation:]])
 
 
 def test_rows_that_chose_a_model_choose_again_rather_than_test_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from strategies.baselines.centralised import Joined
 from strategies.baselines.frozen import learn
 from strategies.baselines.local_only import Alone
 from tests.conftest import Start, nightly, trained
+from tests.pairwise import cases
 from tests.releases import learned_from
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import LabelNoise, Labels
@@ -100,10 +100,10 @@ def holder_of(privacy: str, target: str, weighted: bool, subsets: str) -> LabelH
     return holder
 
 
+KINDS = [(target, False) for target in TARGETS] + [(target, True) for target in WEIGHTS]
 CASES = [
-    case
-    for case in product(PRIVACY, TARGETS, (False, True), ("off", "sampled", "laser"))
-    if not (case[2] and case[1] not in WEIGHTS)
+    (privacy, *kind, subsets)
+    for privacy, kind, subsets in cases([*PRIVACY], KINDS, ["off", "sampled", "laser"])
 ]
 
 

@@ -172,8 +172,8 @@ def test_a_package_declares_a_mechanism(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vfl_flower.tools.cli"]
     run = [*command, "run", "--parties", "2", "--out", str(tmp_path / "run"), "-c"]
     run.append(
-        "privacy='laplace' noise-multiplier=40.0 strategy='cascaded' top-model='sum' "
-        "embedding-size='auto' dataset='breast-cancer' epochs=2"
+        "privacy='laplace' strategy='cascaded' top-model='sum' embedding-size='auto' "
+        "dataset='breast-cancer' epochs=2 expert='noise-multiplier=40.0'"
     )
     for each in ([*command, "list", "privacy"], run):
         said = subprocess.run(

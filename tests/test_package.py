@@ -99,7 +99,8 @@ def test_the_wheel_has_the_package_alone_and_the_sdist_all_that_tests_need(dist:
     info = f"vfl_flower-{PROJECT['version']}.dist-info"
     packages = {name.split("/")[0] for name in names}
     assert packages == {"strategies", "vfl_attacks", "vfl_flower", info}
-    assert {*PAGE, f"{info}/licenses/LICENSE"} <= names
+    typed = {f"{package}/py.typed" for package in packages - {info}}
+    assert {*PAGE, *typed, f"{info}/licenses/LICENSE"} <= names
     with tarfile.open(sdist) as archive:
         folders = {"/".join(Path(each.name).parts[1:2]) for each in archive.getmembers()}
     assert {"tests", "benchmarks", "docs", "notebooks", "examples", "deploy"} <= folders

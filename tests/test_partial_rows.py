@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from tests.conftest import MANY, Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
+from tests.pairwise import pairwise
 from tests.stepping import by_gradient
 from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, reuse
@@ -94,6 +95,18 @@ MODELS: list[dict[str, Any]] = [
 # --- top models of any subset -------------------------------------------------------------------
 
 
+def test_a_mean_is_over_the_present_parties_and_the_label_holders_own_block() -> None:
+    keys = {"presence": 0.5, "bottom-model": "mlp", "embedding-size": 3, "combine": "mean"}
+    top = aggregation_of(resolve(keys)).build_top(SIZES, OUTPUTS, 2)
+    h, _ = rows_of(2)
+    present = torch.cat([h[:, -len(SIZES) :], torch.ones(ROWS, 1)], dim=1)
+    with torch.no_grad():
+        blocks = top.embedded(h)
+        apart = blocks.view(ROWS, len(SIZES) + 1, 3) * present[:, :, None]
+        expected = apart.sum(1) / present.sum(1, keepdim=True)
+        torch.testing.assert_close(top.combined(blocks, h), expected)
+
+
 @pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
 def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
@@ -132,10 +145,7 @@ def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("own", [0, 2])
-@pytest.mark.parametrize("presence", [0.5, 1.0])
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
+@pairwise(model=MODELS, known=[True, False], presence=[0.5, 1.0], own=[0, 2])
 def test_pairs_of_many_parties_are_evaluated_as_each_case_alone(
     model: dict[str, Any], known: bool, presence: float, own: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

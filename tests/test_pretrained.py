@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from vfl_flower.transport.messages import EvaluateOrder, TrainOrder, Upload
 from vfl_flower.transport.wire import read_reply, to_message
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("peft", reason="peft is not installed")
+if find_spec("peft") is None:  # whose import takes seconds, and every worker collects this file
+    pytest.skip("peft is not installed", allow_module_level=True)
 
 from vfl_flower.models import pretrained as module  # noqa: E402
 from vfl_flower.models.pretrained import Pretrained  # noqa: E402

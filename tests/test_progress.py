@@ -165,7 +165,7 @@ def test_a_terminal_has_one_line_that_is_gone_at_the_end(
 def test_elsewhere_there_is_one_line_an_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    often = [*RUN(tmp_path)[:2], f"{SMALL} eval-every=0.25", *RUN(tmp_path)[3:]]
+    often = [*RUN(tmp_path)[:2], f"{SMALL} expert='eval-every=0.25'", *RUN(tmp_path)[3:]]
     assert main(often) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" of 3, ")[0] for line in lines] == ["epoch 1", "epoch 2", "epoch 3"]

@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 
 from strategies.reference import asyrevel, cascaded, dpzv, ef_vfl, split_nn, vafl
 from tests.conftest import ALL_ROWS, trained
+from tests.pairwise import cases
 from vfl_flower.config.options import CodecConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
@@ -49,7 +50,7 @@ KEYS = {
     "noise-seed": 0,  # directions are drawn anew in every run otherwise
     **ALL_ROWS,
 }
-UNEQUAL = {"delay": "exponential"}
+UNEQUAL: dict[str, Any] = {"delay": "exponential", "epochs": 1}
 """Delays by which no two uploads arrive at once, as a page's activations come one by one."""
 
 
@@ -253,8 +254,11 @@ def test_cascaded(play: Callable[..., Recorded], strategy: str) -> None:
     assert_same_steps(of, steps, bottoms, top, 2e-5)
 
 
-@pytest.mark.parametrize("labels", ["private", "shared"])
-@pytest.mark.parametrize("bits", [16, 32, None])
+@pytest.mark.parametrize(
+    ("play", "labels", "bits"),
+    cases(["shuffle", "replacement"], ["private", "shared"], [16, 32, None]),
+    indirect=["play"],
+)
 def test_ef_vfl(play: Callable[..., Recorded], labels: str, bits: int | None) -> None:
     top_k = {"codec": "top-k", "keep": 0.3, "bits": bits} if bits else {"codec": "identity"}
     of = play("ef-vfl", **{"labels": labels, "party-lr": 0.1, "server-lr": 0.2, **top_k})
@@ -267,8 +271,11 @@ def test_ef_vfl(play: Callable[..., Recorded], labels: str, bits: int | None) ->
     assert_same_steps(of, algorithm(clients, server, of.batches()), bottoms, top)
 
 
-@pytest.mark.parametrize("labels", ["private", "shared"])
-@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(
+    ("play", "labels", "bits"),
+    cases(["shuffle", "replacement"], ["private", "shared"], [16, 32]),
+    indirect=["play"],
+)
 def test_ef_vfl_with_the_initial_surrogates_of_the_paper(
     play: Callable[..., Recorded], labels: str, bits: int
 ) -> None:

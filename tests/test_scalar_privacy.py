@@ -18,6 +18,7 @@ from torch import Tensor
 
 from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
+from tests.pairwise import pairwise
 from tests.releases import accountant_of, log_of
 from tests.stepping import by_differences, by_gradient
 from tests.test_accountants import epsilon_of_scalars
@@ -164,12 +165,13 @@ def flat(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat([part.detach().ravel() for part in parts])
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("kept", [1.0, 0.8])
-@pytest.mark.parametrize("weights", [None, [1.0, 4.0, 0.5]])
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("combine", ["concat", "mean", "sum"])
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pairwise(
+    kind=["linear", "mlp"],
+    combine=["concat", "mean", "sum"],
+    outputs=[1, 3],
+    weights=[None, [1.0, 4.0, 0.5]],
+    kept=[1.0, 0.8],
+)
 def test_the_top_model_steps_by_rows_gradients_of_clipped_norm(
     kind: str, combine: str, outputs: int, weights: list[float] | None, kept: float
 ) -> None:

@@ -29,9 +29,7 @@ JOINT: dict[str, Any] = {"strategy": "syn-zoo", "perturbs": "all"}
     ("engine", "keys"),
     [
         pytest.param(run_ray, JOINT, id="ray, streams"),
-        pytest.param(run_ray, {"transport": "messages"}, id="ray, messages"),
-        pytest.param(run_supernodes, JOINT, id="supernodes, streams"),
-        pytest.param(
+        pytest.param(  # by streams they go from session to session, below
             run_supernodes, {"transport": "messages", "window": 8}, id="supernodes, messages"
         ),
     ],

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
@@ -23,7 +22,7 @@ from tests.test_checkpoint import CANCER, Cut, cut_after, resumed
 from vfl_flower.config import files
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own
-from vfl_flower.label_holder import checkpoint, earlier_run
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.earlier_run import PartyState, check_states
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models import training
@@ -161,23 +160,6 @@ def test_a_state_that_is_not_of_the_checkpoint_is_refused(
 def test_states_of_the_checkpoint_are_used(made: dict[str, Path], tmp_path: Path, use: str) -> None:
     name, uses = USES[use]
     uses(Path(shutil.copytree(made[name], tmp_path / "run")))
-
-
-@pytest.mark.parametrize("how", [deleted, swapped, of_another_run])
-def test_without_marks_such_states_would_be_used(
-    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any
-) -> None:
-    """The control: the exchange alone is compared, and where a run has ended not even that."""
-    folder = Path(shutil.copytree(made["finished"], tmp_path / "run"))
-    with np.load(folder / "party-0.npz") as file:
-        right = dict(file)
-    another = made["cut"] if how is not of_another_run else _alike(tmp_path)
-    how(folder, another)
-    monkeypatch.setattr(state_file, "_mark", lambda *_: None)
-    monkeypatch.setattr(earlier_run, "check_states", lambda *_: None)
-    resumed(folder, 2)
-    with np.load(folder / "party-0.npz") as file:
-        assert any(not np.array_equal(right[name], file[name]) for name in right)
 
 
 def _alike(tmp_path: Path) -> Path:

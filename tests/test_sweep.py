@@ -24,7 +24,7 @@ from tests.organisations import cut, small
 from tests.test_report import HOSTILE, Page
 from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.run_config import KEYS, pairs
+from vfl_flower.config.run_config import KEYS, opened, pairs
 from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.results.figures import chosen_by
 from vfl_flower.results.report import report
@@ -95,8 +95,8 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         (["vafl", "-c", "strategy='dpzv'"], "leave strategy out of -c"),
         (["vafl", "-c", "dataset='npz:/none'"], "/none"),
         (["vafl", "-c", "task='predict'"], "task"),
-        (["cascaded", "-c", "bits=4 codec='nonsense'"], "codec = 'nonsense' is not known"),
-        (["vafl", "-c", "embedding-noise=1.0"], "adds no noise with privacy = 'none'"),
+        (["cascaded", "-c", "codec='nonsense' expert='bits=4'"], "codec = 'nonsense' is not known"),
+        (["vafl", "-c", "expert='embedding-noise=1.0'"], "adds no noise with privacy = 'none'"),
         (["dpzv"], "privacy = 'scalar' has no validation rows"),
         (["vafl", "-c", "validation-fraction=0.0"], "Set validation-fraction"),
     ],
@@ -356,7 +356,7 @@ def test_any_configuration_can_be_pasted() -> None:
     trial = {"number": 0, "state": "finished", "figure": 1.0, "keys": {"window": 8}}
     about = {"keys": keys, "node_configs": [node, node], "parties": 2, "seeds": 3}
     words = shlex.split(results.line({**about, "trials": [trial]}))
-    assert pairs([words[3]], "-c") == {**keys, "window": 8}
+    assert opened(pairs([words[3]], "-c")) == {**keys, "window": 8}
     assert words[4::2] == ["--node-config", "--node-config", "--seeds"]
     assert pairs([words[5]], "--node-config") == node and words[-1] == "3"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ALL_ROWS, Start
+from tests.pairwise import pairwise
 from vfl_flower.config.errors import ConfigError
 
 CHANCE = 0.1  # on digits
@@ -165,9 +166,11 @@ def test_every_system_learns_through_every_codec_and_uploads_less(run: Start, na
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("labels", ["private", "shared"])
-@pytest.mark.parametrize("codec", ["top-k", "qsgd"])
-@pytest.mark.parametrize("compression", ["direct", "error-feedback"])
+@pairwise(
+    labels=["private", "shared"],
+    codec=["top-k", "qsgd"],
+    compression=["direct", "error-feedback"],
+)
 def test_ef_vfl_learns_through_a_codec_in_both_directions(
     run: Start, labels: str, codec: str, compression: str
 ) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tests.conftest import MANY, Start
+from tests.pairwise import pairwise
 from tests.stepping import by_differences, by_gradient
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
@@ -45,9 +46,11 @@ ROWS = sum(LENGTHS)
 SIZE, PARTIES, OUTPUTS = 3, 2, 3
 MINE = slice(SIZE, 2 * SIZE)
 
-every_direction = pytest.mark.parametrize("directions", ["gaussian", "sphere", "scaled-sphere"])
-both_differences = pytest.mark.parametrize("differences", ["one-sided", "two-sided"])
-every_optimizer = pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+DIRECTIONS = ["gaussian", "sphere", "scaled-sphere"]
+DIFFERENCES = ["one-sided", "two-sided"]
+OPTIMIZERS = ["sgd", "momentum", "adam"]
+every_direction = pytest.mark.parametrize("directions", DIRECTIONS)
+both_differences = pytest.mark.parametrize("differences", DIFFERENCES)
 
 
 def config_of(**keys: Any) -> RunConfig:
@@ -300,11 +303,12 @@ def test_pair_is_the_embeddings_at_both_ends_of_each_step(kind: str, differences
     assert (pair[0] - pair[1]).abs().max() > 0.01
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("lengths", [LENGTHS, [0, 0], [0], [ROWS], [1] * ROWS], ids=str)
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn"])
-@both_differences
-@every_optimizer
+@pairwise(
+    lengths=[LENGTHS, [0, 0], [0], [ROWS], [1] * ROWS],
+    kind=["linear", "mlp", "cnn"],
+    differences=DIFFERENCES,
+    optimizer=OPTIMIZERS,
+)
 def test_stacked_steps_are_those_taken_one_after_the_other(
     kind: str,
     lengths: list[int],
@@ -364,9 +368,7 @@ def test_a_model_that_cannot_be_stacked_learns_like_any_other() -> None:
     torch.testing.assert_close(flat(model), before - 0.1 * scalars @ u, rtol=1e-4, atol=1e-5)
 
 
-@every_direction
-@pytest.mark.parametrize("at_hand", [True, False])
-@pytest.mark.parametrize("in_place", [True, False])
+@pairwise(directions=DIRECTIONS, at_hand=[True, False], in_place=[True, False])
 def test_window_of_plain_steps_by_hand(
     directions: str, at_hand: bool, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,9 +385,7 @@ def test_window_of_plain_steps_by_hand(
     torch.testing.assert_close(flat(model), expected, rtol=1e-4, atol=1e-5)
 
 
-@both_differences
-@pytest.mark.parametrize("regulariser", ["l2", "nonconvex"])
-@pytest.mark.parametrize("in_place", [True, False])
+@pairwise(differences=DIFFERENCES, regulariser=["l2", "nonconvex"], in_place=[True, False])
 def test_regulariser_adds_its_own_differences(
     differences: str, regulariser: str, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,9 +488,7 @@ def of_rows_together(outputs: Tensor, labels: Tensor) -> Tensor:
     return losses / losses.mean()
 
 
-@both_differences
-@pytest.mark.parametrize("kind", ["plain", "noisy", "weighted", "own loss"])
-@pytest.mark.parametrize("at_once", [1, 2])
+@pairwise(differences=DIFFERENCES, kind=["plain", "noisy", "weighted", "own loss"], at_once=[1, 2])
 def test_parties_in_step_are_answered_together_as_one_by_one(
     differences: str, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,17 +521,12 @@ def test_parties_in_step_are_answered_together_as_one_by_one(
     assert not torch.allclose(found[0][0], found[0][1], atol=1e-2)
 
 
-@both_differences
-@pytest.mark.parametrize(
-    ("combine", "in_place"),
-    [
-        ("concat", False),
-        ("concat", True),
-        ("mean", False),
-        ("mean", True),
-    ],
+@pairwise(
+    differences=DIFFERENCES,
+    combine=["concat", "mean"],
+    in_place=[False, True],
+    optimizer=OPTIMIZERS,
 )
-@every_optimizer
 def test_steps_of_the_top_model_by_hand(
     differences: str,
     combine: str,
@@ -618,11 +611,13 @@ def joint_config(**keys: Any) -> RunConfig:
     return config_of(**of_all, optimizer="sgd", server_lr=0.3, **keys)
 
 
-@both_differences
-@pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("combine", ["concat", "mean"])
-@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
-@pytest.mark.parametrize("clip", [None, 0.3])
+@pairwise(
+    differences=DIFFERENCES,
+    in_place=[True, False],
+    combine=["concat", "mean"],
+    server_update=["zeroth-order", "first-order"],
+    clip=[None, 0.3],
+)
 def test_a_joint_difference_by_hand(
     differences: str,
     in_place: bool,

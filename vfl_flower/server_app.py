@@ -29,9 +29,10 @@ from vfl_flower.config.errors import (
     why,
 )
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.flower_table import given_to_flower
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
-from vfl_flower.config.run_config import RunConfig, given_to_flower, parse
+from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.row_mask import Alignment

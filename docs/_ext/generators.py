@@ -110,18 +110,29 @@ def _has_index(path: Path) -> bool:
 # --- options and rules ----------------------------------------------------------------------------
 
 
-def _options(page: Path) -> str:
-    """Return all options: basic ones open, the others folded."""
-    from vfl_flower.config.run_config import GROUPS as SECTIONS
-    from vfl_flower.tools.listing import entries
+_OF_EXPERTS = """A system or an experiment decides these: a number of a paper, noise that can be
+repeated, a simulated delay. The option [`expert`](#option-expert) sets them, as in
+`-c "expert='mu=0.0001 directions=sphere'"`, or `train(..., expert={"mu": 1e-4})` in Python. A
+`System` of yours has them among its `defaults`, and `run_local` takes them beside the options."""
 
-    listed = [each for each in entries() if each.kind.endswith("option")]
+
+def _options(page: Path) -> str:
+    """Return all options: basic ones open, the others folded; then the expert settings."""
+    from vfl_flower.config.run_config import GROUPS as SECTIONS
+    from vfl_flower.tools.listing import EXPERT, entries
+
+    listed = [each for each in entries() if each.kind.endswith("option") or each.kind == EXPERT]
     parts = []
     for title in SECTIONS.values():
         group = [each for each in listed if each.group == f"Options: {title}"]
-        parts.append(f"## {title[:1].upper()}{title[1:]}\n")
+        parts += [f"## {title[:1].upper()}{title[1:]}\n"] if group else []
         parts += [_entry(each, "option") for each in group if each.basic]
         parts += [_entry(each, "option") for each in group if not each.basic]
+    parts.append(f"## Expert settings\n\n{_OF_EXPERTS}\n")
+    for title in SECTIONS.values():
+        group = [each for each in listed if each.group == f"Expert settings: {title}"]
+        parts += [f"### Settings of {title}\n"] if group else []
+        parts += [_entry(each, "option") for each in group]
     return "\n".join(parts)
 
 
@@ -134,7 +145,7 @@ def _rules(page: Path) -> str:
 
 def _entry(entry: Any, kind: str) -> str:
     """Return one option or rule with all that is known of it."""
-    details = dict(entry.details)
+    details = dict(entry.details())
     example = details.pop("example", "")
     rest = {title: text for title, text in details.items() if title != "meaning"}
     if "related" in rest:

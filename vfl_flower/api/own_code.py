@@ -19,20 +19,14 @@ from torch.nn import Module
 
 from vfl_flower.config.errors import IN_PROCESS, ConfigError, meant, shown
 from vfl_flower.config.plugins import PLUGIN_MODULES, Registry
-from vfl_flower.config.run_config import KEYS, parse
+from vfl_flower.config.run_config import KEYS, OPTIONS, opened, parse
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.system import System
 
 _PLACE = f"{__name__}:"
 _held: dict[str, Any] = {}
-_NOT_KEYWORDS = (
-    *("task", "model", "without", "information", "min-bin", "repeats", "id", "out", "parties"),
-)
-KEYWORDS = {
-    "label_access" if name == "labels" else name.replace("-", "_"): name
-    for name in KEYS
-    if name not in _NOT_KEYWORDS
-}
+_NOT_KEYWORDS = ("task", "model", "without", "information", "id", "out", "parties")
+KEYWORDS = {name.replace("-", "_"): name for name in OPTIONS if name not in _NOT_KEYWORDS}
 """Keyword option of `train` -> name of the option. Arguments of `train` have other names."""
 
 
@@ -68,8 +62,7 @@ def values_of(
     values["out"] = str(values.get("out", ""))
     for option, value in options.items():
         if option not in KEYWORDS:
-            hint = meant(option, KEYWORDS)
-            raise ConfigError(f"{option} is not an option of train. {hint}See `vfl list`.")
+            raise ConfigError(f"{option} is not an option of train. {_hint(option)}")
         name = KEYWORDS[option]
         if value is None:
             continue
@@ -79,6 +72,7 @@ def values_of(
                 "as a keyword argument. Leave one of them out."
             )
         values[name] = value.item() if isinstance(value, np.generic) else value
+    values = opened(values)
     more: dict[str, Any] = {}
     if isinstance(values.get("observer"), Callback):
         more["observers"] = [values.pop("observer")]
@@ -86,6 +80,14 @@ def values_of(
         if not isinstance(values[name], str | None):
             values[name] = _name_of_code(name, values[name])
     return parse(values), more
+
+
+def _hint(option: str) -> str:
+    """Return what to write in place of a keyword argument that is no option."""
+    name = option.replace("_", "-")
+    if name in KEYS and KEYS[name].expert:
+        return f"It is an expert setting: write expert={{{name!r}: ...}}."
+    return f"{meant(option, KEYWORDS)}See `vfl list`."
 
 
 def _name_of_code(option: str, value: Any) -> str:
@@ -132,8 +134,8 @@ def name_of(value: Any, registry: Registry) -> str:
 
 def without_path(values: Mapping[str, Any]) -> dict[str, str]:
     """Return options whose values have no import path -> names of their classes."""
-    found = {option: IN_PROCESS.fullmatch(str(value)) for option, value in values.items()}
-    return {option: name[1] for option, name in found.items() if name}
+    matches = {option: IN_PROCESS.fullmatch(str(value)) for option, value in values.items()}
+    return {option: name[1] for option, name in matches.items() if name}
 
 
 def check_there(values: Mapping[str, Any]) -> None:

@@ -73,7 +73,8 @@ def train(*given: Any, **options: Any) -> Model:
         default. ``strategy`` also takes a `System`. ``estimator``, ``codec``, ``downlink_codec``,
         ``bottom_model``, ``top_model``, ``loss``, ``metrics``, ``privacy``, ``augment`` and
         ``observer`` also take classes and functions; ``observer`` also a `Callback`. The values
-        of ``config`` may be the same objects. Option "labels" is ``label_access``.
+        of ``config`` may be the same objects. ``expert`` takes settings
+        that are no options, such as ``expert={"mu": 1e-4}``.
 
     Returns
     -------
@@ -105,8 +106,7 @@ def train(*given: Any, **options: Any) -> Model:
     if len(given) > len(order):
         raise TypeError(f"train() takes at most 3 positional arguments: {len(given)} were given.")
     if twice := [name for name, _ in zip(order, given, strict=False) if name in options]:
-        hint = " The option `labels` is label_access here." if twice[0] == "labels" else ""
-        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.{hint}")
+        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.")
     return _train(**dict(zip(order, given, strict=False)), **options)
 
 
@@ -181,8 +181,8 @@ def _held(
     before = keys.get("resume") or keys.get("grow")  # a run whose options hold
     data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
     then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
-    found = checkpoint.load(before) if before else None
-    listing, called = listed(features, *((found.names, found.parties) if found else ()))
+    earlier = checkpoint.load(before) if before else None
+    listing, called = listed(features, *((earlier.names, earlier.parties) if earlier else ()))
     with named(called), held(*handed_over(listing, labels, data, id), name=then) as name:
         keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
         keys.setdefault("align", data.align if before else "ids")
@@ -250,9 +250,9 @@ def _keep(folder: Path, error: BaseException) -> None:
     """Keep the training before an error, and note its folder on the error."""
     history, model = folder / "history.jsonl", folder / checkpoint.FILE
     if model.exists() or (history.exists() and history.stat().st_size):
-        kept = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")
-        shutil.move(folder, kept)
+        place = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")
+        shutil.move(folder, place)
         if isinstance(error, Interrupted | Terminated):
-            error.folder = str(kept)
-        use = ", and vfl_flower.load reads it" if (kept / checkpoint.FILE).exists() else ""
-        error.add_note(f"The training so far is kept in {kept}{use}.")
+            error.folder = str(place)
+        use = ", and vfl_flower.load reads it" if (place / checkpoint.FILE).exists() else ""
+        error.add_note(f"The training so far is kept in {place}{use}.")

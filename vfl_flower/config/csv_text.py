@@ -54,7 +54,7 @@ def are_predictions(names: Sequence[str], ids: str) -> bool:
     return [*names[:2]] == [ids, "prediction"] and all(others)
 
 
-def kept(ids: Sequence[str | None]) -> int:
+def count_guarded(ids: Sequence[str | None]) -> int:
     """Return how many ids look as if an apostrophe had been put before them."""
     return sum(bool(re.match(_GUARDED, each or "")) for each in ids)
 

@@ -55,22 +55,22 @@ def check_own(folder: Path) -> None:
     links = 0
     while True:
         try:
-            found = here.lstat()
+            status = here.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return  # this process will make it, in a folder that passed the check, or cannot
-        if found.st_uid not in (0, os.geteuid()):
-            raise SharedError(folder, here, f"belongs to user {found.st_uid}", "")
-        if stat.S_ISLNK(found.st_mode):
+        if status.st_uid not in (0, os.geteuid()):
+            raise SharedError(folder, here, f"belongs to user {status.st_uid}", "")
+        if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
             target = here.parent / here.readlink()
             here, left = Path("/"), [*target.parts[1:], *left]
             continue
-        sticky = bool(found.st_mode & stat.S_ISVTX) and bool(left)
-        if found.st_mode & stat.S_IWOTH and not sticky:
+        sticky = bool(status.st_mode & stat.S_ISVTX) and bool(left)
+        if status.st_mode & stat.S_IWOTH and not sticky:
             raise SharedError(folder, here, "can be written to by every user", "o-w")
-        if found.st_mode & stat.S_IWGRP and not sticky and not _is_private(here, found.st_gid):
+        if status.st_mode & stat.S_IWGRP and not sticky and not _is_private(here, status.st_gid):
             raise SharedError(folder, here, "can be written to by its group", "g-w")
         if not left:
             return
@@ -84,10 +84,10 @@ def is_secret(path: Path) -> bool:
     A file that root has given to this process may be readable by the private group of this user, as
     the secrets of Kubernetes are.
     """
-    found = path.stat()
-    if found.st_uid != os.geteuid() and _is_private(path, found.st_gid):
-        return not stat.S_IMODE(found.st_mode) & 0o037
-    return not stat.S_IMODE(found.st_mode) & 0o077
+    status = path.stat()
+    if status.st_uid != os.geteuid() and _is_private(path, status.st_gid):
+        return not stat.S_IMODE(status.st_mode) & 0o037
+    return not stat.S_IMODE(status.st_mode) & 0o077
 
 
 def _is_private(folder: Path, group: int) -> bool:
@@ -98,16 +98,16 @@ def _is_private(folder: Path, group: int) -> bool:
     if "system.posix_acl_access" in _attributes(folder):
         return False
     try:
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return True  # no user has this group: only root gives it to a process, as in containers
     try:
         user = pwd.getpwuid(os.geteuid())
-        mine = user.pw_gid == group and user.pw_name == found.gr_name
+        mine = user.pw_gid == group and user.pw_name == entry.gr_name
         allowed = {user.pw_name, "root"}
     except KeyError:  # the user has no name, as in a container
         mine, allowed = False, {"root"}
-    return (mine or group == 0) and set(found.gr_mem) <= allowed
+    return (mine or group == 0) and set(entry.gr_mem) <= allowed
 
 
 def _attributes(folder: Path) -> list[str]:

@@ -59,11 +59,11 @@ def in_words(text: str, names: Mapping[int, str] | None = None) -> str:
     if not (known := (_here.get() if names is None else names) or {}):
         return text
 
-    def name(found: re.Match[str]) -> str:
-        return known.get(int(found[0]), found[0])
+    def name(match: re.Match[str]) -> str:
+        return known.get(int(match[0]), match[0])
 
     return _NUMBERED.sub(
-        lambda found: (found[1] or found[3]) + re.sub(r"\d+", name, found[2] or found[4]), text
+        lambda match: (match[1] or match[3]) + re.sub(r"\d+", name, match[2] or match[4]), text
     )
 
 
@@ -119,8 +119,8 @@ def with_names() -> dict[str, Any]:
 
 def from_json(names: object) -> dict[int, str]:
     """Return the names in a file's field ``names``, which may say anything."""
-    found = names.items() if isinstance(names, Mapping) else ()
-    return {int(n): name for n, name in found if str(n).isdecimal() and is_name(name)}
+    items = names.items() if isinstance(names, Mapping) else ()
+    return {int(n): name for n, name in items if str(n).isdecimal() and is_name(name)}
 
 
 class _InWords(logging.Filter):

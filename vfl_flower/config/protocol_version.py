@@ -3,5 +3,5 @@
 VERSION = 1
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "2c46c974cc318ca6c20ba2bfac89c3872ef8990361d37d0fb387bb95c1ba7ff5"
+DIGEST = "a677910dd7f51653bbb8c4fc9ddc82f3da7659601c643a57047bb1d8f81764f7"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -9,18 +9,17 @@ itself. Checks of several options stand beside the code that they concern.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import Field
+from typing import Any
 
 from vfl_flower.config import plugins
-from vfl_flower.config.checks import Check, InvalidError, check_of
-from vfl_flower.config.errors import ConfigError, meant, shown, unknown
+from vfl_flower.config.errors import ConfigError, meant, shown
 from vfl_flower.config.options import (
     AssessmentConfig,
     CodecConfig,
@@ -34,13 +33,16 @@ from vfl_flower.config.options import (
     TrainingConfig,
     key,
 )
-from vfl_flower.config.options.option import sentences
+from vfl_flower.config.options.option import Key
 
 _FLOWER = "flower"  # engine of examples that `flwr run` starts
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # option=value, as Flower reads it
 
 # A text without quotes. A match begins at no other letter of a name, so that it takes little time.
 _BARE = re.compile(r"(?<![\w.-])([\w.-]+)=(?!true\b|false\b)([A-Za-z./~][^\s'\"]*)")
+
+_NO_SETTINGS = "is no settings. Write name=value for each, with a space between two."
+_TRUTHS = {"true": True, "false": False}
 
 AUTO = "auto"
 """Value of an option that the chosen system, the data or the runtime decides."""
@@ -92,6 +94,7 @@ class RunConfig:
         20,
         "Sets the least rows of each class in a bin of a column. Smaller bins are merged.",
         example="task='information' min-bin=50",
+        expert=True,
         engine=_FLOWER,
         least=1,
         related=("task", "information"),
@@ -101,6 +104,7 @@ class RunConfig:
         "Sets how often an explanation permutes each feature. More permutations make the intervals "
         "shorter. Each one is an upload of every explained row. Real parties permit 1.",
         example="task='explain' model='runs/a' repeats=5",
+        expert=True,
         engine=_FLOWER,
         least=1,
         related=("task",),
@@ -191,92 +195,6 @@ _SECTIONS: dict[str, Any] = {
 }
 
 
-class Key(NamedTuple):
-    """An option of the run configuration, and its position in a `RunConfig`.
-
-    help : sentences; the first is the summary.
-    example : pairs that `protocol.systems.resolve` accepts.
-    auto : what decides the value if there is no default.
-    basic : whether a new user needs the option.
-    related : names of other options.
-    symbol : the paper's symbol.
-    engine : engine that the example needs, if not the default; "flower" for `flwr run`.
-    before : what must be true before the example can run.
-    values : permitted values in words, if no other field describes them.
-    numbers : whether a number stands for its text.
-    """
-
-    name: str
-    section: str  # empty for `RunConfig` itself
-    field: str
-    type: type
-    default: Any
-    help: str
-    example: str
-    auto: str = ""
-    basic: bool = False
-    related: tuple[str, ...] = ()
-    symbol: str = ""
-    engine: str = ""
-    before: str = ""
-    values: str = ""
-    choices: tuple[str, ...] = ()
-    registry: plugins.Registry | None = None
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    numbers: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the option's values, if the values have names."""
-        return self.registry.names if self.registry else self.choices
-
-    @property
-    def summary(self) -> str:
-        """Return the first sentence of the help text."""
-        return sentences(self.help)[0]
-
-    def of(self, config: RunConfig) -> Any:
-        """Return the option's value in a configuration."""
-        return _VALUES[self.name](config)
-
-    def typed(self, value: Any, named: str = "") -> Any:
-        """Return a value with the option's type, or raise `ConfigError`.
-
-        named : name of the option in the error. The default is its own name.
-        """
-        if self.numbers and isinstance(value, int | float):
-            value = str(value)
-        try:
-            return _check_of(self.name)(value)
-        except InvalidError as error:
-            quoted = isinstance(value, str) and self.type in (int, float, bool)
-            hint = " Leave the quotes out." * quoted
-            raise ConfigError(f"{named or self.name} = {shown(value)} {error}.{hint}") from None
-
-    def check(self, value: Any) -> Any:
-        """Return a value with the option's type; raise `ConfigError` unless it is permitted."""
-        if value is None:
-            return None
-        if self.registry:
-            self.registry.check(value, self.name)
-        if self.choices and value not in self.choices:
-            raise unknown(self.name, value, self.choices)
-        return self.typed(value)
-
-
-@cache
-def _check_of(name: str) -> Check:
-    option = KEYS[name]
-    widest = {int: 2**31, float: 1e38}.get(option.type)  # of 32 bits
-    if widest is None:
-        return check_of(option.type)
-    below = widest if option.below is None else option.below
-    above = -widest if option.least is None and option.above is None else option.above
-    return check_of(Annotated[option.type, Field(ge=option.least, gt=above, lt=below)])
-
-
 def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
     types = {"int": int, "float": float, "str": str, "bool": bool}
     keys = []
@@ -292,7 +210,7 @@ def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
             )
             about["example"] = re.sub(r"([a-z]+)=", rf"{prefix}\1=", about["example"])
             about["related"] = (name, *(prefix + other for other in about["related"]))
-            about["basic"] = False
+            about["basic"], about["expert"] = False, True
         type_of = types[str(spec.type).split(" |")[0]]
         keys.append(Key(prefix + name, section, spec.name, type_of, spec.default, **about))
     return keys
@@ -309,42 +227,81 @@ KEYS: dict[str, Key] = {
         ),
     )
 }
-"""Every option, in the order of `vfl list`."""
+"""Every option and expert setting: the content of a `RunConfig`."""
 
 _VALUES = {
-    each.name: attrgetter(f"{each.section}.{each.field}".lstrip(".")) for each in KEYS.values()
+    name: attrgetter(f"{each.section}.{each.field}".lstrip(".")) for name, each in KEYS.items()
 }
 """Option -> what reads its value in a configuration."""
 
 
-SHOWN = (
-    *("strategy", "dataset", "label", "target", "id"),
-    *("epochs", "batch-size", "party-lr", "seed", "out"),
+_EXPERT = Key(
+    name="expert",
+    section="",
+    field="",
+    type=str,
+    default="",
+    help="Sets expert settings, as NAME=VALUE NAME=VALUE. A system or an experiment decides them: "
+    "a `System` has them among its defaults. `vfl list NAME` explains each.",
+    example="strategy='cascaded' expert='mu=0.0001 directions=sphere'",
+    values=", ".join(name for name, each in KEYS.items() if each.expert),
+    related=("strategy",),
 )
-"""Options that pyproject.toml shows to a user of Flower. No system has its own default for one
-whose default is a value."""
+OPTIONS: dict[str, Key] = {
+    each.name: each
+    for each in (
+        *(each for each in KEYS.values() if not (each.section or each.expert)),
+        _EXPERT,
+        *(each for each in KEYS.values() if each.section and not each.expert),
+    )
+}
+"""Options of every run, in the order of `vfl list`. `expert` has the settings of `KEYS` besides."""
 
 
-def flower_defaults() -> dict[str, Any]:
-    """Return the table ``[tool.flwr.app.config]`` of pyproject.toml: `SHOWN`, then all others.
+def opened(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options, with the settings that the option ``expert`` names beside them.
 
-    Flower refuses options that the table lacks, and passes on the table's value of each option
-    that a user omits.
+    Python code may give a mapping instead of a text.
+
+    Raises
+    ------
+    ConfigError
+        If the text cannot be read, names no setting, or repeats one.
     """
-    shown = {name: AUTO if KEYS[name].auto else KEYS[name].default for name in SHOWN}
-    return shown | {name: AUTO for name in KEYS if name not in shown}
+    values = dict(raw)
+    given = values.pop("expert", "")
+    if isinstance(given, str):
+        given = {} if given == AUTO else _settings(given)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"expert = {shown(given)} {_NO_SETTINGS}")
+    for name, value in given.items():
+        if name not in KEYS or not KEYS[name].expert:
+            raise ConfigError(
+                f"expert names {shown(name)}, which is no expert setting: "
+                f"{meant(name, [each for each in KEYS if KEYS[each].expert])}See `vfl list expert`."
+            )
+        if name in values:
+            raise ConfigError(f"{name} is given twice: in expert, and beside it. Leave one out.")
+        values[name] = value
+    return values
 
 
-def given_to_flower(raw: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """Return the options of a Flower run that a user gave, or changed in pyproject.toml.
-
-    Parameters
-    ----------
-    raw : all options, as Flower passes them on.
-    named : options of ``flwr run --run-config``.
-    """
-    table = flower_defaults()
-    return {key: raw[key] for key in raw if key in named or raw[key] != table.get(key)}
+def _settings(text: str) -> dict[str, Any]:
+    """Return the settings in a text, with values of their types where that is possible."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [""]
+    if any("=" not in word for word in words):
+        raise ConfigError(f"expert = {shown(text)} {_NO_SETTINGS}")
+    settings: dict[str, Any] = {}
+    for name, _, value in (word.partition("=") for word in words):
+        kind = KEYS[name].type if name in KEYS else str
+        settings[name] = value if kind is str else _TRUTHS.get(value, value)
+        for number in (float, int) if kind in (int, float) else ():
+            with suppress(ValueError):
+                settings[name] = number(value)
+    return settings
 
 
 def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,7 +313,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
         If an option is unknown, or a value has the wrong type.
     """
     values: dict[str, Any] = {}
-    for name, value in raw.items():
+    for name, value in opened(raw).items():
         if name not in KEYS:
             hint = meant(name, KEYS)
             raise ConfigError(f"There is no option {name!r}. {hint}See `vfl list --all`.")

@@ -146,10 +146,10 @@ def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows
     """Return samples of own rows. Read them now, or on use if the source is lazy."""
     if own.lazy:
         return Rows(own, rows, preparation)
-    found = own.rows(rows, preparation)
-    if isinstance(found, np.ndarray):
-        return found
-    parts = dict(found)
+    samples = own.rows(rows, preparation)
+    if isinstance(samples, np.ndarray):
+        return samples
+    parts = dict(samples)
     return Compact(
         np.arange(len(rows)), lambda at: {name: each[at] for name, each in parts.items()}
     )
@@ -211,8 +211,8 @@ def _load_part(
     data: DataConfig, version: Any, sequences: bool, party: int, parties: int
 ) -> FeatureBlock:
     dataset = opened(data, version)
-    found = dataset.features(Columns(data, sequences, party, parties))
-    train, test, (train_rows, test_rows, validation) = split(data, found)
+    parts = dataset.features(Columns(data, sequences, party, parties))
+    train, test, (train_rows, test_rows, validation) = split(data, parts)
     digest = digest_of_rows(train_rows, test_rows)
     about: dict[str, Any] = {"ids_digest": digest, "alignment": digest, "validation": validation}
     about |= {"train_rows": train_rows, "test_rows": test_rows}
@@ -223,7 +223,7 @@ def _load_part(
         moments = Moments()
         for at in range(0, len(train), 1024):
             moments.add(train[at : at + 1024].reshape(-1, 1))
-        mean, deviation = map(np.array, moments.found())
+        mean, deviation = map(np.array, moments.result())
         made = partial(scaled, mean=mean, deviation=deviation)
         return FeatureBlock(Compact(train, made), Compact(test, made), **about)
     mean, deviation = scaling(train, per_column)

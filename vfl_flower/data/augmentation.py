@@ -104,5 +104,5 @@ def crop_flip(x: Samples, generator: Generator) -> Samples:
     y, to = torch.arange(height), torch.arange(width)
     to = torch.where(mirrored, to.flip(0), to) + across
     which = torch.arange(rows)[:, None, None]
-    found: Tensor = padded[which, (y + down)[:, :, None], to[:, None, :]]
-    return found
+    moved: Tensor = padded[which, (y + down)[:, :, None], to[:, None, :]]
+    return moved

@@ -61,12 +61,12 @@ class Bins:
         missing = _is_missing(column)
         if self.values is None:
             edges = np.array(self.edges, np.float64)
-            found = np.searchsorted(edges, column.astype(np.float64), side="left")
+            bins = np.searchsorted(edges, column.astype(np.float64), side="left")
         else:
             known = {text: number for number, text in enumerate(self.values)}
             texts = (known.get(text_of(each), len(known)) for each in column.tolist())
-            found = np.fromiter(texts, np.int64, len(column))
-        return np.where(missing, self.count - 1, found).astype(np.int64)
+            bins = np.fromiter(texts, np.int64, len(column))
+        return np.where(missing, self.count - 1, bins).astype(np.int64)
 
     def counts(self, column: Array) -> NDArray[np.int64]:
         """Return the number of a column's values in each bin, [count]."""
@@ -96,9 +96,9 @@ class Bins:
 
 def _texts(edges: Sequence[float]) -> list[str]:
     """Return different numbers as different texts, of six digits if possible."""
-    found = [[f"{each:.{digits}g}" for each in edges] for digits in (6, 9, 12)]
-    found.append(list(map(repr, edges)))
-    return next(texts for texts in found if len(set(texts)) == len(edges))
+    ways = [[f"{each:.{digits}g}" for each in edges] for digits in (6, 9, 12)]
+    ways.append(list(map(repr, edges)))
+    return next(texts for texts in ways if len(set(texts)) == len(edges))
 
 
 def _is_missing(column: Array) -> NDArray[np.bool_]:

@@ -114,12 +114,12 @@ def as_typed(frame: Any, texts: Collection[str], words: Collection[str]) -> Any:
     """
     import pyarrow as pa
 
-    found = {name: _texts(frame[name]) for name in frame if holds_texts(frame[name])}
-    if not found:
+    columns = {name: _texts(frame[name]) for name in frame if holds_texts(frame[name])}
+    if not columns:
         return frame
-    piece = without_words(pa.table(found), words)
-    read = as_frame([typed(piece, {**kinds_of([piece]), **dict.fromkeys(texts, "text")})], found)
-    return frame.assign(**{name: read[name].set_axis(frame.index) for name in found})
+    piece = without_words(pa.table(columns), words)
+    read = as_frame([typed(piece, {**kinds_of([piece]), **dict.fromkeys(texts, "text")})], columns)
+    return frame.assign(**{name: read[name].set_axis(frame.index) for name in columns})
 
 
 def with_names(columns: Iterable[str]) -> list[str]:

@@ -179,8 +179,8 @@ class Watch:
         drifts, generator = self.drifts().values(), np.random.default_rng()
         spread = HIDING if hidden else 0.0
         factors = np.exp(generator.uniform(-spread, spread, len(drifts)))
-        found = [each.level(factor) for each, factor in zip(drifts, factors, strict=True)]
-        return found.count("moderate"), found.count("large")
+        levels = [each.level(factor) for each, factor in zip(drifts, factors, strict=True)]
+        return levels.count("moderate"), levels.count("large")
 
     def table(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each column: its drift, and the bin that adds most to the index."""

@@ -91,8 +91,8 @@ class Evidence:
     def weights(self) -> Floats:
         """Return the weight of evidence of each bin, [B]."""
         events, others = self._filled
-        found: Floats = np.log(others / others.sum()) - np.log(events / events.sum())
-        return found
+        weights: Floats = np.log(others / others.sum()) - np.log(events / events.sum())
+        return weights
 
     def weight_intervals(self) -> tuple[Floats, Floats]:
         """Return the ends of the 95 % intervals of `weights`, each [B]."""

@@ -149,8 +149,8 @@ class SparseRows:
 
     def dense(self) -> Array:
         """Return all entries, float32 [rows, columns]."""
-        found: Array = self._entries.toarray()
-        return found
+        entries: Array = self._entries.toarray()
+        return entries
 
 
 def svmlight(data: DataConfig, place: str) -> PartitionedData:
@@ -162,13 +162,13 @@ def svmlight(data: DataConfig, place: str) -> PartitionedData:
     @cache
     def parts() -> tuple[list[Any], list[Array]]:
         try:
-            found = load_svmlight_files(paths, dtype=np.float32)
+            loaded = load_svmlight_files(paths, dtype=np.float32)
         except (ValueError, OSError) as error:
             raise ConfigError(
                 f"{data.dataset} cannot be read. Write each line as svmlight does: a label, then "
                 "index:value pairs in order of their indices."
             ) from error
-        rows, labels = found[::2], found[1::2]
+        rows, labels = loaded[::2], loaded[1::2]
         if not all(np.isfinite(each.data).all() for each in rows):
             raise ConfigError(f"{data.dataset} has infinite values. Replace them.")
         whole = all((each == np.rint(each)).all() for each in labels)

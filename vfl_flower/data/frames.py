@@ -75,8 +75,8 @@ def content_of(column: Any) -> tuple[str, list[str]]:
         "codes": f"{CODE}.*",
     }
     for content, pattern in patterns.items():
-        found = texts.str.fullmatch(pattern)
-        if found.any() and (found | numbers).all():
+        matches = texts.str.fullmatch(pattern)
+        if matches.any() and (matches | numbers).all():
             return content, []
     words = texts[~(numbers | texts.str.fullmatch(_DATE))]
     few = len(words) <= _WORDS and counts[words].sum() < counts.sum() / 2
@@ -120,14 +120,14 @@ def raw_columns(frame: Any, places: Array, dates: Collection[str]) -> Iterator[t
     """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
     rows = frame.iloc[places]
     numbers = numeric(rows)
-    found = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
+    columns = dict(zip(numbers, floats(rows[numbers]).T, strict=True)) if numbers else {}
     for name in rows:
         column = rows[name]
-        if name not in found:
+        if name not in columns:
             days = days_of(column) if name in dates else None
             texts = column.astype(object).where(column.notna(), None).to_numpy()
-            found[name] = texts if days is None else days
-        yield name, found[name]
+            columns[name] = texts if days is None else days
+        yield name, columns[name]
 
 
 def floats(columns: Any) -> Array:
@@ -151,8 +151,8 @@ def medians_of(numbers: Array) -> list[float]:
     medians = np.median(numbers, axis=0)  # NaN where a value is missing
     for at in np.flatnonzero(np.isnan(medians)):
         medians[at] = np.nanmedian(numbers[:, at])
-    found: list[float] = medians.tolist()
-    return found
+    values: list[float] = medians.tolist()
+    return values
 
 
 def texts_of(column: Any) -> list[str]:
@@ -171,6 +171,6 @@ def matrix(preparation: Preparation, frame: Any) -> Array:
         parts.append(numbers)
     for name, values in preparation.texts.items():
         places = {value: place for place, value in enumerate(values)}
-        found = np.array([places.get(each, -1) for each in texts_of(frame[name])], np.int64)
-        parts.append((found[:, None] == np.arange(len(values))).astype(np.float64))
+        codes = np.array([places.get(each, -1) for each in texts_of(frame[name])], np.int64)
+        parts.append((codes[:, None] == np.arange(len(values))).astype(np.float64))
     return np.concatenate(parts, axis=1)

@@ -147,12 +147,3 @@ def encoded(one: int | str) -> bytes:
 def _of_text(text: str) -> bytes:
     known = text.encode("utf-8", "surrogatepass")
     return (b"i:" if _DIGITS.fullmatch(text) else b"t:") + known
-
-
-def encodings(text: str) -> list[bytes]:
-    """Return each encoded id that a text on a command line may mean.
-
-    Version 0.2.0 encoded digits as a text, if the column had texts.
-    """
-    known = text.encode("utf-8", "surrogateescape")
-    return [b"t:" + known, b"i:" + known] if _DIGITS.fullmatch(text) else [b"t:" + known]

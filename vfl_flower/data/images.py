@@ -107,7 +107,7 @@ class Images(KeptSource):
             pixels = self._decoded(piece, shape)
             shape = pixels.shape[1:]
             moments.add(pixels.reshape(-1, 3))
-        return Preparation({}, {}, *moments.found(), shape=list(shape))
+        return Preparation({}, {}, *moments.result(), shape=list(shape))
 
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
         return self._decoded(piece, tuple(preparation.shape))
@@ -182,8 +182,8 @@ class ImageFolder(Images):
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         places = np.flatnonzero(wanted)
         for at in range(0, len(places), _TOGETHER):
-            found = places[at : at + _TOGETHER]
-            yield found, [(self._paths[place].name, self._paths[place]) for place in found]
+            some = places[at : at + _TOGETHER]
+            yield some, [(self._paths[place].name, self._paths[place]) for place in some]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Need(NamedTuple):
         """Return the texts that the options make missing values."""
         return set(filter(None, self.options.get("missing-words", "").split(",")))
 
-    def said(self, column: Any) -> tuple[str, str]:
+    def described(self, column: Any) -> tuple[str, str]:
         """Return what is wrong and what to do, and the detail, for a table's only need."""
         if self.kind in _KINDS:
             wrong, advice = _KINDS[self.kind]
@@ -173,7 +173,7 @@ def lacking(
 ) -> tuple[str, str, str]:
     """Return what `Table.wrong` says of these needs."""
     if len(needs) == 1:
-        return *needs[0].said(column_of(needs[0].column)), ""
+        return *needs[0].described(column_of(needs[0].column)), ""
     *kinds, last = dict.fromkeys(each.kind for each in needs)
     what = "has " + ", ".join(kinds) + " and " * bool(kinds) + last
     columns = list(dict.fromkeys(each.column for each in needs))
@@ -218,18 +218,20 @@ def listed(needs: Sequence[Need]) -> str:
 
 def remedy(own: OwnColumns, needs: Sequence[Need]) -> dict[str, str]:
     """Return the options that let a model learn from the table."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     words = list(own.words)
     for need in needs:
-        found |= need.options
+        options |= need.options
         words += need.options.get("missing-words", "").split(",")
-    if "missing-words" in found:
-        found["missing-words"] = ",".join(filter(None, dict.fromkeys(words)))
+    if "missing-words" in options:
+        options["missing-words"] = ",".join(filter(None, dict.fromkeys(words)))
     helpless = {each.column for each in needs if each.column and not each.options}
     names = own.feature_names
     if out := [name for name in names if name in helpless and nameable(name)]:
         if own.columns and not own.leaves_out:
-            found["columns"] = ",".join(name for name in names if name not in helpless) or "none"
+            options["columns"] = ",".join(name for name in names if name not in helpless) or "none"
         else:
-            found["columns"] = ",".join(filter(None, [own.columns, *(f"-{name}" for name in out)]))
-    return found
+            options["columns"] = ",".join(
+                filter(None, [own.columns, *(f"-{name}" for name in out)])
+            )
+    return options

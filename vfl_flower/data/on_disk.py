@@ -47,11 +47,11 @@ class KeptSource(Source):
         wanted &= self._numbers < 0
         if not wanted.any():
             return
-        for found, piece in self._pieces(wanted, preparation):
+        for at, piece in self._pieces(wanted, preparation):
             encoded = self._encode(piece, preparation)
             if not self._files:
                 self._files.append(RowFile(encoded.dtype, encoded.shape[1:]))
-            self._numbers[found] = self._files[0].append(encoded)
+            self._numbers[at] = self._files[0].append(encoded)
 
     def rows(self, places: Array, preparation: Preparation) -> Arrays:
         """Return these rows."""
@@ -113,9 +113,9 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
             names, texts = self._needed(preparation), self._texts(preparation)
             for frame in self._columns.frames(names, texts, self.piece):
                 frame.index += start
-                found = np.flatnonzero(wanted[start : start + len(frame)])
-                if len(found):
-                    yield start + found, frame.iloc[found]
+                inside = np.flatnonzero(wanted[start : start + len(frame)])
+                if len(inside):
+                    yield start + inside, frame.iloc[inside]
                 start += len(frame)
 
     def _needed(self, preparation: Preparation) -> list[str]:

@@ -75,12 +75,12 @@ class OwnColumns(Source):
         named = _listed(self.columns)
         if self.leaves_out:  # a later file may lack the columns
             named = [name.removeprefix("-") for name in named]
-            found = [name for name in plain if name not in named]
+            features = [name for name in plain if name not in named]
         else:
-            found = named
-        if len(set(named)) < len(named) or not set(found) <= set(others):
+            features = named
+        if len(set(named)) < len(named) or not set(features) <= set(others):
             raise self._misnamed()
-        return found
+        return features
 
     def check_features(self) -> None:
         """Raise `ConfigError` if there is no feature column, or none to leave out."""

@@ -130,11 +130,11 @@ class OwnFile(Table):
 def of_separator(names: Sequence[str]) -> str:
     """Return what is wrong with a csv file's separator, by its column names, if so."""
     called = {";": "semicolons", "\t": "tabs", "|": "bars"}
-    found = next((each for each in called if names and each in names[0]), "")
-    if not found:
+    separator = next((each for each in called if names and each in names[0]), "")
+    if not separator:
         return ""
     return (
-        f"has {called[found]} between its columns, instead of commas. Rewrite it, as "
-        f"pandas.read_csv(FILE, sep={found!r}, dtype=str, keep_default_na=False)"
+        f"has {called[separator]} between its columns, instead of commas. Rewrite it, as "
+        f"pandas.read_csv(FILE, sep={separator!r}, dtype=str, keep_default_na=False)"
         ".to_csv(FILE, index=False) does."
     )

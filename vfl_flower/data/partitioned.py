@@ -105,8 +105,8 @@ def open_dataset(data: DataConfig) -> PartitionedData:
 
 
 def _opener(name: str) -> Callable[[DataConfig, str], PartitionedData]:
-    found: Callable[[DataConfig, str], PartitionedData] = DATASETS.load(name)
-    return found
+    opener: Callable[[DataConfig, str], PartitionedData] = DATASETS.load(name)
+    return opener
 
 
 def is_code(dataset: str) -> bool:
@@ -160,8 +160,8 @@ def check_parties(data: DataConfig, sequences: bool, parties: int) -> None:
 
     A data set without `PartitionedData.shape` passes. Then the parties check.
     """
-    found = opened(decisive(data), version_of(data))
-    if found.shape is not None and (shape := found.shape()):
+    dataset = opened(decisive(data), version_of(data))
+    if dataset.shape is not None and (shape := dataset.shape()):
         _check_cuts(data, sequences, shape, parties)
 
 

@@ -56,7 +56,7 @@ def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
     """Yield the columns, which must be there and have no dates."""
     if isinstance(own, Table):
         own.check_features()
-    found = False
+    has_columns = False
     for name, values in own.raw_columns(places):
         if values.dtype == object and any(isinstance(each, date) for each in values):
             assert isinstance(own, Table)
@@ -64,9 +64,9 @@ def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
                 "has a column of dates. Set dates='days', or leave it out by `columns`.",
                 f"column {name!r} has dates.",
             )
-        found = True
+        has_columns = True
         yield name, values
-    if not found:
+    if not has_columns:
         raise ConfigError(f"{own.whose} has no columns of numbers or texts. Give it a table.")
 
 
@@ -80,8 +80,8 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
     """
     data = decisive(config.data)
     dataset = opened(data, version_of(data))
-    found = dataset.features(Columns(data, False, party, parties))
-    train, _, (numbers, test_numbers, _) = split(data, found)
+    parts = dataset.features(Columns(data, False, party, parties))
+    train, _, (numbers, test_numbers, _) = split(data, parts)
     if dataset.made or train.ndim != 2 or train.dtype.kind not in "biuf":
         raise ConfigError(
             f"{config.data.called} has no columns of numbers, and task = 'information' bins "

@@ -40,7 +40,7 @@ class SequenceColumn(KeptFile):
                 "has no sequence in the training rows. Fill some in.", "all are empty."
             )
         shape = [self.length or longest, signals]
-        return Preparation({}, {}, *moments.found(), shape=shape)
+        return Preparation({}, {}, *moments.result(), shape=shape)
 
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
         length, signals = preparation.shape
@@ -58,7 +58,7 @@ class SequenceColumn(KeptFile):
     def _values(self, piece: Any, signals: int) -> list[Array]:
         """Return the values [T, signals] of each row of a piece."""
         (column,) = (piece[name] for name in piece)
-        found = []
+        sequences = []
         for place, cell in column.items():
             try:
                 values = np.array([np.asarray(each, np.float64) for each in cell], np.float64)
@@ -74,5 +74,5 @@ class SequenceColumn(KeptFile):
                     "others. Correct it.",
                     f"row {place}.",
                 )
-            found.append(values)
-        return found
+            sequences.append(values)
+        return sequences

@@ -262,7 +262,7 @@ class Moments:
         self._mean = self._mean + apart * len(rows) / whole
         self._rows = whole
 
-    def found(self) -> tuple[list[float], list[float]]:
+    def result(self) -> tuple[list[float], list[float]]:
         """Return mean and deviation of each column. A constant column has deviation 1."""
         deviation = np.sqrt(self._squares / self._rows)
         constant = self._least == self._most

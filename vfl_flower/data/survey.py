@@ -41,18 +41,18 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         about_table = in_memory or isinstance(error, UnfitError) or _OF_TABLES.search(str(error))
         if not about_table or not config.data.own_data or config.task != "train":
             raise
-        found = _needs(config, node_configs)
-        kinds = [need.kind for *_, needs in found for need in needs]
+        tables = _needs(config, node_configs)
+        kinds = [need.kind for *_, needs in tables for need in needs]
         if kinds in ([], ["ids"], ["no label column"]):
             raise  # the error says it all
-        raise UnfitError(_said(found, node_configs), outside=error.outside) from error
+        raise UnfitError(_message(tables, node_configs), outside=error.outside) from error
 
 
 def _needs(
     config: RunConfig, node_configs: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Table, int | None, list[Need]]]:
     """Return the tables that need something: the table, its party, and what it needs."""
-    found = []
+    tables = []
     for party, node in ((None, {}), *enumerate(node_configs)):
         try:
             opened = own_table(config.data) if party is None else source_of(node, party)
@@ -60,50 +60,50 @@ def _needs(
             continue  # the error that ended the run says it
         if isinstance(opened, Table):
             own = replace(opened, party=None)  # its errors name the columns
-            found.append((own, party, _of_table(own, has_labels=party is None)))
+            tables.append((own, party, _of_table(own, has_labels=party is None)))
     # Frames share their options: a word of one may be a category of another.
-    frames = [(own, needs) for own, _, needs in found if isinstance(own, Frame)]
+    frames = [(own, needs) for own, _, needs in tables if isinstance(own, Frame)]
     words = {word for _, needs in frames for each in needs for word in each.words}
     taken = {word for own, needs in frames for word in own.categories_among(words, needs)}
-    spare = [(own, party, spared(needs, taken)) for own, party, needs in found]
+    spare = [(own, party, spared(needs, taken)) for own, party, needs in tables]
     return [each for each in spare if each[-1]]
 
 
 def _of_table(own: Table, has_labels: bool) -> list[Need]:
     """Return what ids, labels and features of a table need, in all its rows."""
-    found = []
+    needs = []
     try:
         try:
             _ = own.ids
         except ConfigError as error:
-            found.append(Need("ids", "", str(error).removeprefix(f"{own.whose} has ").rstrip(".")))
+            needs.append(Need("ids", "", str(error).removeprefix(f"{own.whose} has ").rstrip(".")))
             if "does not have the id column" in str(error):
-                return found  # the right id column would be a feature
+                return needs  # the right id column would be a feature
         if own.has_labels:
             labels = own.labels_with_gaps(np.arange(own.count))
             if missing := int(is_missing(labels).sum()):
                 note = f"{missing} in {len(labels)} rows. Drop those rows"
-                found.append(Need("missing labels", own.label, note))
+                needs.append(Need("missing labels", own.label, note))
         elif has_labels:
             names = own.names_besides_ids
             note = f"{own.label!r},{label_asked(own.label, names)}".rstrip(".")
             options = {"label": names[0]} if len(names) == 1 else {}
-            return [*found, Need("no label column", "", note, options)]  # it may be a feature
+            return [*needs, Need("no label column", "", note, options)]  # it may be a feature
         if not isinstance(own, KeptFile) or isinstance(own, LargeTable):
-            found += own.needs()
+            needs += own.needs()
     except ConfigError as error:  # the file cannot be read
-        found.append(Need("the table", "", str(error).rstrip(".")))
-    return found
+        needs.append(Need("the table", "", str(error).rstrip(".")))
+    return needs
 
 
-def _said(
-    found: Sequence[tuple[Table, int | None, list[Need]]],
+def _message(
+    tables: Sequence[tuple[Table, int | None, list[Need]]],
     node_configs: Sequence[Mapping[str, Any]],
 ) -> str:
     """Return the message: what each table needs, and what to paste."""
     lines, to_paste = ["No model can learn from these tables yet."], list[str]()
     shared: dict[str, str] = {}
-    for own, party, needs in found:
+    for own, party, needs in tables:
         whose = "The label holder" if party is None else f"Party {party}"
         lines.append(f"{whose}'s {own.kind}{f' {own.path}' * (own.kind == 'file')}:{listed(needs)}")
         options = remedy(own, needs)

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vfl_flower.config.csv_text import are_predictions, kept, restored
+from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.column_types import (
     as_frame,
@@ -153,17 +153,17 @@ class TableFile:
         whole = replace(self, words=())
         if not self.is_csv:
             return as_frame(whole.pieces([name]), [name])[name]
-        found = as_ids([each.column(0) for each in whole.pieces([name])])
-        if found.dtype == object and are_predictions(self.names, name):
-            return restored(pd.Series(found)).to_numpy()
-        if found.dtype == object and (number := kept(found)):
+        ids = as_ids([each.column(0) for each in whole.pieces([name])])
+        if ids.dtype == object and are_predictions(self.names, name):
+            return restored(pd.Series(ids)).to_numpy()
+        if ids.dtype == object and (number := count_guarded(ids)):
             notice.warning(
                 "%d ids in column %r begin with an apostrophe and a sign of formulas, and stay so. "
                 "If a file of predictions was their source, delete this apostrophe: else nobody "
                 "has such an id.",
                 *(number, name),
             )
-        return found
+        return ids
 
     def pieces(self, names: Collection[str], rows: int | None = None) -> Iterator[Any]:
         """Yield Arrow batches, or a table, of these columns, with texts as they were written."""
@@ -225,18 +225,18 @@ class TableFile:
         import pyarrow.parquet as pq
 
         footer = pq.read_metadata(self.place)
-        found = dict.fromkeys(footer.schema.to_arrow_schema().names, (0, 0))
+        sizes = dict.fromkeys(footer.schema.to_arrow_schema().names, (0, 0))
         for group in map(footer.row_group, range(footer.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
                 path, stored = column.path_in_schema, column.total_uncompressed_size
-                name = path if path in found else path.split(".")[0]
-                size, worst = found[name]
-                text = column.physical_type == "BYTE_ARRAY" and path in found
-                found[name] = (
+                name = path if path in sizes else path.split(".")[0]
+                size, worst = sizes[name]
+                text = column.physical_type == "BYTE_ARRAY" and path in sizes
+                sizes[name] = (
                     size + max(8 * column.num_values, stored),
                     worst + text * column.num_values * stored,
                 )
-        return found
+        return sizes
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

@@ -142,8 +142,8 @@ class Table(OwnColumns):
         """Learn the preparation of some or all columns from the training rows of a frame."""
         learnt, days = frame.iloc[train], self._dates(frame)
         mixed = self._dates(learnt).keys() - days.keys()  # another row has no date
-        if found := [*needs_of(self, learnt), *needs_of(self, frame[sorted(mixed)])]:
-            raise self._needing(found)
+        if needs := [*needs_of(self, learnt), *needs_of(self, frame[sorted(mixed)])]:
+            raise self._needing(needs)
         newest = {name: float(np.nanmax(each[train])) for name, each in days.items()}
         learnt = self._with_days(learnt, newest)
         numbers, texts = numeric(learnt), others(learnt)
@@ -159,24 +159,24 @@ class Table(OwnColumns):
     def _dates(self, frame: Any) -> dict[str, Array]:
         """Return the columns that are dates in all rows of a frame, as days since 1970."""
         names = [name for name in others(frame) if self.dates == "days"]
-        found = {name: days_of(frame[name]) for name in names if frame[name].notna().any()}
-        return {name: days for name, days in found.items() if days is not None}
+        dates = {name: days_of(frame[name]) for name in names if frame[name].notna().any()}
+        return {name: days for name, days in dates.items() if days is not None}
 
     def _with_days(self, frame: Any, newest: Mapping[str, float]) -> Any:
         """Return a frame whose dates are days since the newest training date."""
-        found = {}
+        days_by_name = {}
         for name in newest:
             if (days := days_of(frame[name])) is None:
                 raise self._changed(f"column {name!r} has values that are no dates.")
-            found[name] = days - newest[name]
-        return frame.assign(**found)
+            days_by_name[name] = days - newest[name]
+        return frame.assign(**days_by_name)
 
     def needs(self) -> list[Need]:
         """Return what the features need before a model can learn from them, in all rows."""
         groups = self._groups(self.feature_names, self.count)
-        found = [need for group in groups for need in needs_of(self, self._some(group))]
-        words = {word for each in found for word in each.words}
-        return spared(found, self.categories_among(words, found))
+        needs = [need for group in groups for need in needs_of(self, self._some(group))]
+        words = {word for each in needs for word in each.words}
+        return spared(needs, self.categories_among(words, needs))
 
     def categories_among(self, words: set[str], needs: Sequence[Need]) -> set[str]:
         """Return those words that a text column has, which is no column of numbers with words."""
@@ -186,24 +186,24 @@ class Table(OwnColumns):
         columns = (frame[name] for frame in frames for name in others(frame))
         return {word for each in columns for word in words.intersection(texts_of(each))}
 
-    def _needing(self, found: Sequence[Need]) -> ConfigError:
+    def _needing(self, needs: Sequence[Need]) -> ConfigError:
         """Return an error about these needs, and all others of the table."""
         every = self.needs()
         columns = {each.column for each in every}
-        new = [each for each in found if each.kind == EMPTY or each.column not in columns]
+        new = [each for each in needs if each.kind == EMPTY or each.column not in columns]
         every += [each for each in new if each not in every]
         return self.wrong(*lacking(self, every, lambda name: self._read([name])[name]))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""
         self._check_columns(preparation)
-        found = np.empty((len(places), len(preparation.mean)), np.float32)
+        prepared = np.empty((len(places), len(preparation.mean)), np.float32)
         for part, columns in self._parts(preparation, len(places)):
             frame = self._some([*part.numbers, *part.texts], part.texts)
             for at in range(0, max(1, len(places)), _ROWS):
                 rows = slice(at, at + _ROWS)
-                found[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
-        return found
+                prepared[rows, columns] = self._prepare(frame.iloc[places[rows]], part)
+        return prepared
 
     def _parts(self, preparation: Preparation, rows: int) -> Iterator[tuple[Preparation, slice]]:
         """Yield the preparation of a group of columns, and their places in the prepared rows."""
@@ -260,10 +260,10 @@ class Table(OwnColumns):
         gaps = self.missing == "refuse" and frame.isna().any(axis=None)
         if gaps or np.isinf(floats(frame[list(preparation.numbers)])).any():
             known = replace(self, text="one-hot", dates="days")
-            found = list(needs_of(known, frame, learns=False))
+            needs = list(needs_of(known, frame, learns=False))
             kinds = ("missing values", "infinite values")
-            found = [each for each in found if each.kind in kinds]
-            raise self.wrong(*lacking(known, found, frame.__getitem__))
+            needs = [each for each in needs if each.kind in kinds]
+            raise self.wrong(*lacking(known, needs, frame.__getitem__))
         rows = scaled(
             matrix(preparation, frame),
             np.array(preparation.mean),

@@ -48,8 +48,8 @@ class Tokenizer:
         made = np.zeros((len(texts), 2, self.length), np.int32)
         made[:, 0] = self._filler
         if len(texts):
-            found = self._tokenizer(list(texts), truncation=True, max_length=self.length)
-            for row, tokens in zip(made, found["input_ids"], strict=True):
+            encoded = self._tokenizer(list(texts), truncation=True, max_length=self.length)
+            for row, tokens in zip(made, encoded["input_ids"], strict=True):
                 row[0, : len(tokens)] = tokens
                 row[1, : len(tokens)] = 1
         return made

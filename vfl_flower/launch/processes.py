@@ -34,6 +34,7 @@ import tomli_w
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
+from vfl_flower.config.flower_table import packed
 from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.transport.flower_internals import STATES, lasting_home
 from vfl_flower.transport.flower_processes import app_of_this_package
@@ -131,7 +132,7 @@ class SuperLink:
         """Start `flwr run` with this configuration; the process ends with the run."""
         if not self.simulation:  # an earlier run may have been reached by another host
             run_config = {"stream-address": "127.0.0.1", **run_config}
-        _write_toml(self.home / "run.toml", run_config)
+        _write_toml(self.home / "run.toml", packed(run_config))
         app = self.home / "vfl-app"
         app.mkdir(exist_ok=True)
         (app / "pyproject.toml").write_text(app_of_this_package(), encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Any
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import make_folder
 from vfl_flower.config.plugins import BOTTOMS
-from vfl_flower.config.run_config import KEYS
+from vfl_flower.config.run_config import KEYS, opened
 from vfl_flower.label_holder.progress import from_elsewhere
 from vfl_flower.label_holder.results import result_of
 from vfl_flower.launch.processes import SuperLink
@@ -45,8 +45,8 @@ _NO_RAY = "RuntimeError: Simulation Runtime crashed."  # no party has received a
 
 def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run configuration with absolute paths, for processes in other folders."""
-    values = dict(run_config)
-    for name, value in run_config.items():
+    values = opened(run_config)
+    for name, value in tuple(values.items()):
         key = KEYS.get(name)
         if key is None or not isinstance(value, str):
             continue

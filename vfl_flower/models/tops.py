@@ -184,13 +184,18 @@ def build_top(
     combine = models.combine if layers else "sum"
     top = kinds[0](sizes, combine, layers, outputs, own, precision)
     if isinstance(top, CombiningTop):
-        extra = [name for name, _ in top.named_parameters() if name.split(".")[0] not in _TRAINED]
-        if extra:
-            raise ConfigError(
-                f"aggregation = {models.aggregation!r} has a top model with the parameter "
-                f"{extra[0]!r}, which nothing trains. Combine embeddings without parameters."
-            )
+        _check_parameters(top, models.aggregation)
     return top
+
+
+def _check_parameters(top: CombiningTop, aggregation: str) -> None:
+    """Raise `ConfigError` if a top model has parameters besides its layers and its own model."""
+    for name, _ in top.named_parameters():
+        if name.split(".")[0] not in ("layers", "own"):
+            raise ConfigError(
+                f"aggregation = {aggregation!r} has a top model with the parameter {name!r}, which "
+                "nothing trains. Combine embeddings without parameters."
+            )
 
 
 def _own_bottom(config: RunConfig, number: int, columns: int, size: int) -> BottomModel:
@@ -202,9 +207,6 @@ def _own_bottom(config: RunConfig, number: int, columns: int, size: int) -> Bott
     if bottom not in BOTTOMS.known or bottom in ("cnn", "lstm"):
         config = config.with_values({"bottom-model": "mlp", "model-args": ""})
     return build_bottom(config, number, torch.zeros(columns), size)
-
-
-_TRAINED = "layers", "own"  # parts of a `CombiningTop` with parameters
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:

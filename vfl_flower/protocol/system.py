@@ -42,7 +42,7 @@ class System:
     about : one line that describes it.
     quorum : how many uploads the label holder waits for, unless option ``quorum`` is set: a rule,
         or a number.
-    defaults : this system's defaults of options.
+    defaults : this system's defaults of options and expert settings.
     flower_strategy : import path of the Flower Strategy that runs it.
     baseline : a description instead of the axes, for a baseline; empty for a system.
     gradients : whether its bottom models need a gradient; None follows the estimator.

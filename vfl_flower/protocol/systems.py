@@ -15,7 +15,7 @@ from typing import Any
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AGGREGATIONS, MECHANISMS
-from vfl_flower.config.run_config import KEYS, RunConfig, parse
+from vfl_flower.config.run_config import KEYS, RunConfig, opened, parse
 from vfl_flower.data import labels
 from vfl_flower.data.partitioned import is_code
 from vfl_flower.models import bottoms, optimizers, rates, tops
@@ -194,7 +194,7 @@ def places(raw: Mapping[str, Any]) -> list[str]:
     """Return the options that name code by an import path, without loading the code."""
     named = [
         name
-        for name, value in raw.items()
+        for name, value in opened(raw).items()
         if (key := KEYS.get(name)) and key.registry and key.registry.is_place(str(value))
     ]
     return [*named, "dataset"] if is_code(str(raw.get("dataset", ""))) else named

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
-
-from vfl_flower.config.files import whole
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most processes of a run draw nothing
     from matplotlib.axes import Axes
@@ -212,35 +209,6 @@ def frontier(
     if found:  # to the right end
         found.setdefault(max(cost for cost, _ in models), [*found.values()][-1])
     return [*found.items()]
-
-
-# --- PNG ----------------------------------------------------------------------------------------
-
-
-def draw_bars(
-    path: Path, bars: Sequence[tuple[str, float, float]], x_label: str, colours: Sequence[str] = ()
-) -> None:
-    """Draw bars with intervals, the first on top, as a PNG file. No name is read as a formula.
-
-    Parameters
-    ----------
-    bars : name, value, and half of the interval.
-    colours : colour of each bar. By default, all have one.
-    """
-    from matplotlib.figure import Figure
-
-    names, values, halves = zip(*bars[::-1], strict=True)
-    figure = Figure(figsize=(6.4, 1.2 + 0.24 * len(bars)))
-    axes = figure.subplots()
-    each = [*colours[::-1]] or COLOURS[0]
-    axes.barh(range(len(bars)), values, xerr=halves, color=each, ecolor=COLOURS[7])
-    short = [name if len(name) <= 40 else f"{name[:39]}…" for name in names]
-    axes.set_yticks(range(len(bars)), [name.replace("$", r"\$") for name in short])
-    axes.set_xlabel(x_label)
-    axes.locator_params("x", nbins=5)
-    axes.axvline(0, color=_TEXT, linewidth=0.8)
-    with whole(path) as file:
-        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
 
 
 # --- SVG ----------------------------------------------------------------------------------------

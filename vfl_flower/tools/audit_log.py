@@ -60,15 +60,15 @@ def _find(
     beside FILE. Verify the log first: this command does not.
     """
     from vfl_flower.config.audit_chain import find
-    from vfl_flower.data.ids import encodings
+    from vfl_flower.data.ids import encoded
 
-    names = {encoded: each for each in ids for encoded in encodings(each)}
+    names = {encoded(each): each for each in ids}
     left = dict.fromkeys(ids)
-    for encoded, fields in find(file, names):
-        left.pop(names[encoded], None)
+    for one, fields in find(file, names):
+        left.pop(names[one], None)
         rest = [f"{name} {_said(value)}" for name, value in fields.items() if name not in _APART]
         where = f"line {fields['line']}", fields["time"], fields["event"]
-        print(f"{names[encoded]}: {', '.join((*where, *rest))}")
+        print(f"{names[one]}: {', '.join((*where, *rest))}")
     for each in left:
         print(f"{each}: no line has it.")
 

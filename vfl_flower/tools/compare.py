@@ -29,6 +29,7 @@ from vfl_flower.results.figures import main_metric
 from vfl_flower.results.report.read import folder_of, number, read
 from vfl_flower.results.report.sections import comparison, privacy
 from vfl_flower.results.terminal import wrapped
+from vfl_flower.tools.options import of_user
 from vfl_flower.tools.seeds import mean, repeated
 
 _OF_SYSTEMS = (
@@ -133,7 +134,7 @@ def compared(text: str) -> dict[str, Any]:
     name, *keys = (rest if titled else text).split(None, 1) or [""]
     if not name or (titled and not title):
         raise ConfigError("A run of `vfl compare` is empty: name a system, then its own options.")
-    own = pairs(keys, "RUN")
+    own = of_user(pairs(keys, "RUN"))
     if {"strategy", "out"} & own.keys():
         raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
     return {"strategy": name, **own, **({"title": title} if titled else {})}

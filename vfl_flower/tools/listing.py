@@ -6,7 +6,6 @@ Every entry is an `Entry`. Lists show an entry's summary; `vfl list NAME` shows 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -21,9 +20,9 @@ from rich.text import Text
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import RULES, Rule
-from vfl_flower.config.options.option import sentences
+from vfl_flower.config.options.option import Key, sentences
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.config.run_config import GROUPS, KEYS, Key
+from vfl_flower.config.run_config import GROUPS, KEYS, OPTIONS
 from vfl_flower.protocol.system import BY_ROWS, System, load_system
 from vfl_flower.results.terminal import console_of, on_terminal
 
@@ -39,6 +38,7 @@ _RULE_TYPES = {
 }
 _FILES = ("--node-config \"file='a.csv'\"", "--node-config \"file='b.csv'\"")
 _STARTS = {"": "", "ray": " --engine ray", "supernodes": " --engine supernodes"}
+EXPERT = "expert setting"
 MORE = (
     "`vfl list --all` shows every option.\n"
     "`vfl list NAME` explains one, as in `vfl list epochs`.\n"
@@ -49,7 +49,7 @@ MORE = (
 class Entry(NamedTuple):
     """A system, an option or a party rule.
 
-    kind : "system", "option", "basic option" or "party rule".
+    kind : "system", "option", "basic option", `EXPERT` or "party rule".
     group : title of its list.
     default : its default, or "".
     summary : one sentence.
@@ -80,16 +80,20 @@ def show(words: Sequence[str] = (), every: bool = False) -> None:
     if named := _named(words, listed):
         _print([(f"{each.name} ({each.kind})", _explained(each)) for each in named])
         return
-    found = _found(words, listed) if words else [each for each in listed if each.basic or every]
+    found = (
+        _found(words, listed)
+        if words
+        else [each for each in listed if each.basic or (every and each.kind != EXPERT)]
+    )
     groups = groupby(found, lambda each: each.group)
     _print([(title, _listed(group)) for title, group in groups], MORE)
 
 
 def entries() -> Iterator[Entry]:
-    """Yield all systems, then all options by their sections, then all party rules."""
+    """Yield all systems, options by their sections, expert settings, and party rules."""
     systems = list(_systems())
     yield from map(_of_system, systems)
-    for key in KEYS.values():
+    for key in (*OPTIONS.values(), *(each for each in KEYS.values() if each.expert)):
         yield _of_key(key, systems)
     for rule in RULES.values():
         yield _of_rule(rule)
@@ -211,11 +215,10 @@ def _of_key(key: Key, systems: Sequence[System]) -> Entry:
         "symbol": key.symbol,
         "example": _command(key),
         "needs": key.before,
-        "in Python": "label_access=..." if key.name == "labels" else "",
         "related": ", ".join(key.related),
     }
-    kind = "basic option" if key.basic else "option"
-    group = f"Options: {GROUPS[key.section]}"
+    kind = EXPERT if key.expert else "basic option" if key.basic else "option"
+    group = f"{'Expert settings' if key.expert else 'Options'}: {GROUPS[key.section]}"
     choices = "" if key.registry is SYSTEMS else ", ".join(key.names)
     filled = _filled(details)
     return Entry(kind, group, key.name, default, key.summary, choices, lambda: filled, key.basic)
@@ -256,11 +259,22 @@ def _values(key: Key) -> str:
 def _command(key: Key) -> str:
     """Return the command of an option's example, in lines that fit a terminal."""
     start = "flwr run ." if key.engine == "flower" else f"vfl run{_STARTS[key.engine]}"
-    pairs = textwrap.wrap(key.example, 45, break_long_words=False, break_on_hyphens=False)
-    parts = [f'-c "{each}"' for each in pairs]
+    words = re.findall(r"[\w-]+=(?:'[^']*'|\S+)", key.example)
+    expert = [word for word in words if _is_expert(word.partition("=")[0])]
+    if expert:
+        settings = " ".join(expert).replace("'", "")
+        words = [*(word for word in words if word not in expert), f"expert='{settings}'"]
+    lines = [""]
+    for word in words:
+        lines += [word] if len(lines[-1] + word) > 45 else [f"{lines.pop()} {word}".lstrip()]
+    parts = [f'-c "{line}"' for line in lines if line]
     if "'files:" in key.example and not key.engine:
         parts += _FILES
     return _joined([start, *parts])
+
+
+def _is_expert(name: str) -> bool:
+    return name in KEYS and KEYS[name].expert
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.run_config import GROUPS, KEYS, pairs
+from vfl_flower.config.flower_table import packed
+from vfl_flower.config.run_config import GROUPS, KEYS, opened, pairs
 
 _PAIRS = '"OPTION=VALUE ..."'
 
@@ -145,9 +147,29 @@ def given(
     out: str = "",
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Return the number of parties, the run configuration and the node configurations."""
-    keys = {**pairs(run_config or [], "-c"), **({"out": out} if out else {})}
+    keys: dict[str, Any] = {}
+    for text in run_config or []:
+        keys |= of_user(pairs([text], "-c"))
+    keys |= {"out": out} if out else {}
     nodes = [pairs([text], "--node-config") for text in node_config or []]
     return len(nodes) or 4 if parties is None else parties, keys, nodes
+
+
+def of_user(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a user wrote, with the settings of ``expert`` beside them.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is written as an option.
+    """
+    for name, value in keys.items():
+        if name in KEYS and KEYS[name].expert:
+            raise ConfigError(
+                f"{name} is an expert setting, not an option: write "
+                f"expert='{packed({name: value})['expert']}'. `vfl list expert` names all."
+            )
+    return opened(keys)
 
 
 def name_system(keys: dict[str, Any], system: str) -> None:
@@ -253,7 +275,7 @@ AUDIT_EXAMPLES = _examples("""
 # gradient rows name the labels: direct inference is right for every row
 vfl audit --strategy vafl
 # the same attacks on noisy scalars, in a configuration of your own
-vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
+vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5"
 """)
 
 AUDIT_LOG_EXAMPLES = _examples("""

@@ -43,6 +43,7 @@ class AssessmentConfig:
         50,
         "Sets the fewest rows of a segment that has figures.",
         example="dataset='files:labels.csv' segments='region' min-segment=100",
+        expert=True,
         least=1,
         related=("segments",),
     )

@@ -132,7 +132,6 @@ class DataConfig:
         "Sets the share of rows that each party has, to try out partial rows. It applies to "
         "divided data sets. The seed draws these rows. Every row stays with at least one party.",
         example="dataset='breast-cancer' presence=0.7",
-        basic=True,
         above=0,
         related=("align", "combine", "subsets"),
     )
@@ -163,6 +162,7 @@ class DataConfig:
         "blocks. `rows` and `columns` make bands of pixels. `flat` cuts the flattened image into "
         "equal parts.",
         example="image-split='rows'",
+        expert=True,
         choices=("quadrants", "rows", "columns", "flat"),
         related=("dataset", "augment"),
     )
@@ -171,12 +171,14 @@ class DataConfig:
         "Names the folder of the tokenizer for a divided data set of texts. The folder has the "
         "format of the transformers library. Each party gets its part of each text's words.",
         example="dataset='hf:reviews' tokenizer='tokenizer'",
+        expert=True,
         related=("dataset", "text-length"),
     )
     text_length: int = key(
         64,
         "Limits the tokens in one party's part of a text.",
         example="dataset='hf:reviews' tokenizer='tokenizer' text-length=32",
+        expert=True,
         least=1,
         related=("tokenizer",),
     )
@@ -185,6 +187,7 @@ class DataConfig:
         "Chooses how parties augment samples during training. A party's node configuration can "
         "override it. `crop-flip` crops and mirrors images.",
         example="augment='crop-flip' bottom-model='cnn'",
+        expert=True,
         registry=plugins.AUGMENTATIONS,
         related=("image-split",),
     )

@@ -28,7 +28,6 @@ class ScheduleConfig:
         "Sets how many steps of a party one message exchange carries. Large windows save round "
         "trips and make embeddings staler.",
         example="window=8",
-        basic=True,
         auto="1 in process, and in runs of at most 64 steps an epoch. Else it starts at 1, grows, "
         "and shrinks when the loss jumps. It grows to at most 8 under Ray and 32 over streams, but "
         "no longer than measured times make worthwhile. Over messages between nodes it grows to 16 "
@@ -42,6 +41,7 @@ class ScheduleConfig:
         "each row with probability batch-size / rows. `replacement` draws each mini-batch from all "
         "rows, as the papers do.",
         example="sampling='poisson'",
+        expert=True,
         registry=plugins.SAMPLINGS,
         related=("batch-size", "calibration"),
     )
@@ -50,6 +50,7 @@ class ScheduleConfig:
         "Limits the age of an embedding that the label holder uses, in label-holder steps. 0 sets "
         "no limit.",
         example="strategy='vafl' max-delay=20",
+        expert=True,
         least=0,
         symbol="D, in VAFL",
         related=("window", "quorum"),
@@ -60,6 +61,7 @@ class ScheduleConfig:
         "`exponential` follow VAFL's appendix G. `straggler` makes one party 20 to 60 % slower "
         "(AsyREVEL).",
         example="strategy='vafl' delay='exponential'",
+        expert=True,
         choices=("none", "poisson", "exponential", "straggler"),
         related=("max-delay",),
     )
@@ -93,6 +95,7 @@ class CodecConfig:
         "Sets the bits of a number. qsgd has 2^bits levels, and 1 to 16 bits. top-k has 16, or 32 "
         "for exact values.",
         example="codec='qsgd' bits=3",
+        expert=True,
         auto="4 for qsgd, 16 for top-k",
         related=("codec",),
     )

@@ -39,6 +39,7 @@ class ModelConfig:
         "Sets the hidden units (mlp, lstm, each model of tabular) or channels (cnn) of the bottom "
         "model.",
         example="bottom-hidden=128",
+        expert=True,
         least=1,
         related=("bottom-model",),
     )
@@ -56,6 +57,7 @@ class ModelConfig:
         "Chooses the activation on the embedding. With aggregation='secure', a real node accepts "
         "only an activation that its node configuration permits.",
         example="embedding-activation='tanh'",
+        expert=True,
         auto="none for top-model='sum', for aggregation='secure' and for your own bottom model. "
         "Else relu.",
         choices=("none", "relu", "sigmoid", "tanh"),
@@ -65,6 +67,7 @@ class ModelConfig:
         True,
         "Adds a bias to the linear layers of the bottom model.",
         example="bottom-bias=false",
+        expert=True,
         related=("bottom-model",),
     )
     top: str = key(
@@ -88,6 +91,7 @@ class ModelConfig:
         64,
         "Sets the hidden units of an mlp top model.",
         example="top-hidden=32",
+        expert=True,
         least=1,
         related=("top-model",),
     )

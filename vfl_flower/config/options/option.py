@@ -1,10 +1,17 @@
-"""How a section of the run configuration declares one of its options."""
+"""How a section of the run configuration declares one of its options, and checks its values."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from vfl_flower.config import plugins
+from vfl_flower.config.checks import Check, InvalidError, check_of
+from vfl_flower.config.errors import ConfigError, shown, unknown
 
 
 def key(default: Any, help: str, *, example: str, basic: bool = False, **more: Any) -> Any:
@@ -17,6 +24,7 @@ def key(default: Any, help: str, *, example: str, basic: bool = False, **more: A
     example : pairs for `vfl run -c`, which `protocol.systems.resolve` accepts.
     basic : whether a new user needs the option. `vfl list` shows only these options.
     more : further fields of `config.run_config.Key`. ``name`` replaces the name of the field.
+        ``expert`` makes it a setting that a system or an experiment decides, not an option.
         ``auto`` says what decides a missing default. ``related`` names other options. ``symbol`` is
         the paper's. ``engine`` is the one that the example needs. ``choices``, ``registry``,
         ``least``, ``above`` and ``below`` limit the values. ``numbers`` permits numbers as texts.
@@ -29,3 +37,91 @@ def key(default: Any, help: str, *, example: str, basic: bool = False, **more: A
 def sentences(text: str) -> list[str]:
     """Split a text into its sentences, each with its full stop."""
     return re.split(r"(?<=[.?!]) +(?=[A-Z0-9`(-])", text.strip())
+
+
+class Key(NamedTuple):
+    """An option of the run configuration, and its position in a `RunConfig`.
+
+    help : sentences; the first is the summary.
+    example : pairs that `protocol.systems.resolve` accepts.
+    auto : what decides the value if there is no default.
+    basic : whether a new user needs the option.
+    expert : whether it is no option of every run, but a setting that a system or an experiment
+        decides. The option ``expert`` and a `System` give such settings.
+    related : names of other options.
+    symbol : the paper's symbol.
+    engine : engine that the example needs, if not the default; "flower" for `flwr run`.
+    before : what must be true before the example can run.
+    values : permitted values in words, if no other field describes them.
+    numbers : whether a number stands for its text.
+    """
+
+    name: str
+    section: str  # empty for `RunConfig` itself
+    field: str
+    type: type
+    default: Any
+    help: str
+    example: str
+    auto: str = ""
+    basic: bool = False
+    expert: bool = False
+    related: tuple[str, ...] = ()
+    symbol: str = ""
+    engine: str = ""
+    before: str = ""
+    values: str = ""
+    choices: tuple[str, ...] = ()
+    registry: plugins.Registry | None = None
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    numbers: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the option's values, if the values have names."""
+        return self.registry.names if self.registry else self.choices
+
+    @property
+    def summary(self) -> str:
+        """Return the first sentence of the help text."""
+        return sentences(self.help)[0]
+
+    def of(self, config: Any) -> Any:
+        """Return the option's value in a `RunConfig`."""
+        return getattr(getattr(config, self.section) if self.section else config, self.field)
+
+    def typed(self, value: Any, named: str = "") -> Any:
+        """Return a value with the option's type, or raise `ConfigError`.
+
+        named : name of the option in the error. The default is its own name.
+        """
+        if self.numbers and isinstance(value, int | float):
+            value = str(value)
+        try:
+            return _check_of(self.type, self.least, self.above, self.below)(value)
+        except InvalidError as error:
+            quoted = isinstance(value, str) and self.type in (int, float, bool)
+            hint = " Leave the quotes out." * quoted
+            raise ConfigError(f"{named or self.name} = {shown(value)} {error}.{hint}") from None
+
+    def check(self, value: Any) -> Any:
+        """Return a value with the option's type; raise `ConfigError` unless it is permitted."""
+        if value is None:
+            return None
+        if self.registry:
+            self.registry.check(value, self.name)
+        if self.choices and value not in self.choices:
+            raise unknown(self.name, value, self.choices)
+        return self.typed(value)
+
+
+@cache
+def _check_of(kind: type, least: float | None, above: float | None, below: float | None) -> Check:
+    widest = {int: 2**31, float: 1e38}.get(kind)  # of 32 bits
+    if widest is None:
+        return check_of(kind)
+    below = widest if below is None else below
+    above = -widest if least is None and above is None else above
+    return check_of(Annotated[kind, Field(ge=least, gt=above, lt=below)])

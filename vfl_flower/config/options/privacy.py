@@ -29,6 +29,7 @@ class PrivacyConfig:
         1.0,
         "Sets the standard deviation of the Gaussian noise on the last layer.",
         example=f"{_EMBEDDINGS} embedding-noise=2.0",
+        expert=True,
         least=1e-6,
         symbol="c, in VAFL",
         related=("privacy", "embedding-bound", "inner-noise"),
@@ -37,6 +38,7 @@ class PrivacyConfig:
         0.0,
         "Sets the standard deviation of the uniform noise on the inner layers.",
         example=f"{_EMBEDDINGS} inner-noise=0.1",
+        expert=True,
         least=0,
         related=("privacy", "embedding-noise"),
     )
@@ -44,6 +46,7 @@ class PrivacyConfig:
         1.0,
         "Clips the output of the last layer to this norm, before noise is added.",
         example=f"{_EMBEDDINGS} embedding-bound=2.0",
+        expert=True,
         least=1e-6,  # far from where numbers of 32 bits, and noise with them, become zero
         symbol="R",
         related=("privacy", "embedding-noise"),
@@ -52,6 +55,7 @@ class PrivacyConfig:
         1.0,
         "Clips a row's loss difference to [-C, C].",
         example="strategy='dpzv' clip=0.5",
+        expert=True,
         above=0,
         symbol="C, in DPZV",
         related=("privacy", "top-clip", "clip-gradient"),
@@ -72,6 +76,7 @@ class PrivacyConfig:
         None,
         "Sets the delta of the budget (epsilon, delta).",
         example="strategy='dpzv' epsilon=1.0 delta=0.0001",
+        expert=True,
         auto="1e-5, or 0.1 over the training rows if that is less.",
         above=0,
         below=1,
@@ -82,6 +87,7 @@ class PrivacyConfig:
         0.5,
         "Clips a row's gradient of the top model to this norm, with noise on scalars.",
         example="strategy='dpzv' top-clip=1.0",
+        expert=True,
         above=0,
         related=("privacy", "clip"),
     )
@@ -89,6 +95,7 @@ class PrivacyConfig:
         None,
         "Sets the noise on the mean scalar of U rows, as a multiple of C / U.",
         example="strategy='dpzv' noise-multiplier=2.0",
+        expert=True,
         auto="calibrated to epsilon, delta and the length of the run.",
         least=0,
         related=("epsilon", "clip"),
@@ -101,6 +108,7 @@ class PrivacyConfig:
         "model. `secret` and `paper` need sampling='poisson'. The results state the guarantee "
         "that holds.",
         example="strategy='dpzv' calibration='secret' sampling='poisson'",
+        expert=True,
         choices=("known", "secret", "paper"),
         related=("epsilon", "sampling"),
     )
@@ -110,6 +118,7 @@ class PrivacyConfig:
         "directions, Poisson mini-batches and, with files:, the first models. It also covers the "
         "order of partial rows. Use 0 or more in experiments only.",
         example="strategy='cascaded' noise-seed=0",
+        expert=True,
         least=-1,
         related=("seed", "privacy"),
     )

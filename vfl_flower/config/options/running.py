@@ -20,6 +20,7 @@ class RunningConfig:
         "Chooses how messages travel on SuperNodes. `stream` connects each party to the label "
         "holder. `messages` uses Flower's messages. `auto` streams if every party can connect.",
         example="transport='messages'",
+        expert=True,
         engine=_NODES,
         choices=("auto", "stream", "messages"),
         related=("stream-address", "stream-ports", "window"),
@@ -44,6 +45,7 @@ class RunningConfig:
         "Sets the length of a streaming session in seconds. After each session, parties save "
         "their state and reconnect.",
         example="session-seconds=300",
+        expert=True,
         engine=_NODES,
         above=0,
         related=("transport", "checkpoint-every"),
@@ -76,6 +78,7 @@ class RunningConfig:
         1.0,
         "Sets the epochs, or parts of an epoch, between two evaluations.",
         example="eval-every=0.5",
+        expert=True,
         above=0,
         related=("epochs", "patience"),
     )

@@ -51,6 +51,7 @@ class ServingConfig:
         "batch. A model of any subset then answers without the party. Another model refuses and "
         "names the party.",
         example="task='serve' model='runs/a' score-timeout=0.5",
+        expert=True,
         engine=_FLOWER,
         above=0,
         related=("party-timeout", "subsets"),

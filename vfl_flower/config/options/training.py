@@ -117,6 +117,7 @@ class TrainingConfig:
         None,
         "Sets the epochs between two decays of lr-schedule='step'.",
         example="lr-schedule='step' lr-step=5",
+        expert=True,
         auto="10",
         least=1,
         related=("lr-schedule", "lr-decay"),
@@ -125,6 +126,7 @@ class TrainingConfig:
         None,
         "Sets the factor by which lr-schedule='step' multiplies the rates.",
         example="lr-schedule='step' lr-decay=0.5",
+        expert=True,
         auto="0.1",
         above=0,
         related=("lr-schedule", "lr-step"),
@@ -133,6 +135,7 @@ class TrainingConfig:
         0.0,
         "Raises the rates linearly from 0 during this many epochs.",
         example="warm-up=0.5",
+        expert=True,
         least=0,
         related=("lr-schedule",),
     )
@@ -141,6 +144,7 @@ class TrainingConfig:
         "Clips the gradient of each mini-batch to this norm. Each party's model and the top model "
         "are clipped separately. 0 clips nothing.",
         example="clip-gradient=1.0",
+        expert=True,
         least=0,
         related=("clip", "top-clip"),
     )
@@ -149,6 +153,7 @@ class TrainingConfig:
         "Chooses the floating-point precision of forward and backward passes. `bfloat16` applies "
         "to matrix products and convolutions, by torch's autocast.",
         example="precision='bfloat16'",
+        expert=True,
         choices=("float32", "bfloat16"),
         related=("device",),
     )
@@ -175,6 +180,7 @@ class TrainingConfig:
         "Chooses the regulariser g of each party. `l2` is ||w||^2 / 2. `nonconvex` is equation 22 "
         "of the AsyREVEL paper.",
         example="regulariser='nonconvex' regulariser-weight=0.001",
+        expert=True,
         choices=("l2", "nonconvex"),
         symbol="g",
         related=("regulariser-weight",),
@@ -183,6 +189,7 @@ class TrainingConfig:
         0.0,
         "Sets the weight of each party's regulariser.",
         example="regulariser-weight=0.001",
+        expert=True,
         least=0,
         symbol="lambda",
         related=("regulariser", "weight-decay"),
@@ -213,6 +220,7 @@ class EstimatorConfig:
         "first-order",
         "Chooses how the top model learns: from its gradient, or from loss differences.",
         example="strategy='syn-zoo' server-update='first-order'",
+        expert=True,
         registry=plugins.SERVER_UPDATES,
         related=("estimator",),
     )
@@ -221,6 +229,7 @@ class EstimatorConfig:
         "Chooses the two points of a zeroth-order difference. `one-sided` uses w + mu u and w. "
         "`two-sided` uses w + mu u and w - mu u.",
         example="strategy='cascaded' differences='two-sided'",
+        expert=True,
         choices=("one-sided", "two-sided"),
         related=("mu", "directions"),
     )
@@ -229,6 +238,7 @@ class EstimatorConfig:
         "Chooses the distribution of the directions u. They are standard normal, or uniform on "
         "the unit sphere, or uniform on the sphere of radius sqrt(d).",
         example="strategy='cascaded' directions='sphere'",
+        expert=True,
         registry=plugins.DIRECTIONS,
         symbol="u",
         related=("mu", "differences"),
@@ -237,6 +247,7 @@ class EstimatorConfig:
         1e-3,
         "Sets the smoothing parameter of zeroth-order differences.",
         example="strategy='cascaded' mu=0.0001",
+        expert=True,
         above=0,
         symbol="mu",
         related=("directions", "differences"),
@@ -247,6 +258,7 @@ class EstimatorConfig:
         "scalar for its direction. `all` perturbs all parties at once and yields one scalar "
         "(SPSA). `all` needs a synchronous system.",
         example="strategy='syn-zoo' perturbs='all'",
+        expert=True,
         choices=("each", "all"),
         related=("directions", "quorum"),
     )
@@ -256,6 +268,7 @@ class EstimatorConfig:
         "(EF-VFL, Algorithm 2). With `shared`, parties get the labels, all embeddings and the top "
         "model (EF-VFL, Algorithm 1).",
         example="strategy='ef-vfl' labels='shared'",
+        expert=True,
         choices=("private", "shared"),
         related=("local-steps", "estimator"),
     )
@@ -264,6 +277,7 @@ class EstimatorConfig:
         "Sets the steps that all participants take on one mini-batch. It needs shared labels "
         "(EF-VFL, section 5.3).",
         example="strategy='ef-vfl' labels='shared' local-steps=4",
+        expert=True,
         least=1,
         symbol="Q",
         related=("labels",),
@@ -274,6 +288,7 @@ class EstimatorConfig:
         "is compressed whole. With `embeddings`, each party uploads all its training rows, "
         "compressed, before the first step (EF-VFL, Algorithm 1, input).",
         example="strategy='ef-vfl' initial-surrogates='embeddings'",
+        expert=True,
         choices=("zero", "embeddings"),
         symbol="G^0",
         related=("compression", "codec"),

@@ -10,7 +10,8 @@ from typing import Any
 
 from vfl_flower.config import names
 from vfl_flower.config.files import write_whole
-from vfl_flower.results.charts import COLOURS, draw_bars
+from vfl_flower.results.charts import COLOURS
+from vfl_flower.tasks.inference import bars
 
 FILE = "explanation.json"
 PICTURE = "explanation.png"
@@ -71,10 +72,13 @@ def _called(feature: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
 
 def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path) -> None:
     """Draw features as bars with intervals, a colour for each party."""
+    features = features[::-1]
     colours = dict(zip(figures["parties"], cycle(COLOURS), strict=False))
-    draw_bars(
+    bars.draw(
         path,
-        [(_called(of, figures), of["value"], (of["high"] - of["low"]) / 2) for of in features],
+        [_called(feature, figures) for feature in features],
+        [feature["value"] for feature in features],
+        [(feature["high"] - feature["low"]) / 2 for feature in features],
+        [colours[feature["party"]] for feature in features],
         f"fall of {METRICS[figures['metric']]} (of {figures['baseline']:.4g}) if permuted",
-        [colours[of["party"]] for of in features],
     )

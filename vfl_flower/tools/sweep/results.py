@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.flower_table import packed
 from vfl_flower.results.report import write_report
 from vfl_flower.results.report.sweep import FILE, Swept
 from vfl_flower.results.terminal import wrapped
@@ -51,7 +52,7 @@ def table(folder: Path) -> str:
 def line(found: Mapping[str, Any]) -> str:
     """Return the command that runs the best configuration."""
     keys = of_trial(found["keys"], best(found)["keys"])
-    words = ["vfl", "run", "-c", pasted(keys)]
+    words = ["vfl", "run", "-c", pasted(packed(keys))]
     if found["node_configs"]:
         words += [
             word for each in found["node_configs"] for word in ("--node-config", pasted(each))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.results.charts import draw_bars
+from vfl_flower.tasks.inference import bars
 from vfl_flower.tasks.inference.party.features import Feature
 from vfl_flower.transport.explain_messages import FiguresOrder
 
@@ -40,9 +40,15 @@ def of(features: Sequence[Feature], figures: Mapping[str, NDArray[np.float64]]) 
 
 def draw(table: Any, order: FiguresOrder, path: Path) -> None:
     """Draw the features with the largest figures as bars, with their intervals."""
-    most = table.iloc[:_SHOWN]
-    halves = (most["high"] - most["low"]) / 2
+    most = table.iloc[:_SHOWN][::-1]
+    names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
     metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
     noise = f", with noise of deviation {order.grain:.2g}" if order.grain else ""
-    bars = list(zip(map(str, most["name"]), most["value"], halves, strict=True))
-    draw_bars(path, bars, f"fall of {metric} on {order.rows} rows if permuted{noise}")
+    bars.draw(
+        path,
+        [name.replace("$", r"\$") for name in names],
+        most["value"],
+        (most["high"] - most["low"]) / 2,
+        ["#0a56dd"] * len(most),
+        f"fall of {metric} on {order.rows} rows if permuted{noise}",
+    )

@@ -1,0 +1,91 @@
+"""Plausible faults, each planted in a copy of the code, and the test that finds it.
+
+`python -m tests.planted` plants one after the other, and prints which of them a test finds. Each
+test is one of those that `make test` runs. `planted.tsv` has a fault in each line: what it does, a
+text of the code that occurs once, so that the fault moves with the code, the text in its place, and
+the test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+CHECKOUT = Path(__file__).parent.parent
+PRODUCT = ("vfl_flower", "strategies", "vfl_attacks")
+
+
+class Fault(NamedTuple):
+    """A line of the list."""
+
+    about: str
+    text: str
+    planted: str
+    test: str
+
+
+LINES = (CHECKOUT / "tests" / "planted.tsv").read_text().splitlines()
+FAULTS = [Fault(*line.split("\t")) for line in LINES]
+
+
+def places(fault: Fault) -> list[Path]:
+    """Return the files that have the text of a fault, a file as often as it has the text."""
+    files = (path for name in PRODUCT for path in (CHECKOUT / name).rglob("*.py"))
+    return [path for path in files for _ in range(path.read_text().count(fault.text))]
+
+
+def is_found(fault: Fault, folder: Path) -> bool:
+    """Plant a fault in a copy of the checkout in a new folder, and return whether its test fails.
+
+    Raises
+    ------
+    RuntimeError
+        If the test cannot run.
+    """
+    (place,) = places(fault)
+    for name in (*PRODUCT, "tests"):
+        shutil.copytree(CHECKOUT / name, folder / name)
+    shutil.copy2(CHECKOUT / "pyproject.toml", folder)
+    copy = folder / place.relative_to(CHECKOUT)
+    copy.write_text(place.read_text().replace(fault.text, fault.planted))
+    words = [
+        "-q",
+        "-x",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not nightly",
+        f"tests/{fault.test}",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{fault.test} did not run: {done.stdout[-2000:]}")
+    return done.returncode == 1
+
+
+def main() -> None:
+    """Plant all faults, and print which are found."""
+    found = 0
+    for fault in FAULTS:
+        with tempfile.TemporaryDirectory() as folder:
+            hit = is_found(fault, Path(folder))
+        found += hit
+        print("found    " if hit else "NOT FOUND", fault.about, flush=True)
+    print(f"{found} of {len(FAULTS)} faults are found.")
+
+
+if __name__ == "__main__":
+    main()
