@@ -7,9 +7,6 @@ from typing import Any
 
 from vfl_flower.config.errors import ConfigError
 
-METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
-"""Main metric -> its name in tables and charts."""
-
 VALIDATED = {
     "validation_auc": "validation AUC",
     "validation_accuracy": "validation accuracy",

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vfl_flower.results.charts import Line, look, svg
 from vfl_flower.results.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
 from vfl_flower.results.page import Cell, Chart, Dot, Row, Section, Table
-from vfl_flower.results.report.curves import titles
+from vfl_flower.results.report.curves import run_column, titles
 from vfl_flower.results.report.read import Shown, mapping, number, numbers, shown, text
 
 _MOST_CLASSES = 10  # of an open confusion matrix
@@ -92,7 +92,7 @@ def assessment(runs: Sequence[Shown], charts: bool = True) -> Section | None:
         reference = "random order, or perfect calibration" if ranked else "perfect calibration"
         legend.append(Cell(reference, line="line s7 dashes-1"))
     figures = [estimates(mapping(run.assessment.get("figures"))) for run in runs]
-    tables = [_figures(titles(runs), figures)]
+    tables = [_figures(run_column(runs), figures)]
     more = {}
     for run in runs:
         if matrix := _confusion(run, several):
@@ -144,7 +144,7 @@ def _figures(names: Sequence[Cell], figures: Sequence[Mapping[str, Estimate]]) -
             [
                 [
                     ASSESSED.get(key, (key, ""))[0],
-                    *([names[n]] if several else []),
+                    names[n],
                     *each.texts(form_of(key)),
                     each.dot(*ends, n) if several or shares else "",
                 ]
@@ -154,8 +154,7 @@ def _figures(names: Sequence[Cell], figures: Sequence[Mapping[str, Estimate]]) -
     if not several:
         bodies = [[row for rows in bodies for row in rows]]
     drawn = "each figure on its own scale" if several else "0 to 1"
-    who = ["run"] if several else []
-    return Table(["figure", *who, "value", "95 % interval", drawn], bodies, 1 + several)
+    return Table(["figure", "run", "value", "95 % interval", drawn], bodies, 2)
 
 
 def _said(run: Shown) -> list[str]:

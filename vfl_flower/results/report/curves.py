@@ -79,6 +79,11 @@ def titles(runs: Sequence[Shown]) -> list[Cell]:
     return [Cell(run.title, line=_line(place)) for place, run in enumerate(runs)]
 
 
+def run_column(runs: Sequence[Shown]) -> list[Cell]:
+    """Return the titles of several runs. A page drops the column if there is one run."""
+    return titles(runs) if len(runs) > 1 else [Cell()]
+
+
 def _line(place: int) -> str:
     colour, dashes = look(place)
     return f"line s{colour} dashes-{dashes}"

@@ -13,7 +13,7 @@ from vfl_flower.results.report.assessment import (
     estimates,
     scale,
 )
-from vfl_flower.results.report.curves import titles
+from vfl_flower.results.report.curves import run_column
 from vfl_flower.results.report.read import Shown, mapping, number, shown, text
 
 _MAIN = "auc", "macro_auc", "accuracy", "rmse"
@@ -82,7 +82,7 @@ def _by_segment(found: Found) -> dict[str, list[Segment]]:
 
 def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
     """Return the main figure of each segment, drawn on one scale."""
-    by_segment, names = _by_segment(found), titles(runs)
+    by_segment, names = _by_segment(found), run_column(runs)
     every = [figures for each in by_segment.values() for _, _, figures in each]
     key = next((key for key in _MAIN if any(key in each for each in every)), "")
     ends = scale([each[key] for each in every if key in each])
@@ -90,7 +90,7 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
         [
             [
                 name,
-                *([names[n]] if len(runs) > 1 else []),
+                names[n],
                 rows,
                 *(estimate := figures.get(key, Estimate(None))).texts(form_of(key)),
                 estimate.dot(*ends, n),
@@ -100,34 +100,33 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
         for name, each in by_segment.items()
     ]
     called, _ = ASSESSED.get(key, (key, ""))
-    who = ["run"] if len(runs) > 1 else []
-    head = [column, *who, "rows", called, "95 % interval", "{:.3g} to {:.3g}".format(*ends)]
+    head = [column, "run", "rows", called, "95 % interval", "{:.3g} to {:.3g}".format(*ends)]
     bodies = bodies if len(runs) > 1 else [[row for body in bodies for row in body]]
-    return Table(head, bodies, 1 + len(who), f"By {column}")
+    return Table(head, bodies, 2, f"By {column}")
 
 
 def _all(column: str, runs: Sequence[Shown], found: Found) -> Table:
     """Return every figure of every segment."""
+    names = run_column(runs)
     rows: list[Row] = [
-        [name, *([runs[n].title] if len(runs) > 1 else []), ASSESSED.get(key, (key, ""))[0], *texts]
+        [name, names[n], ASSESSED.get(key, (key, ""))[0], *texts]
         for name, each in _by_segment(found).items()
         for n, _, figures in each
         for key, estimate in figures.items()
         if (texts := estimate.texts(form_of(key)))
     ]
-    who = ["run"] if len(runs) > 1 else []
-    return Table([column, *who, "figure", "value", "95 % interval"], [rows], 2 + len(who))
+    return Table([column, "run", "figure", "value", "95 % interval"], [rows], 3)
 
 
 def _differences(column: str, runs: Sequence[Shown], found: Found) -> Table:
     """Return the differences between segments."""
     of_runs = [estimates(mapping(each.get("differences"))) for each in found]
     least, most = scale([each for every in of_runs for each in every.values()])
-    ends, names = (min(least, 0.0), max(most, 0.0)), titles(runs)
+    ends, names = (min(least, 0.0), max(most, 0.0)), run_column(runs)
     rows: list[Row] = [
         [
             _called(key, mapping(mapping(found[n].get("differences")).get(key))),
-            *([names[n]] if len(runs) > 1 else []),
+            names[n],
             *every[key].texts(),
             every[key].dot(*ends, n, 0.0),
         ]
@@ -135,10 +134,9 @@ def _differences(column: str, runs: Sequence[Shown], found: Found) -> Table:
         for n, every in enumerate(of_runs)
         if key in every
     ]
-    who = ["run"] if len(runs) > 1 else []
     drawn = "{:.3g} to {:.3g}".format(*ends)
-    head = ["largest difference", *who, "value", "95 % interval", drawn]
-    return Table(head, [rows], 1 + len(who), f"Differences by {column}")
+    head = ["largest difference", "run", "value", "95 % interval", drawn]
+    return Table(head, [rows], 2, f"Differences by {column}")
 
 
 def _called(key: str, of: Mapping[str, Any]) -> str:

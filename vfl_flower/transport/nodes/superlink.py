@@ -52,7 +52,7 @@ from vfl_flower.transport.nodes.warm import WarmTasks
 
 _OF_BOTH = ["torch._dynamo", "sklearn.datasets", "pandas"]  # the first for any optimiser of torch
 NEEDED = {
-    "superlink": ["vfl_flower.server_app", "flwr.superlink.cli", *_OF_BOTH, "matplotlib.figure"],
+    "superlink": ["vfl_flower.server_app", "flwr.superlink.cli", *_OF_BOTH],
     "supernode": ["vfl_flower.client_app", "flwr.supernode.cli", *_OF_BOTH],
 }
 """Modules that a task of a SuperLink or a SuperNode needs in most runs."""
