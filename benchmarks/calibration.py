@@ -23,7 +23,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import fit, probabilities
 from vfl_flower.launch.engines import run_local
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.model import Predictor
 
 PARTIES = 3
 DATA = ["credit", "breast-cancer", "digits"]

@@ -24,8 +24,8 @@ from vfl_flower.launch.explaining import explain_local
 from vfl_flower.tasks.inference import explain as at_label_holder
 from vfl_flower.tasks.inference.explain import _Turns
 from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.party.explain import Explanation
-from vfl_flower.tasks.inference.predictor import Predictor
 
 TRAINED = 4_000  # rows that train the model; all other rows are explained
 STAGES: dict[str, tuple[Any, str]] = {

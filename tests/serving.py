@@ -19,7 +19,7 @@ from vfl_flower import client_app
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.party.model import forget
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.service import Service
 from vfl_flower.tasks.inference.serving.web import app_of
@@ -132,4 +132,4 @@ def served(
     finally:
         service.close()
         audit.close()
-        scoring.forget(grid.run_id)
+        forget(grid.run_id)

@@ -30,7 +30,7 @@ from vfl_flower.label_holder.calibration import LEAST, fit, probabilities, score
 from vfl_flower.launch.engines import Finished, predict_local, run_local
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.model import Predictor
 
 Array = NDArray[Any]
 ROWS, WEIGHT = 2500, 6.0

@@ -17,12 +17,13 @@ from tests.pairwise import pairwise
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.held_out import background_rows
+from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.training import model_arrays
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference import contribution_to_score as contributions
-from vfl_flower.tasks.inference.contribution_to_score import HOLDER, Explainer, ScoredRows
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.contribution_to_score import HOLDER, Explainer
+from vfl_flower.tasks.inference.model import Predictor
 
 SIZE, OWN, HELD_OUT = 3, 2, 250
 CLASSES: dict[str, list[Any]] = {"two": ["no", "yes"], "three": [0, 1, 2], "numbers": []}

@@ -34,10 +34,11 @@ from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.drift import DriftWatch
+from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party.drift import DriftReports, keep
 from vfl_flower.party.state_file import Saved
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.model import Predictor
 
 pytestmark = pytest.mark.xdist_group("drift")  # its tests share a trained model
 
@@ -389,7 +390,8 @@ def test_a_model_without_shares_has_no_drift(
         drift = DriftWatch(replace(found, strategy=of_old), {0: slice(0, 4), 1: slice(4, 8)})
     assert "There is no drift of scores and embeddings, since" in caplog.text
     known = np.ones((300, 2), bool)
-    drift.count(torch.ones(300, 8), torch.ones(300, 1), known, known[:, 0])
+    own = np.zeros((300, 0), np.float32)
+    drift.count(ScoredRows(torch.ones(300, 8), own, known, torch.ones(300, 1)))
     assert drift.figures() is None
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
     assert asked(DriftReports(context, Saved(RecordDict(), 1), "1-ab"), range(300)) is None

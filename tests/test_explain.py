@@ -29,11 +29,11 @@ from vfl_flower.protocol.privacy.gaussian import epsilon_of
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.tasks.inference import explain, explanation
 from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.party import explain as party_explain
 from vfl_flower.tasks.inference.party import explained_table
 from vfl_flower.tasks.inference.party.explain import Explanation
 from vfl_flower.tasks.inference.party.features import features_of
-from vfl_flower.tasks.inference.predictor import Predictor
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.explain_messages import PermuteOrder
 

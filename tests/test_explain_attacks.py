@@ -34,8 +34,9 @@ from vfl_flower.records import ledger
 from vfl_flower.tasks.inference import explain as at_label_holder
 from vfl_flower.tasks.inference import explanation, told_figures
 from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.party import explain, explained_people, explained_table
-from vfl_flower.tasks.inference.predict import embeddings
+from vfl_flower.tasks.inference.party.model import forget
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
 from vfl_flower.transport.wire import pack, read_reply, to_reply
@@ -97,7 +98,7 @@ class Node:
         context, said = self.begin(people, run)
         assert not said.refused
         found = explain.current(context)
-        explain.forget(9)
+        forget(9)
         return {
             each.name: np.asarray(people)[found.permutation(number, 0)]
             for number, each in enumerate(found.features)
@@ -114,7 +115,7 @@ class Node:
             order = PermuteOrder(**given)
             new = explain.permute(context, order).arrays["embedding"]
             changes.append(new.reshape(said.features, len(plain), -1) - plain)
-        explain.forget(9)
+        forget(9)
         return plain, np.stack(changes, 1), [each.name for each in found.features]
 
 
@@ -441,11 +442,13 @@ def test_many_figures_of_chosen_groups_tell_no_labels(
 def as_on_real_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the label holder treat parties as real ones from here on."""
 
-    def asked(transport: Any, *rest: Any) -> Any:
-        transport.simulated = False
-        return embeddings(transport, *rest)
+    embed = TrainedModel.embed
 
-    monkeypatch.setattr(at_label_holder, "embeddings", asked)
+    def asked(model: Any, *kinds: Any, **fields: Any) -> Any:
+        model.transport.simulated = False
+        return embed(model, *kinds, **fields)
+
+    monkeypatch.setattr(TrainedModel, "embed", asked)
 
 
 def tables(folder: Path) -> list[Any]:

@@ -194,7 +194,7 @@ class Hour:
         self.asked(minute % 2, "unavailable")
         self.service.stage_seconds.labels("party").observe(0.01)
         for party in range(2):
-            self.service.party(party, 0.01)
+            self.service.party_seconds.labels(str(party)).observe(0.01)
             self.service.connected(party, True)
         self.service.missing.labels("0", "late").inc(minute % 2)
         self.service.missing.labels("0", "unknown").inc(400)

@@ -50,7 +50,8 @@ from vfl_flower.party.state import load_about
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference.predict import UploadCount
+from vfl_flower.tasks.inference.model import TrainedModel
+from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
@@ -616,7 +617,7 @@ def test_a_prediction_that_is_killed_after_its_count_stays_counted(
     spent: Callable[[str], int], tmp_path: Path
 ) -> None:
     with (
-        patch("vfl_flower.tasks.inference.predict.embeddings", side_effect=KeyboardInterrupt),
+        patch.object(TrainedModel, "embed", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         spent("run")

@@ -43,6 +43,7 @@ from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.party import scoring
+from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import joining, web
 from vfl_flower.tasks.inference.serving import serve as serve_module
 from vfl_flower.tasks.inference.serving.parties import Parties
@@ -347,7 +348,7 @@ def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
             assert first["probabilities"]["1"] == pytest.approx(table[old], abs=1e-4)
             assert second["prediction"] is None
         # A party that has started anew knows neither its rows nor the others' keys.
-        scoring._served.pop((found.grid.run_id, 1)).audit.close()
+        in_use.pop((found.grid.run_id, 1)).audit.close()
         found.grid.contexts[found.node(1)].state.clear()
         ask = partial(found.http.post, "/v1/predict", json={"ids": [old]})
         assert ask().status_code == 503
@@ -395,16 +396,16 @@ def test_scores_without_a_party_are_those_that_predict_gives_without_it(
 def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
     both = some.loaded.embeddings.present.all(1)
     one = int(some.loaded.rows.ids[both][0])
-    kept = scoring._served.pop((some.grid.run_id, 1))
+    kept = in_use.pop((some.grid.run_id, 1))
     kept.audit.close()  # as the end of a process does
     assert some.ask(one)[0]["missing"] == {"1": "down"}
     _until(lambda: some.ask(one)[0]["missing"] == {})
-    assert scoring._served[some.grid.run_id, 1] is not kept
+    assert in_use[some.grid.run_id, 1] is not kept
 
 
 def started_anew(found: Served, party: int) -> None:
     """Have a party forget all that its process knew."""
-    scoring._served.pop((found.grid.run_id, party)).audit.close()
+    in_use.pop((found.grid.run_id, party)).audit.close()
     found.grid.contexts[found.node(party)].state.clear()
 
 
@@ -686,7 +687,7 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
         assert counted() == 10  # a hundredth of the limit, ahead
         found.service.queue.close()
         over = SessionEnd(connected=True, served=1, cause="")
-        monkeypatch.setattr("vfl_flower.client_app.stream_session.serve", lambda *_: over)
+        monkeypatch.setattr("vfl_flower.client_app.stream.serve", lambda *_: over)
         context = found.grid.contexts[found.node(1)]
         order = SessionOrder(address="a", certificate="", token="t", keep=False)
         assert client_app.app.stream(context, order) is over
@@ -991,7 +992,7 @@ def test_a_service_is_not_ready_while_nothing_can_be_answered(
         assert whole.http.post("/v1/predict", json=body).status_code == 503
         assert (status("/readyz"), status("/healthz")) == (503, 200)
     until(lambda: status("/readyz") == 200)
-    party = scoring._served[whole.grid.run_id, 1]
+    party = in_use[whole.grid.run_id, 1]
     with monkeypatch.context() as broken:
         broken.setattr(party.audit, "_failure", "The disk is full.")
         broken.setattr(party.audit, "_seal", lambda: full())

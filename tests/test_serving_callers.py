@@ -29,9 +29,8 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.party.limits import refused_rows
 from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party import scoring
-from vfl_flower.tasks.inference.serving import explaining as explaining_module
-from vfl_flower.tasks.inference.serving import new_ids, requests, web
-from vfl_flower.tasks.inference.serving.explaining import Explaining
+from vfl_flower.tasks.inference.party.model import in_use
+from vfl_flower.tasks.inference.serving import new_ids, requests, turns, web
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.requests import (
@@ -42,7 +41,8 @@ from vfl_flower.tasks.inference.serving.requests import (
     UnavailableError,
 )
 from vfl_flower.tasks.inference.serving.service import Service
-from vfl_flower.tasks.inference.serving.turns import Turns
+from vfl_flower.tasks.inference.serving.turns import Explaining, Turns
+from vfl_flower.transport.http import listening
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -240,7 +240,7 @@ def used_up() -> Iterator[Callable[[Served, int, str], int]]:
     def use(found: Served, row: int, path: str) -> int:
         (counts,) = Path(path).glob("*party-1*.uploads")
         before.setdefault(counts, counts.read_bytes())
-        party = scoring._served[found.grid.run_id, 1]
+        party = in_use[found.grid.run_id, 1]
         number = party.block.test_rows[party.block.tested[[row]]]
         with opened(counts) as ledger:
             ledger.put("uploads", number, 400)
@@ -510,6 +510,34 @@ def test_a_service_that_has_ended_leaves_no_thread(
     assert not counting()
 
 
+@pytest.mark.parametrize("waits", ["score", "line"])
+def test_a_request_that_the_end_cuts_off_has_one_line_in_the_audit_log(
+    newcomers: tuple[Organisations, list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: str,
+) -> None:
+    monkeypatch.setattr(listening, "_ENDING", 1)
+    began = Event()
+
+    async def never(*given: Any) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    with serving(newcomers[0], tmp_path) as found, ThreadPoolExecutor(1) as pool:
+        body = {"ids": [int(found.loaded.rows.ids[0])]}
+        if waits == "score":
+            monkeypatch.setattr(found.service, "admit", never)
+        else:
+            monkeypatch.setattr(found.service.recording, "run", never)
+        given: Any = {"headers": found.http.headers, "json": body}
+        asked = pool.submit(httpx.post, f"{found.url}/v1/predict", **given)
+        assert began.wait(30)
+    assert asked.exception() or asked.result().status_code == 500
+    (line,) = [each for each in audited(tmp_path) if each["event"] == "score"]
+    assert (line["number"], line["caller"]) == (1, "bank")
+
+
 def test_an_operator_can_keep_new_ids_from_the_parties(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -575,7 +603,7 @@ def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(
     service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = int(service.loaded.rows.ids[0])
-    places = [(web, "_answer"), (web, "_problem"), (service.service, "admit")]
+    places = [(web, "_answer"), (service.service, "admit")]
     places += [(service.service, "_scores"), (service.loaded, "rows_of")]
     for error in (TypeError("x"), RecursionError(), VflError("It fails.")):
 
@@ -608,7 +636,7 @@ def test_a_refused_request_leaves_a_short_line_in_the_audit_log(
 
 def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -> None:
     """One caller fills its places with requests of several pieces, then another one asks."""
-    monkeypatch.setattr(explaining_module, "_MOST", 3)
+    monkeypatch.setattr(turns, "_MOST", 3)
     done: list[str] = []
     begin = threading.Event()
 
@@ -623,7 +651,7 @@ def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -
         explaining = Explaining()
 
         async def ask(caller: str, pieces: int) -> None:
-            with explaining.counted(caller, True):
+            with explaining.counted(caller):
                 await explaining.run(caller, [piece(caller)] * pieces)
 
         greedy = [asyncio.create_task(ask("greedy", 4)) for _ in range(3)]
@@ -659,7 +687,7 @@ def test_contributions_of_a_request_in_pieces_equal_contributions_in_one_piece(
 def test_one_callers_contributions_refuse_no_other_caller(
     service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explaining_module, "_MOST", 1)
+    monkeypatch.setattr(turns, "_MOST", 1)
     begun, end = threading.Event(), threading.Event()
     explain = service.loaded.explainer.explain
 

@@ -26,7 +26,7 @@ from vfl_flower.data.row_mask import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.held_out import background_rows
 from vfl_flower.launch.engines import run_local
-from vfl_flower.tasks.inference.serving import explaining
+from vfl_flower.tasks.inference.serving import turns
 from vfl_flower.tasks.inference.serving.requests import Request
 from vfl_flower.transport.flower_internals import from_bytes
 
@@ -151,7 +151,7 @@ def test_other_requests_do_not_wait_for_contributions(
         return explain(*given)
 
     monkeypatch.setattr(some.loaded.explainer, "explain", slow)
-    monkeypatch.setattr(explaining, "_MOST", 1)
+    monkeypatch.setattr(turns, "_MOST", 1)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(explained, some, one)
         assert began.wait(30)

@@ -43,6 +43,7 @@ from vfl_flower.party.stacked import StackedTurn
 from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.party import explain, scoring
+from vfl_flower.tasks.inference.party.model import forget
 from vfl_flower.tasks.inference.party.predict import predict
 from vfl_flower.tasks.information import party as information
 from vfl_flower.transport import shared_actor
@@ -154,8 +155,7 @@ class PartyApp(ClientApp):
         try:
             end = stream.serve(self, order, context, lambda: session.largest_order(context))
         finally:
-            for each in (scoring, explain):
-                each.forget(context.run_id, index_and_parties(context)[0])
+            forget(context.run_id, index_and_parties(context)[0])
         if order.keep:
             session.save(context, run=run)
         return end
@@ -413,18 +413,8 @@ serves(EvidenceOrder)(information.compute)
 # --- prediction ---------------------------------------------------------------------------------
 
 
-@serves(PredictOrder)
-def embed_new_rows(context: Context, order: PredictOrder) -> Payload:
-    """Upload embeddings of rows by a model that the party kept."""
-    return predict(context, state_file.load(context, order.run, order.number), order)
-
-
-@serves(ServeOrder)
-def load_model(context: Context, order: ServeOrder) -> Payload:
-    """Load a model that the party kept, to answer requests for scores."""
-    return scoring.load(context, state_file.load(context, order.run, order.number), order)
-
-
+serves(PredictOrder)(predict)
+serves(ServeOrder)(scoring.load)
 serves(ExplainOrder)(explain.begin)
 serves(PermuteOrder)(explain.permute)
 serves(FiguresOrder)(explain.note)

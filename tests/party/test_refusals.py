@@ -23,7 +23,7 @@ from vfl_flower.party import builder, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference.party import explain, predict, scoring
+from vfl_flower.tasks.inference.party import model, scoring
 from vfl_flower.tasks.information import party as information
 from vfl_flower.transport.early_messages import (
     Aligned,
@@ -136,9 +136,8 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for where, names in (
         (client_app, ["own_source"]),
         (builder, ["load_block", "Party"]),
-        (predict, ["own_source"]),
+        (model, ["own_source"]),
         (scoring, ["own_source"]),
-        (explain, ["own_source"]),
         (information, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),

@@ -309,6 +309,17 @@ class PartyError(VflError):
         super().__init__(own[1] if own and same else f"{who} {cause}")
 
 
+@contextmanager
+def sent_by(party: int) -> Iterator[None]:
+    """Name the party in an error about what it has sent: a `PartyError`. A `SumError` stays."""
+    try:
+        yield
+    except SumError:
+        raise
+    except VflError as error:
+        raise PartyError(f"Party {party}", f"sent {error}") from None
+
+
 class PoisonError(PartyError):
     """A party's upload made the loss non-finite."""
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.drift import LARGE, LEAST, MODERATE, Watch, Window, columns_of, sampled
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.transport.messages import Arrays
 
 notice = logging.getLogger("flwr.notice")
@@ -65,8 +65,8 @@ def shares(holder: LabelHolder, own: Watch | None) -> dict[str, Any]:
         present[:, at] = True if held is None else held[rows.cpu().numpy()]
     masks = parties * any(each is not None for each in table.present.values())
     own_columns = width - table.received - masks
-    known: NDArray[np.bool_] = present.sum(1) + own_columns > 0
-    parts = _values(columns, blocks.cpu(), outputs, present, known)
+    own_part = np.zeros((len(rows), own_columns), np.float32)
+    parts = _values(columns, ScoredRows(blocks.cpu(), own_part, present, outputs))
     found = {name: Watch.learn(columns_of(part)).as_json() for name, part in parts if len(part)}
     return found | ({OWN: own.as_json()} if own else {})
 
@@ -80,17 +80,13 @@ def _groups(columns: Columns) -> dict[str, tuple[int, slice]]:
 
 
 def _values(
-    groups: Mapping[str, tuple[int, slice]],
-    blocks: Tensor,
-    outputs: Tensor,
-    present: NDArray[np.bool_],
-    known: NDArray[np.bool_],
+    groups: Mapping[str, tuple[int, slice]], rows: ScoredRows
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Yield scores and embeddings by name, [rows, columns], of the rows that have them."""
-    scores = outputs if outputs.shape[1] == 1 else outputs.softmax(1)
-    yield _SCORES, scores.numpy()[known]
+    scores = rows.outputs if rows.outputs.shape[1] == 1 else rows.outputs.softmax(1)
+    yield _SCORES, scores.numpy()[rows.known]
     for name, (party, columns) in groups.items():
-        yield name, blocks[:, columns].numpy()[present[:, party]]
+        yield name, rows.blocks[:, columns].numpy()[rows.given[:, party]]
 
 
 class DriftWatch:
@@ -119,7 +115,7 @@ class DriftWatch:
         self._told: set[tuple[str, str]] = set()
         self.columns: dict[int, ColumnDrift] = {}
         self._window = Window()
-        self._waiting: list[tuple[Any, ...]] = []
+        self._waiting: list[ScoredRows] = []
         self._reported = False
         self.latest = self.figures()
         if not self.is_known:
@@ -128,27 +124,11 @@ class DriftWatch:
                 "compare with: it is unfinished, or an earlier version wrote it."
             )
 
-    def count(
-        self,
-        blocks: Tensor,
-        outputs: Tensor,
-        present: NDArray[np.bool_],
-        known: NDArray[np.bool_],
-    ) -> None:
-        """Count new rows.
-
-        Parameters
-        ----------
-        blocks : embeddings, [R, width].
-        outputs : outputs of the model, [R, C].
-        present : whether a party has given a row, [R, M].
-        known : whether a row has a score, [R].
-        """
-        self._rows += len(blocks)
-        some = sampled(len(blocks), blocks.shape[1])
-        rows = torch.from_numpy(some)
-        given = blocks[rows], outputs[rows], present[some], known[some]
-        for name, part in _values(self._groups, *given):
+    def count(self, rows: ScoredRows) -> None:
+        """Count new rows."""
+        self._rows += len(rows.blocks)
+        some = rows.at(sampled(*rows.blocks.shape))
+        for name, part in _values(self._groups, some):
             if name in self._watches and len(part):
                 self._watches[name].add(columns_of(part))
 
@@ -230,38 +210,24 @@ class DriftWatch:
 
     # --- a service ------------------------------------------------------------------------------
 
-    def watch(
-        self,
-        keys: Sequence[Hashable],
-        blocks: Tensor,
-        outputs: Tensor,
-        present: NDArray[np.bool_],
-        known: NDArray[np.bool_],
-    ) -> bool:
+    def watch(self, keys: Sequence[Hashable], rows: ScoredRows) -> bool:
         """Count rows that a service has scored, each once. Return whether `latest` is new.
 
         Parameters
         ----------
-        keys : what identifies each row. The other parameters are as in `count`.
+        keys : what identifies each row.
         """
-        batch: tuple[Any, ...] = blocks, outputs, present, known
-        if not known.all():
-            some = np.flatnonzero(known)
-            keys, batch = [keys[at] for at in some.tolist()], tuple(each[some] for each in batch)
         new = self._window.new(keys) if self.is_known else []
-        if new and len(new) < len(keys):
-            batch = tuple(each[new] for each in batch)
         if new:
-            self._waiting.append(batch)
+            self._waiting.append(rows if len(new) == len(keys) else rows.at(new))
         is_due = self._window.is_due
         if is_due:
             if self._window.step():
                 self._rows = 0
                 for each in self._watches.values():
                     each.clear()
-            first, second, third, fourth = zip(*self._waiting, strict=True)
-            self._waiting = []
-            self.count(torch.cat(first), torch.cat(second), *map(np.concatenate, (third, fourth)))
+            waiting, self._waiting = self._waiting, []
+            self.count(ScoredRows.together(waiting))
         changed, self._reported = is_due or self._reported, False
         if changed:
             self.latest = self.figures()

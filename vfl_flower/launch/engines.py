@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,23 +14,21 @@ import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from strategies.vertical import strategy_of
 from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.partitioned import check_parties
 from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.earlier_run import PartyState
 from vfl_flower.label_holder.results import SUMMARY, in_use, result_of, results_folder
+from vfl_flower.launch.own_states import bring_states, load_states, save_models
 from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
-from vfl_flower.party import session, state, state_file
+from vfl_flower.party import session
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.predictions import predictions_file
 from vfl_flower.tasks.inference.rows import available_parties
 from vfl_flower.transport.local import LocalGrid
@@ -102,61 +99,17 @@ def run_local(
     config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
     bring_states(config, finished.folder)
-    grid = in_process(parties, run_config, config, client, node_configs, finished.folder)
-    if config.running.resume:
-        _load_states(grid, checkpoint.load(finished.folder))
-    try:
-        server_app.serve(grid, of_server(run_config, grid.run_id), observers)
-    except BaseException:
-        with suppress(VflError):  # of a full disk; the error that ended the run is raised
-            _save_models(grid, config, finished.folder)
-        raise
-    finally:
-        session.forget(grid.run_id)
-        grid.forget()
-    _save_models(grid, config, finished.folder)
+    with in_process(parties, run_config, config, node_configs, finished.folder, client) as grid:
+        if config.running.resume:
+            load_states(grid, checkpoint.load(finished.folder))
+        try:
+            server_app.serve(grid, of_server(run_config, grid.run_id), observers)
+        except BaseException:
+            with suppress(VflError):  # of a full disk; the error that ended the run is raised
+                save_models(grid, config, finished.folder)
+            raise
+        save_models(grid, config, finished.folder)
     return finished
-
-
-def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
-    """Load the parties' states of a run that has not saved its models yet.
-
-    Raises
-    ------
-    ConfigError
-        If a state does not belong to the checkpoint.
-    """
-    if not found.finished:  # the parties load their states when they are asked to resume
-        return
-    kept = []
-    for party, node in enumerate(grid.contexts.values()):
-        node.state, number = state_file.load(node, found.run, found.number)
-        exchange = int(state.load_scalars(node.state)["exchange"])
-        kept.append(PartyState(party, exchange, number))
-    earlier_run.check_states(found, kept)
-
-
-def bring_states(config: RunConfig, folder: Path) -> None:
-    """Copy the parties' states of the run that this one starts from into its folder."""
-    if not config.running.grow or config.running.resume:
-        return
-    earlier = Path(config.running.grow).expanduser().absolute()
-    states = f"run-{checkpoint.load(earlier).run}-party-*.state"
-    with told(folder):
-        make_own_folder(folder)
-        for path in (*earlier.glob(states), *earlier.glob("*.uploads")):
-            if not (folder / path.name).exists():
-                shutil.copy2(path, folder)
-
-
-def _save_models(grid: LocalGrid, config: RunConfig, folder: Path) -> None:
-    """Write the parties' bottom models into the results folder."""
-    for party, node in enumerate(grid.contexts.values()):
-        session.hand_over(node)
-        if strategy_of(config).trains_parties and "model" in node.state:
-            model: dict[str, Any] = state.load_arrays(node.state, "model")
-            with whole(folder / f"party-{party}.npz") as file:
-                np.savez(file, **model)
 
 
 def run_ray(
@@ -263,10 +216,8 @@ def predict_local(
     'predictions.csv'
     """
     config, parties, node_configs = with_model({**run_config, "task": "predict"}, node_configs)
-    folder = Path(config.model).expanduser().absolute()
     run_config = {**run_config, "task": "predict", "out": str(predictions_file(config))}
-    grid = in_process(parties, run_config, config, client_app.app, node_configs, folder)
-    server_app.app(grid, of_server(run_config, grid.run_id))
+    use_in_process(run_config, config, parties, node_configs, client_app.app)
     return Path(run_config["out"])
 
 
@@ -283,6 +234,10 @@ def with_model(
     config = resolve(run_config)
     found = checkpoint.load(config.model)
     parties = found.parties
+    if not found.finished and config.task == "serve":
+        raise ConfigError(
+            f"The run in {config.model} is unfinished. Resume it first, by resume='{config.model}'."
+        )
     if not found.finished:
         epochs = found.config.training.epochs  # None: the sides chose them
         notice.warning(
@@ -299,18 +254,37 @@ def with_model(
     return config, parties, node_configs
 
 
+def use_in_process(
+    run_config: Mapping[str, Any],
+    config: RunConfig,
+    parties: int,
+    node_configs: Sequence[Mapping[str, Any]],
+    client: ClientApp,
+) -> None:
+    """Use a trained model in this process; the parties have their states in its folder."""
+    folder = Path(config.model).expanduser().absolute()
+    with in_process(parties, run_config, config, node_configs, folder, client) as grid:
+        server_app.app(grid, of_server(run_config, grid.run_id))
+
+
+@contextmanager
 def in_process(
     parties: int,
     run_config: Mapping[str, Any],
     config: RunConfig,
-    client: ClientApp,
     node_configs: Sequence[Mapping[str, Any]],
     states: Path,
-) -> LocalGrid:
-    """Return a `LocalGrid` whose parties keep their states in this folder."""
-    each = node_configs or [{}] * parties
-    own = [{"states": str(states), **node_config} for node_config in each]
-    return LocalGrid(client, parties, run_config, config, own)
+    client: ClientApp,
+) -> Iterator[LocalGrid]:
+    """Yield a grid whose parties keep their states in this folder, and forget them at the end."""
+    own = [{"states": str(states), **each} for each in node_configs or [{}] * parties]
+    grid = LocalGrid(client, parties, run_config, config, own)
+    try:
+        yield grid
+    finally:
+        session.forget(grid.run_id)
+        models.forget(grid.run_id)
+        grid.forget()
 
 
 def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:

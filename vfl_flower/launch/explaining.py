@@ -9,10 +9,9 @@ from typing import Any
 
 from flwr.clientapp import ClientApp
 
-from vfl_flower import client_app, server_app
-from vfl_flower.launch.engines import in_process, of_server, with_model
+from vfl_flower import client_app
+from vfl_flower.launch.engines import use_in_process, with_model
 from vfl_flower.tasks.inference.explanation import FILE
-from vfl_flower.tasks.inference.party import explain
 
 
 def explain_local(
@@ -44,12 +43,7 @@ def explain_local(
     """
     run_config = {**run_config, "task": "explain"}
     config, parties, node_configs = with_model(run_config, node_configs)
-    folder = Path(config.model).expanduser().absolute()
-    grid = in_process(parties, run_config, config, client, node_configs, folder)
-    try:
-        server_app.app(grid, of_server(run_config, grid.run_id))
-    finally:
-        explain.forget(grid.run_id)
+    use_in_process(run_config, config, parties, node_configs, client)
     out = Path(config.running.out or config.model).expanduser()
     figures: dict[str, Any] = json.loads((out / FILE).read_text())
     return figures

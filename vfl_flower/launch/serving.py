@@ -12,11 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vfl_flower import client_app, server_app
-from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.run_config import RunConfig
+from vfl_flower import client_app
+from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.launch.engines import check_files, in_process, of_server
+from vfl_flower.launch.engines import use_in_process, with_model
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.launch.submission import (
     from_anywhere,
@@ -24,8 +23,6 @@ from vfl_flower.launch.submission import (
     said_in,
     sentence_of,
 )
-from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.serving.serve import ENDED, PROCESS
 
 _SERVED = re.compile(r"(The model in .* is served at .*|The tokens of its callers are in .*)")
@@ -47,14 +44,8 @@ def serve_local(
     ConfigError
         If the run, its parties' states or their files do not fit.
     """
-    config, parties = _checked(run_config, node_configs)
     run_config = {**run_config, "task": "serve"}
-    folder = Path(config.model).expanduser().absolute()
-    grid = in_process(parties, run_config, config, client_app.app, node_configs, folder)
-    try:
-        server_app.app(grid, of_server(run_config, grid.run_id))
-    finally:
-        scoring.forget(grid.run_id)
+    use_in_process(run_config, *with_model(run_config, node_configs), client_app.app)
 
 
 def serve_supernodes(
@@ -70,12 +61,13 @@ def serve_supernodes(
         As `serve_local`; or if the service ends without a signal.
     """
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
-    config, parties = _checked(run_config, node_configs)
+    run_config = {**run_config, "task": "serve"}
+    config, parties, node_configs = with_model(run_config, node_configs)
     folder = Path(config.model).expanduser().absolute()
     log, process_file = folder / "serve.log", folder / PROCESS
     found = checkpoint.load(folder).config.data
     file = {"dataset": found.dataset} if found.own_data else {}  # perhaps relative to this folder
-    submitted = {**from_anywhere({**file, **run_config}), "task": "serve", "model": str(folder)}
+    submitted = {**from_anywhere({**file, **run_config}), "model": str(folder)}
     permitted = {"align": "ids" if found.align == "ids" else "psi"} if found.own_data else {}
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
@@ -111,17 +103,3 @@ def _end(process_file: Path, started: float, run: subprocess.Popen[bytes]) -> No
         number = int(process_file.read_text())
         os.kill(number, signal.SIGTERM)
         run.wait(_ENDING)
-
-
-def _checked(
-    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
-) -> tuple[RunConfig, int]:
-    """Return the configuration and the number of parties, after the checks of both ways."""
-    config = resolve({**run_config, "task": "serve"})
-    found = checkpoint.load(config.model)
-    if not found.finished:
-        raise ConfigError(
-            f"The run in {config.model} is unfinished. Resume it first, by resume='{config.model}'."
-        )
-    check_files(found.config, found.parties, node_configs)
-    return config, found.parties

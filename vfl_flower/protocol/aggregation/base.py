@@ -108,22 +108,13 @@ class Seal:
         """
         raise VflError("was asked to agree on keys, and its aggregation masks no uploads.")
 
-    def predict(
-        self, context: Context, order: PredictOrder, arrays: Arrays, alike: bytes, lineage: bytes
-    ) -> Arrays:
-        """Return blocks of embeddings as the party uploads them for predictions.
+    def serve(self, context: Context, order: PredictOrder, alike: bytes, lineage: bytes) -> Arrays:
+        """Prepare to hide blocks of a saved model; return arrays that the label holder compares.
 
         Parameters
         ----------
         alike : a hash of what must be the same at all parties.
         lineage : the lineage in the state of the saved model.
-        """
-        return self.hide(arrays)
-
-    def serve(self, context: Context, order: PredictOrder, alike: bytes, lineage: bytes) -> Arrays:
-        """Prepare to hide blocks of scores; return arrays that the label holder compares.
-
-        The parameters are as in `predict`.
         """
         return {}
 

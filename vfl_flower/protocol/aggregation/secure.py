@@ -44,6 +44,7 @@ from vfl_flower.transport.messages import (
     Introduction,
     Order,
     PredictOrder,
+    ServeOrder,
     bounded,
 )
 from vfl_flower.transport.node import refused, simulated
@@ -126,21 +127,14 @@ class MaskedSums(Seal):
         self.masks, tags = keys.agree(context, arrays, alike(about, self.lineage))
         return tags
 
-    def predict(
-        self, context: Context, order: PredictOrder, arrays: Arrays, about: bytes, lineage: bytes
-    ) -> Arrays:
-        """Return masked predictions and tags. Their keys serve this model alone."""
-        tags = self._agree_once(context, order, alike("predict", about, lineage))
-        return {**self.hide(arrays), **tags}
-
     def serve(self, context: Context, order: PredictOrder, about: bytes, lineage: bytes) -> Arrays:
-        """Agree on keys for the scores of this model alone; return tags of the keys."""
-        return self._agree_once(context, order, alike("serve", about, lineage))
+        """Agree on keys for this order's task and model alone; return tags of the keys.
 
-    def _agree_once(self, context: Context, order: PredictOrder, about: bytes) -> Arrays:
-        """Agree on keys that the party's state does not hold; return tags of the keys."""
+        The party's state does not hold these keys.
+        """
         keys.refuse_second(context)
-        model = alike(about, order.run, str(order.number))
+        task = "serve" if isinstance(order, ServeOrder) else "predict"
+        model = alike(alike(task, about, lineage), order.run, str(order.number))
         try:
             self.masks, tags = keys.agree(context, order.arrays, model)
             return tags

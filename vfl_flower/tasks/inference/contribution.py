@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,14 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.models.losses import loss_per_row
-from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference.importance import placements
+from vfl_flower.tasks.inference.model import Predictor
+from vfl_flower.tasks.inference.shapley import EXACT, ORDERS, all_sets, sampled_sets
 
 FILE = "contribution.json"
-EXACT = 10
-"""Largest number of parties for exact values from all subsets. Above, sample random orders."""
-ORDERS = 200
-"""Number of random orders above that."""
 _SURE = 1.96  # standard deviations in half of a 95 % interval
 
 Array = NDArray[np.float64]
@@ -119,24 +115,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     def value(used: tuple[bool, ...]) -> list[Array]:
         return _by_row(metric, outputs(used), labels)
 
-    worths = [Worth() for _ in range(parties)]
-    chance = np.zeros(parties)  # variance of the mean over sampled orders
-    if parties <= exact:
-        for used in product((False, True), repeat=parties):
-            of_used = value(used)
-            for worth, in_it in zip(worths, used, strict=True):
-                worth.add(share(sum(used) - in_it, parties) * (1 if in_it else -1), of_used)
-    else:
-        each = np.zeros((ORDERS, parties))
-        for number, order in enumerate(orders(parties)):
-            used = (False,) * parties
-            for party in order:
-                more = tuple(have or other == party for other, have in enumerate(used))
-                worths[party].add(1 / ORDERS, value(more))
-                worths[party].add(-1 / ORDERS, value(used))
-                each[number, party] = value(more)[0].mean() - value(used)[0].mean()
-                used = more
-        chance = each.var(0) / ORDERS
+    worths, chance = _shapley(value, parties, exact)
     ends = [float(value((which,) * parties)[0].mean()) for which in (False, True)]
     figures = {
         "metric": metric,
@@ -157,18 +136,30 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     return figures
 
 
-def share(before: int, parties: int) -> float:
-    """Return the share of orders where one set of ``before`` parties precedes a party."""
-    return 1 / (parties * math.comb(parties - 1, before))
-
-
-def orders(parties: int) -> Iterator[NDArray[np.int64]]:
-    """Yield random orders, each followed by its reverse to reduce variance."""
-    generator = np.random.default_rng(0)
-    for _ in range(ORDERS // 2):
-        order = generator.permutation(parties)
-        yield order
-        yield order[::-1]
+def _shapley(
+    value: Callable[[tuple[bool, ...]], list[Array]], parties: int, exact: int
+) -> tuple[list[Worth], Array]:
+    """Return each party's value, and its variance over sampled orders, [M]."""
+    worths = [Worth() for _ in range(parties)]
+    chance = np.zeros(parties)  # variance of the mean over sampled orders
+    if parties <= exact:
+        sets, weights = all_sets(parties)
+        for used, of_parties in zip(sets.tolist(), weights.tolist(), strict=True):
+            for worth, weight in zip(worths, of_parties, strict=True):
+                worth.add(weight, value(tuple(used)))
+    else:
+        added = np.zeros((ORDERS, parties))
+        orders, places = sampled_sets(parties)
+        for number, (along, of_parties) in enumerate(
+            zip(orders.tolist(), places.tolist(), strict=True)
+        ):
+            for party, place in enumerate(of_parties):
+                before, after = value(tuple(along[place])), value(tuple(along[place + 1]))
+                worths[party].add(1 / ORDERS, after)
+                worths[party].add(-1 / ORDERS, before)
+                added[number, party] = after[0].mean() - before[0].mean()
+        chance = added.var(0) / ORDERS
+    return worths, chance
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -197,17 +188,9 @@ def _by_row(metric: str, outputs: Tensor, labels: Labels) -> list[Array]:
         one = outputs.shape[1] == 1
         said = (outputs[:, 0] > 0).long() if one else outputs.argmax(1)
         return [(said == y).double().numpy()]
-    scores = outputs[:, 0].double().numpy()
-    positive, negative = np.sort(scores[labels.test == 1]), np.sort(scores[labels.test == 0])
-    groups = []
-    for mine, others, sign in (
-        (scores[labels.test == 1], negative, 1),
-        (scores[labels.test == 0], positive, -1),
-    ):
-        below = np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")
-        share = below / (2 * len(others))
-        groups.append(share if sign > 0 else 1 - share)
-    return groups
+    positive = labels.test == 1
+    shares = placements(outputs[:, 0].double().numpy(), positive)
+    return [shares[positive], shares[~positive]]
 
 
 def _labels(found: Checkpoint) -> Labels:
@@ -224,24 +207,11 @@ def _labels(found: Checkpoint) -> Labels:
     return load_own_labels(config.data, own, common, about)
 
 
-@torch.no_grad()
 def _outputs(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]], Tensor]:
     """Return a function from the parties to use to outputs of the test rows, [R, C]."""
-    sizes: list[int] = found.strategy["holder"]["sizes"]
     own = labels.features[1] if labels.features else np.zeros((len(labels.test), 0), np.float32)
-    top = aggregation_of(found.config).build_top(sizes, labels.outputs, own.shape[1]).eval()
-    load_top(found.config, top, of_group("top", found.arrays))
-    has = labels.present[1] if labels.present else np.ones((len(own), len(sizes)), bool)
+    predictor = Predictor(found, own.shape[1])
+    has = labels.present[1] if labels.present else np.ones((len(own), len(predictor.sizes)), bool)
     table = found.arrays["test_table.rows"]  # validation rows come first
-    known = [torch.from_numpy(table[len(table) - len(own) :]), torch.from_numpy(own)]
-    prior: list[float] | None = found.strategy["holder"]["prior"]
-
-    @torch.no_grad()
-    def outputs(used: tuple[bool, ...]) -> Tensor:
-        present = torch.from_numpy((has & np.array(used)).astype(np.float32))
-        said: Tensor = top(torch.cat([*known, present], dim=1))
-        if own.shape[1] or not prior:
-            return said
-        return torch.where(present.any(1)[:, None], said, torch.tensor(prior))
-
-    return outputs
+    blocks = torch.from_numpy(table[len(table) - len(own) :])
+    return lambda used: predictor.outputs(blocks, own, has & np.array(used))

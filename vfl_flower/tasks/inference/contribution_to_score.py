@@ -18,9 +18,6 @@ these rows too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,9 +27,10 @@ from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.held_out import background_rows
+from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.top_layers import TopModel
-from vfl_flower.tasks.inference.contribution import EXACT, ORDERS, orders, share
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.model import Predictor
+from vfl_flower.tasks.inference.shapley import EXACT, ORDERS, all_sets, sampled_sets
 
 HOLDER = "label holder"
 LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"
@@ -42,28 +40,6 @@ _NUMBERS = 2**18  # most numbers in a block of rows that it evaluates at once
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Places = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class ScoredRows:
-    """Scored rows, and what their scores were computed from.
-
-    blocks : embeddings, [R, width].
-    own : the label holder's own columns, [R, F].
-    given : whether a party has given a row, [R, M].
-    outputs : outputs of the top model, [R, C].
-    """
-
-    blocks: Tensor
-    own: NDArray[np.float32]
-    given: Mask
-    outputs: Tensor
-
-    def at(self, places: list[int]) -> ScoredRows:
-        """Return the rows at these places."""
-        return ScoredRows(
-            self.blocks[places], self.own[places], self.given[places], self.outputs[places]
-        )
 
 
 class Explainer:
@@ -134,14 +110,15 @@ class Explainer:
         players = [*np.flatnonzero(row.given[0]).tolist(), *[HOLDER] * self._owner]
         score = float(self._scores(row.outputs, chosen)[0])
         if len(players) <= EXACT:
-            sets, weights = _exact(len(players))
+            sets, weights = all_sets(len(players))
             values = np.append(self._means(row, chosen, sets[:-1]), score)
             base, shares = float(values[0]), weights.T @ values
         else:
-            sets, places = _sampled(len(players))
+            sets, places = sampled_sets(len(players))
             # An order and its reverse show the same row.
             shown = np.arange(ORDERS).repeat(len(players) + 1) // 2 % self._shown
-            along = self._values(row, chosen, sets, shown).reshape(ORDERS, -1)
+            along = self._values(row, chosen, sets.reshape(len(shown), -1), shown)
+            along = along.reshape(ORDERS, -1)
             along[:, -1] = score
             base, gains = float(along[:, 0].mean()), np.diff(along, axis=1)
             shares = np.take_along_axis(gains, places, axis=1).mean(0)
@@ -220,25 +197,3 @@ class Explainer:
         if self._owner:
             own = np.where(sets[:, -1:], row.own, self._own[shown])
         return blocks, own, here if self._any_subset else np.ones_like(here)
-
-
-@lru_cache
-def _exact(players: int) -> tuple[Mask, Array]:
-    """Return all sets of players [2 ** P, P], from nobody to all, and their weights.
-
-    The contributions are weights.T @ values.
-    """
-    sets = np.array(list(product((False, True), repeat=players)), bool)
-    sets = sets.reshape(2**players, players)
-    by_size = np.array([share(size, players) for size in range(players)])
-    before = sets.sum(1)[:, None] - sets
-    return sets, np.where(sets, 1, -1) * by_size[np.minimum(before, players - 1)]
-
-
-@lru_cache
-def _sampled(players: int) -> tuple[Mask, Places]:
-    """Return the sets along random orders [orders * (P + 1), P], and each player's place."""
-    places = np.array([np.argsort(order) for order in orders(players)])
-    sizes = np.arange(players + 1)[None, :, None]
-    sets: Mask = places[:, None, :] < sizes
-    return sets.reshape(-1, players), places

@@ -21,24 +21,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config import names
-from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
+from vfl_flower.config.errors import ConfigError, PartyError, sent_by
 from vfl_flower.config.files import make_folder, told
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import People
 from vfl_flower.data.source import Preparation
-from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.threads import for_each
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference import explanation, told_figures
 from vfl_flower.tasks.inference.importance import Score
-from vfl_flower.tasks.inference.predict import UploadCount, counts_uploads, embeddings
+from vfl_flower.tasks.inference.model import Predictor, TrainedModel
 from vfl_flower.tasks.inference.predictions import labelled
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.releases import UploadCount, counts_uploads
 from vfl_flower.tasks.inference.rows import (
-    available_parties,
-    rows_to_predict,
     tested,
 )
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
@@ -81,28 +79,24 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         raise ConfigError(
             "An explanation needs streams: Flower's messages take seconds. Leave transport out."
         )
-    found = checkpoint.load(config.model)
-    transport.parties = found.parties
-    there = available_parties(config, found)
-    parties = len(found.strategy["holder"]["sizes"])
-    rows = rows_to_predict(transport, config, given, found, run, there)
-    if rows.table is not None and "dataset" not in given:
-        rows = rows.only(tested(rows, found), parties)
+    model = TrainedModel(transport, config, given, run)
+    found, predictor = model.found, model.predictor
+    are_tested = model.rows.table is not None and "dataset" not in given
+    if are_tested:
+        model.rows = model.rows.only(tested(model.rows, found), len(predictor.sizes))
+    rows = model.rows
     if rows.labels is None:
         raise ConfigError(
             "The rows have no labels, and an explanation needs them. Name the label column by "
             "label, or another file by dataset='files:PATH'."
         )
-    predictor = Predictor(found, rows.own.shape[1])
     folder = Path(config.running.out or config.model).expanduser()
     with told(folder):
         make_folder(folder)  # before anything is spent
     uploads = UploadCount(config, found)
     epsilon = uploads.add()
-    order = ExplainOrder(run=found.run, number=found.number, repeats=config.repeats)
-    asked = transport, config, predictor, rows, there, order, Explained
-    blocks, present, answers = embeddings(*asked)
-    known, labels = labelled(rows.labels, predictor.knows(rows.own, present), found)
+    scored, answers = model.embed(ExplainOrder, Explained, repeats=config.repeats)
+    known, labels = labelled(rows.labels, scored.known, found)
     if not len(known):
         raise ConfigError(
             "No row with a label is known to any party. Name a file of other rows by "
@@ -111,7 +105,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     score = Score(labels, len(found.about_labels["classes"]), found.calibration)
     people = told_figures.people_of(rows, found.config.data.dataset)[known]
     fresh = np.ones(len(people), bool) if transport.simulated else told_figures.fresh(people)
-    plain = _Plain(predictor, blocks, rows.own, present, known, score, fresh)
+    plain = _Plain(predictor, scored, known, score, fresh)
     _check_features(answers.values(), found)
     turns = {
         node: _Turns(plain, answer.party, answer.features, config.repeats)
@@ -121,35 +115,39 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     if most and counts_uploads(found):
         # A record's features are in its own uploads, and in uploads of rows that get a value of it.
         epsilon = uploads.add(2 * most)
-    _permute(transport, config, predictor, turns)
+    _permute(model, turns)
     refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
-    explanation.write(
-        folder,
-        {
-            "metric": score.metric,
-            "rows": len(labels),
-            "repeats": config.repeats,
-            "baseline": score.value(plain.shares),
-            **({"epsilon": epsilon} if epsilon is not None else {}),
-            **names.with_names(),
-            "parties": {
-                str(turn.party): {"refused": refused[turn.party]}
-                if turn.party in refused
-                else {"features": turn.figures()}
-                for turn in turns.values()
-            }
-            | _of_label_holder(plain, found.about_labels["preparation"], config.repeats),
-        },
-    )
+    parties = _figures(turns.values(), refused)
+    parties |= _of_label_holder(plain, found.about_labels["preparation"], config.repeats)
+    figures = {
+        "metric": score.metric,
+        "rows": len(labels),
+        "repeats": config.repeats,
+        "baseline": score.value(plain.shares),
+        **({"epsilon": epsilon} if epsilon is not None else {}),
+        **names.with_names(),
+        "parties": parties,
+    }
+    explanation.write(folder, figures)
     said = _tell(transport, config, turns, plain, people, found)  # last: it may fail at a party
     for sentence in refused.values():
         notice.warning("%s", sentence)
-    if rows.table is not None and "dataset" not in given and not found.config.data.test_fraction:
+    if are_tested and not found.config.data.test_fraction:
         notice.warning("The run held out no test rows, so these figures are of training rows.")
     if said:
         notice.info("%s", said)
     if epsilon is not None:
         notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)
+
+
+def _figures(turns: Iterable[_Turns], refused: Mapping[int, str]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each party's features, or the sentence by which it refused."""
+    return {
+        str(turn.party): {"refused": refused[turn.party]}
+        if turn.party in refused
+        else {"features": turn.figures()}
+        for turn in turns
+    }
 
 
 def _check_features(answers: Iterable[Explained], found: Checkpoint) -> None:
@@ -172,9 +170,7 @@ class _Plain:
 
     Parameters
     ----------
-    blocks : embeddings of the rows, [R, width].
-    own : the label holder's own columns, [R, F].
-    present : row mask [R, M].
+    rows : the rows, and their outputs.
     known : numbers of the rows that count in the metric.
     fresh : mask of the known rows that parties may be told about.
 
@@ -186,16 +182,14 @@ class _Plain:
     def __init__(
         self,
         predictor: Predictor,
-        blocks: Tensor,
-        own: NDArray[np.float32],
-        present: NDArray[np.bool_],
+        rows: ScoredRows,
         known: NDArray[np.int64],
         score: Score,
         fresh: NDArray[np.bool_],
     ) -> None:
-        self.predictor, self.blocks, self.own, self.present = predictor, blocks, own, present
-        self.known, self.score, self.fresh = known, score, fresh
-        self.outputs = predictor.outputs(blocks, own, present).numpy()
+        self.predictor, self.rows, self.known = predictor, rows, known
+        self.score, self.fresh = score, fresh
+        self.outputs = rows.outputs.numpy()
         self.shares = score.shares(self.outputs[known])
 
 
@@ -211,7 +205,7 @@ class _Turns:
     def __init__(self, plain: _Plain, party: int, features: int, repeats: int) -> None:
         self.party, self.features, self.repeats = party, features, repeats
         self._plain = plain
-        self._rows = np.flatnonzero(plain.present[:, party])
+        self._rows = np.flatnonzero(plain.rows.given[:, party])
         self.size = plain.predictor.sizes[party]
         self._outputs = np.zeros((0, 0, 0), np.float32)  # of permuted rows, [count, R, C]
         self._falls = np.zeros((0, 0))  # of the shares, summed over repeats, [count, known]
@@ -246,13 +240,12 @@ class _Turns:
         if not order.start:
             self._outputs = np.repeat(plain.outputs[None], order.count, 0)
         rows = self._rows[order.start : order.stop]
-        part, permuted = plain.blocks[rows], block.split(len(rows))
-        own, present = plain.own[rows], plain.present[rows]
+        part, permuted = plain.rows.at(rows), block.split(len(rows))
 
         def evaluate(at: int) -> None:
-            blocks = part.clone()
+            blocks = part.blocks.clone()
             blocks[:, predictor.columns[self.party]] = permuted[at]
-            self._outputs[at, rows] = predictor.outputs(blocks, own, present).numpy()
+            self._outputs[at, rows] = predictor.outputs(blocks, part.own, part.given).numpy()
 
         if predictor.top.by_step:  # threads may not share a user's module
             for at in range(order.count):
@@ -298,15 +291,14 @@ def _of_label_holder(
     columns = Preparation(**preparation).columns if preparation else {}
     if not columns:
         return {}
-    known, score = plain.known, plain.score
-    blocks, own, present = plain.blocks[known], plain.own[known], plain.present[known]
+    rows, score = plain.rows.at(plain.known), plain.score
     figures = []
     for name, place in columns.items():
         falls = np.zeros(len(plain.shares))
         for _ in range(repeats):
-            permuted = own.copy()
-            permuted[:, place] = _permuted(own[:, place])
-            outputs = plain.predictor.outputs(blocks, permuted, present).numpy()
+            own = rows.own.copy()
+            own[:, place] = _permuted(own[:, place])
+            outputs = plain.predictor.outputs(rows.blocks, own, rows.given).numpy()
             falls += plain.shares - score.shares(outputs)
         value, margin = score.fall(falls / repeats)
         limits = {"low": value - margin, "high": value + margin}
@@ -319,9 +311,7 @@ def _permuted(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.random.default_rng().permutation(values)
 
 
-def _permute(
-    transport: Transport, config: RunConfig, predictor: Predictor, turns: Mapping[int, _Turns]
-) -> None:
+def _permute(model: TrainedModel, turns: Mapping[int, _Turns]) -> None:
     """Have each party permute its features, and take what it uploads.
 
     Parties upload side by side. Under masked sums, all parties take part in each upload.
@@ -331,7 +321,8 @@ def _permute(
     PartyError, SumError
         If a party fails, or sends what does not fit.
     """
-    timeout, masked = config.running.party_timeout, predictor.aggregation.abreast
+    transport, aggregation = model.transport, model.predictor.aggregation
+    timeout, masked = model.config.running.party_timeout, aggregation.abreast
     sizes = [each.size for each in turns.values()]
     largest = SMALL + max(_UPLOAD, 4 * max(sizes, default=0))
     transport.expect({PermuteOrder.kind: largest})
@@ -343,17 +334,13 @@ def _permute(
         of_nodes = [[(node, order) for order in each.orders()] for node, each in turns.items()]
         steps = (dict(filter(None, step)) for step in zip_longest(*of_nodes))
     for orders in steps:
-        collection = predictor.aggregation.collection(len(turns))
+        collection = aggregation.collection(len(turns))
         for node, answer in gather(transport, orders, Permuted, timeout).items():
             order, sender = orders[node], turns[node]
             assert isinstance(order, PermuteOrder)
             shape = order.count * (order.stop - order.start), sender.size
-            try:
+            with sent_by(sender.party):
                 block = collection.add(sender.party, answer.arrays, shape)
-            except SumError:
-                raise
-            except VflError as error:
-                raise PartyError(f"Party {sender.party}", f"sent {error}") from None
             if block is not None:
                 next(each for each in turns.values() if each.party == order.party).take(
                     order, block

@@ -97,7 +97,7 @@ class Score:
         if self.metric == ACCURACY:
             hits: Floats = (said.argmax(1) == self._labels).astype(np.float64)
             return hits
-        return _placements(said[:, -1], self._groups[0])
+        return placements(said[:, -1], self._groups[0])
 
     def possible(self, outputs: Outputs) -> Outputs:
         """Return the share of each row for each possible label, [R, L], from no label.
@@ -139,7 +139,7 @@ class Score:
         return Fall(value, SURE * math.sqrt(variance))
 
 
-def _placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Floats:
+def placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Floats:
     """Return the share of the other class that each row ranks rightly against, [R].
 
     Equal scores count one half. The mean over either class is the AUC.

@@ -24,6 +24,7 @@ from vfl_flower.data.frames import is_missing
 from vfl_flower.label_holder.calibration import logits, probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.metrics import Metrics, metrics
+from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.losses import own_figures, own_loss
 
 Array = NDArray[Any]
@@ -65,19 +66,16 @@ def _check_new(path: Path) -> None:
         )
 
 
-def frame_of(
-    ids: Array, called: str, outputs: Tensor, known: NDArray[np.bool_], found: Checkpoint
-) -> Any:
+def frame_of(ids: Array, called: str, rows: ScoredRows, found: Checkpoint) -> Any:
     """Return the data frame to write.
 
     Parameters
     ----------
     ids, called : ids of the rows, and the name of their column.
-    known : mask of the rows that some participant knows.
     """
     import pandas as pd
 
-    predicted = predicted_columns(outputs, found, known)
+    predicted = predicted_columns(rows.outputs, found, rows.known)
     called = "id" if called in (*predicted, "parties") else called
     return pd.DataFrame({called: ids, **predicted})
 

@@ -147,26 +147,7 @@ def rows_to_predict(
     """Return the rows of the file that can be predicted, or the test rows."""
     trained = found.config
     if not trained.data.own_data:
-        if given.get("dataset", trained.data.dataset) != trained.data.dataset:
-            raise ConfigError(
-                f"The model in {config.model} learned from {trained.data.dataset}, a partitioned "
-                "data set, and predicts its test rows. Leave dataset out. New rows need dataset = "
-                "'files:PATH' from training on."
-            )
-        parties = len(found.strategy["holder"]["sizes"])
-        labels = with_row_masks(load_labels(trained), trained, parties)
-        if labels.differ_from(found.about_labels):
-            raise ConfigError(
-                f"{trained.data.dataset} has changed since the model was trained. Restore its data."
-            )
-        protected = labels.repeats and mechanism_of(trained).hides_labels
-        labels = labels.tested
-        own = np.zeros((len(labels.test), 0), np.float32)
-        ids = np.arange(len(own))
-        present = labels.present[1].copy() if labels.present else None
-        said = None if protected else labels.test
-        _tell_of_protected(len(ids) * protected, len(ids))
-        return RowsToPredict(ids, labels.alignment, own, ids, said, present)
+        return _test_rows(config, given, found)
     if not config.data.own_data and config.task not in ("serve", "explain"):  # those have the file
         raise ConfigError(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
@@ -178,30 +159,69 @@ def rows_to_predict(
         file = file.with_known_segments()
     file.check_segments()
     preparation = found.about_labels["preparation"]
+    if preparation:  # refuse other columns before the parties count ids
+        prepared(file, np.zeros(0, np.int64), Preparation(**preparation))
     if there and words.data.align == "psi":  # every row of the file gets a prediction
         words = words.with_values({"align": "any"})
     there = there if words.data.align == "any" else None
     common = aligned(transport, words, file, run, there)
-    nodes = common.nodes if there else None
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
         own = np.asarray(prepared(file, rows, Preparation(**preparation))[:])
-    said = file.labels_with_gaps(rows) if file.has_labels else None
+    labels = file.labels_with_gaps(rows) if file.has_labels else None
     learnt = _learnt(found, file, rows)
-    if said is not None and mechanism_of(trained).hides_labels:
-        said = said.astype(object)
-        said[learnt] = None
+    if labels is not None and mechanism_of(trained).hides_labels:
+        labels = labels.astype(object)
+        labels[learnt] = None
         _tell_of_protected(int(learnt.sum()), len(rows))
-    by_file = np.argsort(rows)
-    of_rows = RowsToPredict(
-        file.id_values(rows), common.name, own, by_file, said, common.present, nodes
+    return RowsToPredict(
+        ids=file.id_values(rows),
+        called=file.id if file.has_ids else "id",
+        alignment=common.name,
+        own=own,
+        order=np.argsort(rows),
+        labels=labels,
+        learnt=learnt,
+        present=common.present,
+        nodes=common.nodes if there else None,
+        shown=common.answers,
+        table=file,
+        segments=file.segments_of(rows),
+        psi=words.data.align != "ids",
+        places=rows,
+        known=common.known,
+        words=words,
     )
-    by_psi = words.data.align != "ids"
-    of_rows = replace(of_rows, shown=common.answers, table=file, psi=by_psi, places=rows)
-    of_rows = replace(of_rows, learnt=learnt, known=common.known, words=words)
-    of_rows = replace(of_rows, segments=file.segments_of(rows))
-    return replace(of_rows, called=file.id) if file.has_ids else of_rows
+
+
+def _test_rows(config: RunConfig, given: Mapping[str, Any], found: Checkpoint) -> RowsToPredict:
+    """Return the test rows of a partitioned data set."""
+    trained = found.config
+    if given.get("dataset", trained.data.dataset) != trained.data.dataset:
+        raise ConfigError(
+            f"The model in {config.model} learned from {trained.data.dataset}, a partitioned "
+            "data set, and predicts its test rows. Leave dataset out. New rows need dataset = "
+            "'files:PATH' from training on."
+        )
+    parties = len(found.strategy["holder"]["sizes"])
+    labels = with_row_masks(load_labels(trained), trained, parties)
+    if labels.differ_from(found.about_labels):
+        raise ConfigError(
+            f"{trained.data.dataset} has changed since the model was trained. Restore its data."
+        )
+    protected = labels.repeats and mechanism_of(trained).hides_labels
+    labels = labels.tested
+    ids = np.arange(len(labels.test))
+    _tell_of_protected(len(ids) * protected, len(ids))
+    return RowsToPredict(
+        ids=ids,
+        alignment=labels.alignment,
+        own=np.zeros((len(ids), 0), np.float32),
+        order=ids,
+        labels=None if protected else labels.test,
+        present=labels.present[1].copy() if labels.present else None,
+    )
 
 
 def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:

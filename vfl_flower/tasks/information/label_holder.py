@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config import names
-from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.errors import ConfigError, PartyError, VflError, sent_by
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_labels, with_row_masks
@@ -173,14 +173,12 @@ class _Information:
         }
         for node, answer in answers.items():
             columns = here[node].columns
-            try:
+            with sent_by(here[node].party):
                 values = checked(answer.arrays, "values", "float64", (columns, 3))
                 bins = checked(answer.arrays, "bins", "uint8", (columns,))
                 value, low, high = values.T
                 if not ((low >= 0) & (low <= value) & (value <= high) & (high <= _LARGEST)).all():
                     raise VflError("values that are no information values.")
-            except VflError as error:
-                raise PartyError(f"Party {here[node].party}", f"sent {error}") from None
             rows = zip(values.tolist(), bins.tolist(), strict=True)
             listed = [
                 _feature(at, Estimate(*row) if size else None, size or 1)
@@ -197,21 +195,14 @@ class _Information:
         """Count events in the bins that parties upload; return the values."""
         columns = max((each.columns * each.rows for each in here.values()), default=0)
         self.transport.expect({ColumnBinsOrder.kind: SMALL + 2 * columns})
-        order = ColumnBinsOrder(config=self.about)
-        uploads = gather(
-            self.transport,
-            dict.fromkeys(here, order),
-            ColumnBins,
-            self.config.running.party_timeout,
-        )
+        orders = dict.fromkeys(here, ColumnBinsOrder(config=self.about))
+        uploads = gather(self.transport, orders, ColumnBins, self.config.running.party_timeout)
         shown, found = Shown(len(true)), dict[int, Any]()
-        orders = {}
+        evidence: dict[int, EvidenceOrder] = {}
         for node, each in here.items():
             party, rows = each.party, np.flatnonzero(_mask(labels, each.party))
-            try:
+            with sent_by(party):
                 bins, sizes = _checked_bins(uploads[node], each)
-            except VflError as error:
-                raise PartyError(f"Party {party}", f"sent {error}") from None
             counted = [
                 counted_bins(of_column, size, true[rows], self.config.min_bin)
                 for of_column, size in zip(bins, sizes, strict=True)
@@ -221,13 +212,13 @@ class _Information:
                 found[node] = {"refused": TOO_MANY.format(party=party, columns=each.columns)}
                 notice.warning("%s", found[node]["refused"])
                 continue
-            orders[node] = EvidenceOrder(kept=1.0, config=self.about, arrays=_counts(counted))
+            evidence[node] = EvidenceOrder(kept=1.0, config=self.about, arrays=_counts(counted))
             listed = [
                 _feature(at, value_of(np.bincount(bins[at]), of_groups), len(of_groups.rows))
                 for at, (_, of_groups) in enumerate(counted)
             ]
             found[node] = {"features": listed}
-        self._gather(here, orders)
+        self._gather(here, evidence)
         return found
 
     def _gather(

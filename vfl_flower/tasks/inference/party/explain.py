@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.csv_text import write_csv
-from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.models.column_change import ColumnChange
-from vfl_flower.party import builder, state, state_file
-from vfl_flower.party.inputs import own_source
+from vfl_flower.party import state_file
 from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import check_task
-from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import secret_generator
 from vfl_flower.tasks.inference.party import explained_table
+from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
 from vfl_flower.tasks.inference.party.features import Feature, features_of
-from vfl_flower.tasks.inference.party.predict import new_rows
+from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.transport.explain_messages import (
     MOST_FEATURES,
     Explained,
@@ -96,6 +94,9 @@ class Explanation:
         is_table = isinstance(party.inputs.sample, Tensor) and party.inputs.sample.dim() == 1
         fast = is_table and not noisy and ColumnChange.fits(model)
         self._change = ColumnChange(model) if fast else None
+
+    def close(self) -> None:
+        """Do nothing: an explanation counts nothing ahead."""
 
     def permutation(self, feature: int, repeat: int) -> NDArray[np.int64]:
         """Return the row whose value each row gets, [n].
@@ -196,10 +197,6 @@ class Explanation:
         return rows_read
 
 
-_explained: dict[tuple[int, int], Explanation] = {}
-"""(Flower run, party) -> what this process explains."""
-
-
 def begin(context: Context, order: ExplainOrder) -> Explained:
     """Load a saved model and the rows, embed them, and say how many features there are.
 
@@ -209,17 +206,14 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
         If the party's columns, rows or model differ from training, or if a rule forbids a
         prediction of these rows.
     """
-    saved = state_file.load(context, order.run, order.number)
-    index, parties = index_and_parties(context)
-    party = builder.for_prediction(context, saved, order.run, partial(new_rows, context))
-    block = party.inputs.block
-    asked, places = order.arrays.get("rows"), block.tested
+    model = LoadedModel(context, order)
+    party, places, asked = model.party, model.places, order.arrays.get("rows")
     if asked is not None:
         asked = checked(order.arrays, "rows", "int32", (asked.size,))
         if len(asked) and (asked[0] < 0 or asked[-1] >= len(places) or (np.diff(asked) < 1).any()):
             raise VflError("was asked to explain rows that it does not have.")
         places = places[asked]
-    features, why = _features(context, party)
+    features, why = _features(model)
     secret, people = secrets.token_bytes(32), None
     _count(context, party, places, 1, 1)
     if features:
@@ -227,32 +221,22 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
         try:
             with ExitStack() as claims:  # the people, only if the counts allow it
                 if not simulated(context):
-                    people = people_of(context, party, places)
+                    people = people_of(model, places)
                     secret = claims.enter_context(claimed(context, people, order.repeats))
                 # A row's value is in its own uploads, and in uploads of rows that get the value.
                 _count(context, party, places, 2 * times, times)
         except ConfigError as error:
             features, why = [], str(error)
-    if party.inputs.block.preparation:  # a partitioned data set has no secrets between its parties
+    if model.block.preparation:  # a partitioned data set has no secrets between its parties
         drawn = secret_generator(b"features|" + secret).permutation(len(features))
         features = [features[at] for at in drawn]
     found = Explanation(party, places, features, order.repeats, secret, people)
-    arrays = {"embedding": found.embed()}
-    scalars = state.load_scalars(saved.state)
-    if party.seal:
-        of_rows = alike(party.alike, block.ids_digest, places.tobytes())
-        arrays = party.seal.predict(context, order, arrays, of_rows, scalars.get("lineage", b""))
-    _explained[context.run_id, index] = found
-    return Explained(
-        party=index,
-        parties=parties,
-        features=len(found.features),
-        refused=why[:600],
-        exchange=scalars["exchange"],
-        checkpoint=saved.number,
-        alignment=block.alignment,
-        arrays=arrays,
-    )
+    embedding = found.embed()
+    tags = model.agree(order, places.tobytes())
+    arrays = model.hide(embedding) | tags
+    models.forget(context.run_id, model.index)
+    models.in_use[context.run_id, model.index] = found
+    return model.answer(Explained, arrays, features=len(features), refused=why[:600])
 
 
 def permute(context: Context, order: PermuteOrder) -> Permuted:
@@ -313,16 +297,7 @@ def note(context: Context, order: FiguresOrder) -> Noted:
 
 def current(context: Context) -> Explanation:
     """Return what this process explains for a party, or raise `OutOfStepError`."""
-    index, _ = index_and_parties(context)
-    if (context.run_id, index) not in _explained:
-        raise OutOfStepError("has loaded no rows to explain.")
-    return _explained[context.run_id, index]
-
-
-def forget(run: int, party: int | None = None) -> None:
-    """Drop what a Flower run explains for one party, or for all in this process."""
-    for key in [each for each in _explained if each[0] == run and party in (None, each[1])]:
-        del _explained[key]
+    return models.current(context, Explanation, "rows to explain")
 
 
 def table_of(context: Context) -> Path:
@@ -334,9 +309,9 @@ def table_of(context: Context) -> Path:
 # --- steps of the first message -----------------------------------------------------------------
 
 
-def _features(context: Context, party: Party) -> tuple[list[Feature], str]:
+def _features(model: LoadedModel) -> tuple[list[Feature], str]:
     """Return the features in a secret order, or none and the sentence why."""
-    preparation = party.inputs.block.preparation
+    context, party = model.context, model.party
     try:
         check_task(context, "explain")
         rules = Rules.of(context.node_config)
@@ -349,13 +324,13 @@ def _features(context: Context, party: Party) -> tuple[list[Feature], str]:
     except ConfigError as error:  # its log has the sentence already
         return [], str(error)
     try:
-        own = preparation and isinstance(own_source(context), SequenceColumn)
-        sequences = bool(own) or party.config.models.bottom == "lstm"
-        of_sample = party.learner.index, party.inputs.sample
-        features = features_of(*of_sample, preparation, sequences)
+        lstm = party.config.models.bottom == "lstm"
+        sequences = isinstance(model.source, SequenceColumn) or lstm
+        of_sample = model.index, party.inputs.sample
+        features = features_of(*of_sample, model.block.preparation, sequences)
         if len(features) > MOST_FEATURES:
             raise ConfigError(
-                f"Party {party.learner.index} has {len(features)} features, and at most "
+                f"Party {model.index} has {len(features)} features, and at most "
                 f"{MOST_FEATURES} can be explained. Train with fewer columns."
             )
     except ConfigError as error:

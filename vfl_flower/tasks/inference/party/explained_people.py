@@ -23,13 +23,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.alignment.store import home
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import People, people_of_rows
-from vfl_flower.party.inputs import own_source
-from vfl_flower.party.party import Party
 from vfl_flower.records.ledger import Value, content_in_file, opened_by_party, today
+from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.transport.node import refused
 
 LEAST, DAYS = 200, 30
@@ -37,14 +35,11 @@ LEAST, DAYS = 200, 30
 _SETS = "set"  # name in the ledger: person -> number of the set, and the day in the last 16 bits
 
 
-def people_of(context: Context, party: Party, places: NDArray[np.int32]) -> People:
+def people_of(model: LoadedModel, places: NDArray[np.int32]) -> People:
     """Return a number for the person of each row, [n], the same in all runs."""
-    block = party.inputs.block
-    if not block.preparation:
-        return people_of_rows(party.config.data.dataset, block.test_rows[places])
-    own = own_source(context)
-    rows = common_rows(context, own).rows
-    return own.people(rows[rows >= 0][places])
+    if model.source:
+        return model.source.people(model.in_source[places])
+    return people_of_rows(model.party.config.data.dataset, model.block.test_rows[places])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from vfl_flower.config.errors import SumError, VflError
 from vfl_flower.data.ids import encoded as encoded_id
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.protocol.aggregation.base import Collection
-from vfl_flower.tasks.inference.predictor import Predictor
+from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.tasks.inference.serving.parties import Parties
 from vfl_flower.tasks.inference.serving.requests import REFUSED, UNKNOWN
@@ -83,6 +83,8 @@ class Embeddings:
         self.present = rows.known_by(self._count)
         """Whether a party has a row, [N, M]."""
         self.number()
+        nowhere = np.full((0, self._count), -1, np.int32)
+        self.no_ids = Found([], nowhere, np.zeros(nowhere.shape, bool), {})
         self._used_up: dict[int, int] = {}  # row of masked sums -> party whose rule forbids it
 
     @property
@@ -102,31 +104,42 @@ class Embeddings:
         ----------
         until : monotonic time after which no party is waited for.
         """
-        size = len(rows) + len(found.encoded)
+        size, aligned = len(rows) + len(found.encoded), len(rows)
         said = Embedded(
             torch.zeros(size, self._predictor.width),
             np.zeros((size, self._count), bool),
             np.concatenate([self.present[rows], found.places >= 0]),
-            np.concatenate([np.zeros((len(rows), self._count), bool), found.refused]),
+            np.concatenate([np.zeros((aligned, self._count), bool), found.refused]),
             {},
             found,
         )
-        used_up = [at for at, row in enumerate(rows.tolist()) if row in self._used_up]
-        said.refused[used_up, [self._used_up[int(rows[at])] for at in used_up]] = True
-        said.has[used_up] = False  # else one of these rows would cost all rows their masked sums
+        if self._used_up:  # else one of these rows would cost all rows their masked sums
+            used_up = [at for at, row in enumerate(rows.tolist()) if row in self._used_up]
+            said.refused[used_up, [self._used_up[int(rows[at])] for at in used_up]] = True
+            said.has[used_up] = False
         orders: dict[int, Order] = {}
         for number in range(self._count):
             has = said.has[:, number]
             if not has.any():
                 said.missing.setdefault(number, UNKNOWN)
                 continue
-            at = self._at[rows[has[: len(rows)]], number]
-            orders[number] = ScoreOrder(arrays={"rows": at, **self._of_found(found, number)})
+            arrays = {"rows": self._at[rows[has[:aligned]], number]}
+            if has[aligned:].any() and self._parties.seeker:
+                new = np.flatnonzero(has[aligned:])
+                ids = [found.encoded[at] for at in new.tolist()]
+                arrays["places"] = found.places[new, number]
+                arrays["proofs"] = self._parties.seeker.proofs(number, ids)
+            orders[number] = ScoreOrder(arrays=arrays)
         answers, silent = self._parties.ask(orders, Scored, until)
         said.missing.update(silent)
         collection = self._predictor.aggregation.collection(self._count)
         for number, answer in answers.items():
-            reason = self._take(number, answer, rows, said, collection)
+            try:
+                reason = self._take(number, answer, rows, said, collection)
+            except VflError as error:
+                if isinstance(error, SumError):
+                    self._parties.come_apart()
+                reason = self._parties.refused(number, str(error))
             if reason:
                 said.missing[number] = reason
         if said.missing and self._predictor.aggregation.abreast and orders:
@@ -135,19 +148,17 @@ class Embeddings:
 
     def find(self, ids: Sequence[int | str], until: float) -> Found:
         """Find ids outside the alignment at the parties, in one round trip."""
-        if self._parties.seeker is None:
-            ids = []
+        seeker = self._parties.seeker
+        if seeker is None:
+            return self.no_ids
         encoded = [encoded_id(one) for one in ids]
         nowhere = np.full((len(ids), self._count), -1, np.int32)
         found = Found(encoded, nowhere, np.zeros(nowhere.shape, bool), {})
-        if self._parties.seeker is None or not ids:
-            return found
-        points = self._parties.seeker.blinded(encoded)
-        known = {number: self._parties.seeker.knows(number) for number in range(self._count)}
+        points = seeker.blinded(encoded)
         orders: dict[int, Order] = {
-            number: SeekOrder(known=places, arrays={"ids": points})
-            for number, places in known.items()
-            if places
+            number: SeekOrder(known=known, arrays={"ids": points})
+            for number in range(self._count)
+            if (known := seeker.knows(number))
         }
         answers, found.missing = self._parties.ask(orders, Sought, until)
         for number, answer in answers.items():
@@ -155,29 +166,15 @@ class Embeddings:
                 refused = self._refused(number, answer, len(ids))
                 allowed = np.flatnonzero(~refused)
                 found.refused[:, number] = refused
-                found.places[allowed, number] = self._parties.seeker.places(
+                found.places[allowed, number] = seeker.places(
                     number, [encoded[at] for at in allowed.tolist()], answer.arrays
                 )
             except VflError as error:
                 found.missing[number] = self._parties.refused(number, f"sent {error}")
         return found
 
-    def _of_found(self, found: Found, number: int) -> Arrays:
-        """Return the arrays of an order about found ids that a party has."""
-        has = np.flatnonzero(found.places[:, number] >= 0)
-        if self._parties.seeker is None or not len(has):
-            return {}
-        proofs = self._parties.seeker.proofs(number, [found.encoded[at] for at in has.tolist()])
-        return {"places": found.places[has, number], "proofs": proofs}
-
     def _refused(self, number: int, answer: Scored | Sought, asked: int) -> Mask:
-        """Return which of the rows or ids that a party was asked about its rules forbid, [n].
-
-        Raises
-        ------
-        VflError
-            If the answer does not fit. The message continues a sentence that names the party.
-        """
+        """Return which of the rows or ids that a party was asked about its rules forbid, [n]."""
         refused = _positions(answer.arrays, "refused", asked)
         if refused.any():
             self._parties.refused(number, f"failed: {answer.why}")
@@ -191,22 +188,27 @@ class Embeddings:
         said: Embedded,
         collection: Collection,
     ) -> str:
-        """Take a party's embeddings; return why they cannot be used, or an empty text."""
+        """Take a party's embeddings; return why they cannot be used, or an empty text.
+
+        Raises
+        ------
+        VflError
+            If the answer does not fit. The message continues a sentence that names the party.
+        """
         rows, size = np.flatnonzero(said.has[:, number]), self._predictor.sizes[number]
-        try:
+        there = np.ones(len(rows), bool)
+        if "refused" in answer.arrays:
             refused = self._refused(number, answer, len(rows))
             said.refused[rows[refused], number] = True
             if refused.any() and self._predictor.aggregation.abreast:
                 self._used_up |= dict.fromkeys(aligned[rows[refused]].tolist(), number)
                 return REFUSED
-            block = collection.add(number, answer.arrays, (len(rows), size))
-            there = ~(_positions(answer.arrays, "gone", len(rows)) | refused)
+            there &= ~refused
+        block = collection.add(number, answer.arrays, (len(rows), size))
+        if "gone" in answer.arrays:
+            there &= ~_positions(answer.arrays, "gone", len(rows))
+        if "drift" in answer.arrays:
             self._drift.take(number, answer.arrays)
-        except SumError as error:
-            self._parties.come_apart()
-            return self._parties.refused(number, str(error))
-        except VflError as error:
-            return self._parties.refused(number, str(error))
         if block is not None:
             said.blocks[torch.from_numpy(rows), self._predictor.columns[number]] = block
         said.given[rows[there], number] = True

@@ -22,10 +22,10 @@ from vfl_flower.alignment.psi import Places
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.row_mask import Alignment
-from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.serving.records import PartyRecord
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.early_messages import OpenSetOrder, SetKept
+from vfl_flower.transport.early_messages import SetKept
 from vfl_flower.transport.gather import AvailableParties, gather
 from vfl_flower.transport.messages import ServeOrder, Serving
 
@@ -105,14 +105,11 @@ class _Carried(Transport):
                 self.out |= set(keys)
                 sent.set_result(keys)
 
-    def take(self, message: Message) -> bool:
-        """Take a reply; return whether it is one of this thread's."""
+    def take(self, message: Message) -> None:
+        """Take a reply for this thread."""
         key = message.metadata.reply_to_message_id
-        if key not in self.out:
-            return False
         self.out.discard(key)
         self._inbox[key] = message
-        return True
 
 
 class Joining:
@@ -120,27 +117,21 @@ class Joining:
 
     Parameters
     ----------
-    parties : the service's records. It lacks those without a node, but for ``without``.
-    rows : the rows of the service, whose row mask gets the rows of parties that join.
+    model : its row mask gets the rows of parties that join.
+    parties : the service's records. It lacks those without a node, but for excluded parties.
     load : what a party is asked to load.
-    about : the run's options as JSON, if parties are asked to find ids; else empty.
+    opens : whether parties are asked to find ids.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        parties: Sequence[PartyRecord],
-        without: frozenset[int],
-        rows: RowsToPredict,
-        run: str,
-        timeout: float,
-        load: ServeOrder,
-        about: str,
+        self, model: TrainedModel, parties: Sequence[PartyRecord], load: ServeOrder, opens: bool
     ) -> None:
-        self.carried = _Carried(transport)
+        assert model.there is not None
+        self.carried = _Carried(model.transport)
+        self._model, self._load, self._opens = model, load, opens
         self._joined: SimpleQueue[Joined] = SimpleQueue()
-        self._parties, self._without, self._rows = parties, without, rows
-        self._run_number, self._timeout, self._load, self._about = run, timeout, load, about
+        self._parties, self._without = parties, model.there.without
+        self._rows, self._timeout = model.rows, model.config.running.party_timeout
         Thread(target=self._run, name="joining", daemon=True).start()
 
     def arrived(self) -> Iterator[tuple[PartyRecord, Joined]]:
@@ -187,17 +178,17 @@ class Joining:
             others = frozenset(range(len(self._parties))) - lacking
             there = AvailableParties(len(self._parties), others)
             lasting = not rows.words.data.dataset.startswith("memory:")
-            given = rows.words, rows.table, self._run_number, there, lasting, self._order
+            given = rows.words, rows.table, self._model.run, there, lasting, self._order
             common = align(carried, *given, node)
             if not common.nodes:
                 return None
         answers = gather(carried, {node: self._load}, Serving, self._timeout, lenient=True)
         if node not in answers or answers[node].party not in lacking:
             return None
-        seeker = rows.seeker(self._run_number) if self._about else None
+        seeker = rows.seeker(self._model.run) if self._opens else None
         opened: dict[int, SetKept] = {}
         if seeker:
-            opening = OpenSetOrder(config=self._about, arrays=seeker.opening.arrays)
+            opening = self._model.opening(seeker)
             opened = gather(carried, {node: opening}, SetKept, self._timeout, lenient=True)
         return Joined(node, answers[node], common, seeker, opened.get(node))
 

@@ -7,31 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.drift import DriftWatch
-from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
-from vfl_flower.tasks.inference.predictor import Predictor
-from vfl_flower.tasks.inference.rows import available_parties, rows_to_predict
+from vfl_flower.tasks.inference.model import Predictor, TrainedModel
+from vfl_flower.tasks.inference.releases import Releases
 from vfl_flower.tasks.inference.serving.embeddings import Embeddings
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.parties import Parties
-from vfl_flower.tasks.inference.serving.releases import Releases
 from vfl_flower.transport.base import Transport
 
 
-class Loaded:
+class Loaded(TrainedModel):
     """One version of the model: its rows, its top model, and the parties that have loaded it.
 
-    Parameters
-    ----------
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
+    The parameters are as of `TrainedModel`.
     """
 
     def __init__(
@@ -42,21 +37,19 @@ class Loaded:
         run: str,
         metrics: Metrics,
     ) -> None:
-        self.config = config
-        self.found = found = checkpoint.load(config.model)
-        check_fitted(found)
-        there = available_parties(config, found)
-        dataset = given.get("dataset", found.config.data.dataset)
-        kind, _, path = dataset.partition(":")
+        found = checkpoint.load(config.model)
+        kind, _, path = given.get("dataset", found.config.data.dataset).partition(":")
         self._paths = [Path(config.model) / checkpoint.FILE, *([Path(path)] * (kind == "files"))]
-        self.files = self._versions()
-        self.rows = rows_to_predict(transport, config, given, found, run, there)
-        self.predictor = Predictor(found, self.rows.own.shape[1])
+        self.files = self._versions()  # before they are read
+        super().__init__(transport, config, given, run, found)
         of_explainer = Predictor(found, self.rows.own.shape[1])  # its thread may share no module
         self.explainer = Explainer(of_explainer, self.rows.own.shape[1])
-        self.any_subset = aggregation_of(found.config).any_subset
-        self.parties = Parties(transport, config, self.predictor, self.rows, run, metrics)
-        self.parties.begin(there)
+        self.any_subset = self.predictor.aggregation.any_subset
+        self.parties = Parties(self, metrics)
+        self.parties.begin()
+        nobody = torch.zeros(1, self.predictor.width), self.rows.own[:1]
+        if len(self.rows.ids):  # the first request must not wait for torch to begin
+            self.predictor.outputs(*nobody, np.zeros((1, len(self.predictor.sizes)), bool))
         self.drift = DriftWatch(found, self.predictor.columns)
         self.embeddings = Embeddings(self.parties, self.predictor, self.rows, self.drift)
         self.releases = Releases(config, found, len(self.rows.ids))
@@ -87,10 +80,10 @@ class Loaded:
 
     def _versions(self) -> list[int]:
         """Return when the files were last written; 0 for a file that is not there."""
-        found = []
-        for each in self._paths:
+        versions = []
+        for path in self._paths:
             try:
-                found.append(each.expanduser().stat().st_mtime_ns)
+                versions.append(path.expanduser().stat().st_mtime_ns)
             except OSError:
-                found.append(0)
-        return found
+                versions.append(0)
+        return versions

@@ -41,7 +41,7 @@ class Metrics:
         self.rows = counter("vfl_rows", "Ids in these requests.", "outcome")
         self.request_seconds = histogram("vfl_request_seconds", "Time of a request.")
         self.stage_seconds = histogram("vfl_stage_seconds", "Time by stage.", "stage")
-        self._party_seconds = histogram(
+        self.party_seconds = histogram(
             "vfl_party_seconds", "Time until a party's embeddings.", "party"
         )
         self._connected = gauge("vfl_party_connected", "Whether a party answers.", "party")
@@ -62,10 +62,6 @@ class Metrics:
             "vfl_drifting_columns", "Columns of a party that drift.", "party", "level"
         )
         self._model = gauge("vfl_model_info", "The served model.", "run", "strategy", "version")
-
-    def party(self, number: int, seconds: float) -> None:
-        """Observe how long a party took."""
-        self._party_seconds.labels(str(number)).observe(seconds)
 
     def connected(self, number: int, now: bool) -> None:
         """Set whether a party answers."""

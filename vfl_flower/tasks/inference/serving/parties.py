@@ -6,7 +6,6 @@ for again until it answers. A party that has lost its model is asked to load it 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +13,10 @@ from typing import TypeVar
 
 from flwr.app import Message
 
+from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.earlier_run import check_states
-from vfl_flower.tasks.inference.predictor import Predictor
-from vfl_flower.tasks.inference.rows import RowsToPredict
+from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.serving.joining import Joining
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.records import (
@@ -30,7 +28,6 @@ from vfl_flower.tasks.inference.serving.records import (
     PartyRecord,
 )
 from vfl_flower.tasks.inference.serving.requests import FAULTY, REFUSED
-from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,
     Reused,
@@ -39,7 +36,7 @@ from vfl_flower.transport.early_messages import (
     SetKept,
     Sought,
 )
-from vfl_flower.transport.gather import AvailableParties, gather, gather_all
+from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import (
     SMALL,
     Order,
@@ -67,39 +64,26 @@ _LASTING = 86400.0 * 30  # seconds that a message may live
 
 
 class Parties:
-    """Ask parties for embeddings, each within a deadline.
+    """Ask parties for embeddings, each within a deadline."""
 
-    Parameters
-    ----------
-    run : number of the service's Flower run.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        config: RunConfig,
-        predictor: Predictor,
-        rows: RowsToPredict,
-        run: str,
-        metrics: Metrics,
-    ) -> None:
-        self._transport, self._config, self._predictor = transport, config, predictor
-        self._rows, self._run, self._metrics = rows, run, metrics
-        self._all = PartyRecord.of_all(len(predictor.sizes), rows)
+    def __init__(self, model: TrainedModel, metrics: Metrics) -> None:
+        self._model, self._metrics, self._transport = model, metrics, model.transport
+        self._all = PartyRecord.of_all(len(model.predictor.sizes), model.rows)
         self._apart = False  # whether parties of masked sums have served other orders
         self._tried = 0.0
         self._told = time.monotonic()  # or when all parties answered last
         # Finds ids outside the alignment. Masked sums need the same order to all parties, which
         # places in their different sets would not be.
         self._joining: Joining | None = None
-        self._there: AvailableParties | None = None
         self.joined: Callable[[], None] = lambda: None
         self.lost_rows = False  # whether a party of a model of all parties must be aligned anew
-        self.seeker = None if predictor.aggregation.abreast else rows.seeker(run)
+        self.seeker: Seeker | None = None
+        if not model.predictor.aggregation.abreast:
+            self.seeker = model.rows.seeker(model.run)
 
     # --- the beginning ----------------------------------------------------------------------------
 
-    def begin(self, there: AvailableParties | None) -> None:
+    def begin(self) -> None:
         """Have all parties load their models and rows.
 
         Raises
@@ -107,21 +91,12 @@ class Parties:
         ConfigError, PartyError
             If a party that the model needs is missing, refuses, or has another model or rows.
         """
-        running, nodes = self._config.running, self._rows.nodes
-        per_row = 4 * max(self._predictor.sizes, default=0) + 4
-        arrays = self._predictor.aggregation.question(self._transport, running)
-        found = self._predictor.found
-        self._load_order = ServeOrder(run=found.run, number=found.number, arrays=arrays)
+        model = self._model
+        self._load_order = model.order(ServeOrder)
+        per_row = 4 * max(model.predictor.sizes, default=0) + 4
         expected = {ScoreOrder.kind: SMALL + per_row * MOST_ROWS}
         self._transport.expect(expected | {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW)})
-        if there and nodes is not None:
-            orders: dict[int, Order] = dict.fromkeys(nodes.values(), self._load_order)
-            timeout = running.party_timeout
-            answers = gather(self._transport, orders, Serving, timeout, lenient=True)
-        else:
-            answers = gather_all(self._transport, self._load_order, Serving, running, there)
-        check_states(found, answers.values(), whole=there is None)
-        self._predictor.aggregation.check_agreed(answers.values())
+        answers = model.ask(self._load_order, Serving)
         for node, answer in answers.items():
             party = self._all[answer.party]
             party.node = node
@@ -132,23 +107,23 @@ class Parties:
                 raise ConfigError(f"Party {party.number} {error}") from None
         if self.seeker:
             orders = dict.fromkeys(answers, self._opening)
-            timeout, lenient = running.party_timeout, there is not None
-            for said in gather(self._transport, orders, SetKept, timeout, lenient).values():
+            lenient = model.there is not None
+            for said in gather(self._transport, orders, SetKept, self._timeout, lenient).values():
                 self.seeker.opened(said.party, said)
-        self._there = there
+
+    @property
+    def _timeout(self) -> float:
+        return self._model.config.running.party_timeout
 
     def look_for_others(self) -> None:
         """Look for parties that were left out at the start, or have lost their rows."""
-        if self._there:
-            about = json.dumps(self._predictor.found.config.values()) if self.seeker else ""
-            self._joining = Joining(
-                *(self._transport, self._all, self._there.without, self._rows, self._run),
-                *(self._config.running.party_timeout, self._load_order, about),
-            )
+        if self._model.there:
+            given = self._model, self._all, self._load_order, self.seeker is not None
+            self._joining = Joining(*given)
 
-    def _take_joined(self) -> None:
+    def _take_joined(self, joining: Joining) -> None:
         """Use the parties that have joined since."""
-        for party, found in self._joining.arrived() if self._joining else ():
+        for party, found in joining.arrived():
             self.joined()
             try:
                 self._loaded(party, found.answer)
@@ -182,16 +157,15 @@ class Parties:
     @property
     def _opening(self) -> OpenSetOrder:
         assert self.seeker is not None
-        about = json.dumps(self._predictor.found.config.values())
-        return OpenSetOrder(config=about, arrays=self.seeker.opening.arrays)
+        return self._model.opening(self.seeker)
 
     def _loaded(self, party: PartyRecord, answer: Serving) -> None:
         """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
 
         The message continues a sentence that names the party.
         """
-        check_states(self._predictor.found, [answer], whole=False)
-        mine = int(self._rows.known_by(len(self._all))[:, party.number].sum())
+        check_states(self._model.found, [answer], whole=False)
+        mine = int(self._model.rows.known_by(len(self._all))[:, party.number].sum())
         known = party.number, party.alignment, mine
         if (answer.party, answer.alignment, answer.rows) != known:
             raise VflError("serves other rows.")
@@ -227,27 +201,31 @@ class Parties:
         self.look(0)
         answers: dict[int, P] = {}
         missing: dict[int, str] = {}
+        waiting: dict[str, PartyRecord] = {}
         for number, order in orders.items():
             party = self._all[number]
-            if party.state != READY:
-                missing[number] = LATE if party.state == LATE else DOWN
-            elif not self._reaches(party):
+            if party.state == READY and not self._reaches(party):
                 self._lose(party)
-                missing[number] = DOWN
+            if party.state == READY:
+                self._send(party, order)
+                party.state = ASKED
+                waiting[party.key] = party
             else:
-                self._send(party, order, ASKED)
-        while waiting := [each for each in self._all if each.state == ASKED]:
+                missing[number] = LATE if party.state == LATE else DOWN
+        while waiting:
             left = until - time.monotonic()
-            lost = [each for each in waiting if not self._reaches(each)]
-            for party in waiting if left <= 0 else lost:
-                missing[party.number] = DOWN if party in lost else LATE
-                self._lose(party) if party in lost else self._set(party, LATE)
-            if left <= 0:
-                break
-            for message in self._transport.wait([each.key for each in waiting], min(left, 0.05)):
-                party = self._party_of(message)
-                self._metrics.party(party.number, time.monotonic() - party.sent)
-                self._set(party, READY)
+            for key, party in list(waiting.items()):
+                if not self._reaches(party):
+                    missing[party.number] = DOWN
+                    self._lose(waiting.pop(key))
+                elif left <= 0:
+                    missing[party.number] = LATE
+                    self._set(waiting.pop(key), LATE)
+            for message in self._transport.wait([*waiting], min(left, 0.05)) if waiting else ():
+                party = waiting.pop(message.metadata.reply_to_message_id)
+                seconds = time.monotonic() - party.sent
+                self._metrics.party_seconds.labels(str(party.number)).observe(seconds)
+                party.key, party.state = "", READY
                 try:
                     answers[party.number] = self._read(message, kind)
                 except OutOfStepError:
@@ -272,37 +250,36 @@ class Parties:
 
     def look(self, seconds: float) -> None:
         """Look after parties that are late or down, for at most so long or until `wake`."""
-        out = [each.key for each in self._all if each.key]
+        out = {each.key: each for each in self._all if each.key}
+        keys = [*out]
         if self._joining:
             self._joining.carried.carry()
-            out += self._joining.carried.out
-        for message in self._transport.wait(out, seconds) if out or seconds else ():
-            if not self._joining or not self._joining.carried.take(message):
-                self._answered(self._party_of(message), message)
-        self._take_joined()
+            keys += self._joining.carried.out
+        for message in self._transport.wait(keys, seconds) if keys or seconds else ():
+            if party := out.get(message.metadata.reply_to_message_id):
+                party.key = ""
+                self._answered(party, message)
+            elif self._joining:
+                self._joining.carried.take(message)
+        if self._joining:
+            self._take_joined(self._joining)
         now = time.monotonic()
-        self._tell(now)
+        known = [each for each in self._all if each.node is not None]
+        gone = [each for each in known if each.state not in (READY, ASKED)]
+        if not gone:
+            self._told = now
+        elif now >= self._told + _TELL:
+            self._told = now
+            named = ", ".join(f"party {each.number} ({each.state})" for each in gone)
+            notice.warning("The service waits for %s.", named)
         if self._apart:
             self._bring_together()
             return
-        for party in self._all:
+        for party in gone:
             if party.state == LATE and now > party.sent + _OVERDUE:
                 self._lose(party)
-            if party.state == DOWN and party.node is not None and now > party.sent + _AGAIN:
+            if party.state == DOWN and now > party.sent + _AGAIN:
                 self._ask_to_load(party)
-
-    def _tell(self, now: float) -> None:
-        """Log each minute which parties do not answer."""
-        gone = [
-            f"party {each.number} ({each.state})"
-            for each in self._all
-            if each.node is not None and each.state not in (READY, ASKED)
-        ]
-        if gone and now < self._told + _TELL:
-            return
-        self._told = now
-        if gone:
-            notice.warning("The service waits for %s.", ", ".join(gone))
 
     def come_apart(self) -> None:
         """Note that parties of masked sums have served other orders, and need new keys."""
@@ -316,13 +293,13 @@ class Parties:
         ):
             self._tried = time.monotonic()
             try:
-                if self._rows.shown is not None:  # one of them may have started anew
+                if self._model.rows.shown is not None:  # one of them may have started anew
                     every = {each.node: each for each in self._all if each.node is not None}
                     orders = {node: self._reuse(each) for node, each in every.items()}
-                    timeout = self._config.running.party_timeout
-                    for node, said in gather(self._transport, orders, Reused, timeout).items():
+                    answers = gather(self._transport, orders, Reused, self._timeout)
+                    for node, said in answers.items():
                         self._check_kept(every[node], said)
-                self.begin(None)
+                self.begin()
                 self._apart = False
             except VflError as error:
                 notice.warning("The parties have not agreed on keys: %s", error)
@@ -332,11 +309,12 @@ class Parties:
         try:
             if isinstance(order, ReuseOrder):
                 self._check_kept(party, self._read(message, Reused))
-                self._send(party, self._load_order, LOADING)
+                self._send(party, self._load_order)
             elif isinstance(order, ServeOrder):
                 self._loaded(party, self._read(message, Serving))
                 if self.seeker:
-                    self._send(party, self._opening, LOADING)
+                    self._send(party, self._opening)
+                    self._set(party, LOADING)
             elif isinstance(order, OpenSetOrder):
                 if self.seeker:
                     self.seeker.opened(party.number, self._read(message, SetKept))
@@ -357,16 +335,17 @@ class Parties:
 
     def _ask_to_load(self, party: PartyRecord) -> None:
         """Have a party that has come back use the same rows, and load its model."""
-        aligned = self._rows.shown is not None
-        self._send(party, self._reuse(party) if aligned else self._load_order, LOADING)
+        aligned = self._model.rows.shown is not None
+        self._send(party, self._reuse(party) if aligned else self._load_order)
+        self._set(party, LOADING)
 
     def _reuse(self, party: PartyRecord) -> ReuseOrder:
-        return party.reuse(self._all, self._run, self._predictor.found.config)
+        return party.reuse(self._all, self._model.run, self._model.found.config)
 
     def _check_kept(self, party: PartyRecord, answer: Reused) -> None:
         if answer.became == "kept":
             return
-        if self._joining and self._rows.nodes is not None:
+        if self._joining and self._model.rows.nodes is not None:
             party.node = None  # it joins anew
         else:
             self.lost_rows = True
@@ -374,23 +353,16 @@ class Parties:
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _send(self, party: PartyRecord, order: Order, state: str) -> None:
+    def _send(self, party: PartyRecord, order: Order) -> None:
         assert party.node is not None
         message = to_message(
             self._transport.counted(order), party.node, _LASTING, self._transport.calls
         )
         (party.key,) = self._transport.send([message])
         party.order, party.sent = order, time.monotonic()
-        self._set(party, state)
 
     def _reaches(self, party: PartyRecord) -> bool:
         return party.node is not None and self._transport.reaches(party.node)
-
-    def _party_of(self, message: Message) -> PartyRecord:
-        key = message.metadata.reply_to_message_id
-        party = next(each for each in self._all if each.key == key)
-        party.key = ""
-        return party
 
     def _read(self, message: Message, kind: type[P]) -> P:
         sizes = self._transport.largest

@@ -94,7 +94,7 @@ class Request:
     @property
     def work(self) -> int:
         """The work that is left, at most."""
-        return self.left * (_NEW if self.new else 1)
+        return (len(self.ids) - self.taken) * (_NEW if self.new else 1)
 
     def take(self, work: int) -> Piece:
         """Take the next ids, with at most so much work, but at least one id."""
@@ -197,7 +197,11 @@ class Queue:
                 if (wanted := [each for each in line if each.taken or not begun])
             }
             room = BATCH if time.monotonic() > self._small + _LULL else _SMALL
-            share = _share([_work(line) for line in lines.values()], room)
+            works = [sum(each.work for each in line) for line in lines.values()]
+            if sum(works) <= room:
+                pieces = [each.take(each.work) for line in lines.values() for each in line]
+                lines = {}
+            share = _share(works, room) if lines else 0
             for caller, line in lines.items():
                 taken = _pieces(line, min(share, room))
                 room -= sum(piece.work for piece in taken)
@@ -213,10 +217,6 @@ class Queue:
         with self._lock:
             self.closed = True
         self._wake()
-
-
-def _work(line: Sequence[Request]) -> int:
-    return sum(each.work for each in line)
 
 
 def _pieces(line: Sequence[Request], room: int) -> list[Piece]:

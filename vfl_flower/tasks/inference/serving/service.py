@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.ids import encoded
-from vfl_flower.tasks.inference.contribution_to_score import ScoredRows
+from vfl_flower.label_holder.scored_rows import ScoredRows
+from vfl_flower.tasks.inference.contribution_to_score import Explainer
 from vfl_flower.tasks.inference.predictions import predicted_columns
 from vfl_flower.tasks.inference.serving.embeddings import Embedded
-from vfl_flower.tasks.inference.serving.explaining import add_contributions
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
@@ -71,6 +71,7 @@ class Service:
         self._load = load
         self.loaded = load(self.metrics)
         self.queue = Queue(_WAITING, wake)
+        self.metrics.queue_rows.set_function(lambda: self.queue.ids)
         self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
         # A thread each: neither the web nor the scores wait for the disk.
         self._counting, self.recording = Turns("new ids"), Turns("audit lines")
@@ -78,7 +79,6 @@ class Service:
         self._refusing.set_result(None)
         self._looked = time.monotonic()
         self._aligned = -_APART
-        self._scored: tuple[Any, ...] | None = None  # rows of the last batch, for drift
         self._tell()
 
     @property
@@ -150,7 +150,7 @@ class Service:
         found: Answers | None,
         outcome: str,
     ) -> Callable[[], None]:
-        """Return what writes a request to the audit log, before it is answered.
+        """Return what writes a request to the audit log, once, before it is answered.
 
         It raises `VflError` if the log cannot be written.
 
@@ -162,18 +162,26 @@ class Service:
         asked = () if outcome in UNASKED else ids  # else refused calls could fill the disk
         model, scores, explain = found or Answers(self.loaded.name, [])
         used = Counter(party for score in scores for party in score["parties"])
-        return partial(
-            self._audit.write,
-            "score",
-            request=request,
-            caller=caller,
-            number=len(ids),
-            ids=self._audit.hashes([encoded(one) for one in asked]),
-            parties={str(party): used[party] for party in sorted(used)},
-            model=model,
-            outcome=outcome,
-            **({"explain": True} if explain else {}),
-        )
+        lines = [
+            partial(
+                self._audit.write,
+                "score",
+                request=request,
+                caller=caller,
+                number=len(ids),
+                ids=self._audit.hashes([encoded(one) for one in asked]),
+                parties={str(party): used[party] for party in sorted(used)},
+                model=model,
+                outcome=outcome,
+                **({"explain": True} if explain else {}),
+            )
+        ]
+
+        def write() -> None:
+            if lines:  # else it is written already
+                lines.pop()()
+
+        return write
 
     def _record_refusals(self) -> None:
         try:
@@ -224,7 +232,6 @@ class Service:
         while True:
             self._look()
             batch = self.queue.take()
-            self.metrics.queue_rows.set(self.queue.ids)
             if batch:
                 self._answer(batch)
             elif self.queue.closed:
@@ -252,85 +259,122 @@ class Service:
         more = sum(piece.work for piece in batch) / _MORE
         until = began + loaded.config.serving.score_timeout * (1 + more)
         asked = loaded.rows_of([one for piece in batch for one in piece.ids])
-        counted = [one for request, ids, _ in batch for one in ids if one in request.new]
-        unknown = np.flatnonzero(loaded.rows_of(counted) < 0).tolist()
-        new = list(dict.fromkeys(counted[at] for at in unknown))
-        # A party that is late here has half of the time left to give its aligned rows.
-        found = loaded.embeddings.find(new, (began + until) / 2)
+        new, found = list[int | str](), loaded.embeddings.no_ids
+        if any(piece.request.new for piece in batch):
+            counted = [one for request, ids, _ in batch for one in ids if one in request.new]
+            unknown = np.flatnonzero(loaded.rows_of(counted) < 0).tolist()
+            new = list(dict.fromkeys(counted[at] for at in unknown))
+            # A party that is late here has half of the time left to give its aligned rows.
+            found = loaded.embeddings.find(new, (began + until) / 2)
         matched = time.monotonic()
         self.metrics.stage_seconds.labels("match").observe(matched - began)
         rows, place = np.unique(asked, return_inverse=True)
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
-        loaded.releases.count(rows, found.at_parties)
+        if loaded.releases.counts:
+            loaded.releases.count(rows, found.at_parties)
         embedded = loaded.embeddings.embed(rows, found, until)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
-        scores, scored = self._scores(rows, embedded)
+        own = np.zeros((len(embedded.given), loaded.rows.own.shape[1]), np.float32)
+        own[: len(rows)] = loaded.rows.own[rows]
+        scored = ScoredRows(embedded.blocks, own, embedded.given, embedded.blocks)
+        known: NDArray[np.bool_] = np.all(embedded.given, axis=1)
+        scores: list[Score] = []
+        if len(own):
+            scored = loaded.predictor.score(embedded.blocks, own, embedded.given)
+            known = scored.known if loaded.any_subset else known
+            scores = self._scores(scored, known, embedded)
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
-        nobody = self._without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
         of_new = dict(zip(new, range(len(rows), len(scores)), strict=False))
-        at = iter((place - none).tolist())
+        self._share_out(batch, (place - none).tolist(), of_new, scores, scored)
+        keys = [*rows.tolist(), *found.encoded]
+        if not known.all():
+            keys = [keys[at] for at in np.flatnonzero(known).tolist()]
+            scored = scored.at(known)
+        # After the answers, which need not wait for it.
+        if keys and loaded.drift.watch(keys, scored):
+            self.metrics.drifts(loaded.drift.latest)
+
+    def _share_out(
+        self,
+        batch: Sequence[Piece],
+        places: Sequence[int],
+        of_new: Mapping[int | str, int],
+        scores: list[Score],
+        scored: ScoredRows,
+    ) -> None:
+        """Give each request of a batch its scores.
+
+        Parameters
+        ----------
+        places : place of each id among the scores, or -1 for an id outside the alignment.
+        of_new : id outside the alignment -> place of its score.
+        """
+        loaded, at = self.loaded, iter(places)
+        nobody: Score = {}
+        if min(places) < 0:
+            nobody = _without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
         for request, ids, _ in batch:
             pairs = zip(ids, at, strict=False)
-            places = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
-            answers = [scores[row] if row >= 0 else nobody for row in places]
-            refusal = None if loaded.any_subset else refusal_of(answers)
+            own = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
+            answers = [scores[row] if row >= 0 else nobody for row in own]
+            refusal = None
+            if not loaded.any_subset and any(score["missing"] for score in answers):
+                refusal = refusal_of(answers)
             explain = None
             if request.explain:
                 answers = [dict(each) for each in answers]  # other requests share them
-                explain = partial(add_contributions, loaded.explainer, scored, places, answers)
+                explain = partial(_add_contributions, loaded.explainer, scored, own, answers)
             request.fail(refusal) if refusal else request.add(loaded.name, answers, explain)
-        watched, self._scored = self._scored, None  # after the answers, which need not wait for it
-        if watched and loaded.drift.watch(*watched):
-            self.metrics.drifts(loaded.drift.latest)
 
     def _scores(
-        self, rows: NDArray[np.int64], embedded: Embedded
-    ) -> tuple[list[Score], ScoredRows]:
+        self, rows: ScoredRows, known: NDArray[np.bool_], embedded: Embedded
+    ) -> list[Score]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
-        loaded, given, size = self.loaded, embedded.given, len(embedded.given)
-        own = np.zeros((size, loaded.rows.own.shape[1]), np.float32)
-        own[: len(rows)] = loaded.rows.own[rows]
-        if not size:
-            return [], ScoredRows(embedded.blocks, own, given, embedded.blocks)
-        complete: NDArray[np.bool_] = np.all(given, axis=1)
-        known = loaded.predictor.knows(own, given) if loaded.any_subset else complete
-        outputs = loaded.predictor.outputs(embedded.blocks, own, given)
-        scored = ScoredRows(embedded.blocks, own, given, outputs)
-        keys = [*rows.tolist(), *embedded.found.encoded]
-        self._scored = keys, embedded.blocks, outputs, given, known
-        columns = predicted_columns(outputs, loaded.found)
+        columns = predicted_columns(rows.outputs, self.loaded.found)
         predicted = columns.pop("prediction").tolist()
         names = [name.removeprefix("probability_") for name in columns]
         chances = np.stack(list(columns.values()), 1).tolist() if columns else None
-        whole: list[bool] = complete.tolist()
-        everyone = list(range(given.shape[1]))
+        whole: list[bool] = np.all(rows.given, axis=1).tolist()
+        everyone = list(range(rows.given.shape[1]))
         scores: list[Score] = []
         for row, prediction in enumerate(predicted):
             parties, absent = everyone, dict[str, str]()
             if not whole[row]:
-                parties = np.flatnonzero(given[row]).tolist()
-                whys = self._whys(embedded, row)
+                parties = np.flatnonzero(rows.given[row]).tolist()
+                gone = np.flatnonzero(~rows.given[row]).tolist()
+                whys = {party: embedded.why(row, party) for party in gone}
+                for party, why in whys.items():
+                    self.metrics.missing.labels(str(party), why).inc()
                 if not known[row]:
-                    scores.append(self._without_score(whys))
+                    scores.append(_without_score(whys))
                     continue
                 absent = {str(party): why for party, why in whys.items()}
             score: Score = {"prediction": prediction}
             if chances is not None:
                 score["probabilities"] = dict(zip(names, chances[row], strict=True))
             scores.append({**score, "parties": parties, "missing": absent})
-        return scores, scored
+        return scores
 
-    def _whys(self, embedded: Embedded, row: int) -> dict[int, str]:
-        """Return the parties that are not in the score of a row, with the reason."""
-        gone = np.flatnonzero(~embedded.given[row]).tolist()
-        whys = {party: embedded.why(row, party) for party in gone}
-        for party, why in whys.items():
-            self.metrics.missing.labels(str(party), why).inc()
-        return whys
 
-    def _without_score(self, whys: Mapping[int, str]) -> Score:
-        """Return the answer for an id that has no score."""
-        missing = {str(party): why for party, why in whys.items()}
-        return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
+def _without_score(whys: Mapping[int, str]) -> Score:
+    """Return the answer for an id that has no score."""
+    missing = {str(party): why for party, why in whys.items()}
+    return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
+
+
+def _add_contributions(
+    explainer: Explainer, scored: ScoredRows, places: list[int], scores: list[Score]
+) -> None:
+    """Add the contributions to scores.
+
+    Parameters
+    ----------
+    places : place of each score among the scored rows, or -1.
+    """
+    known = [number for number, each in enumerate(scores) if each["prediction"] is not None]
+    rows = scored.at([places[number] for number in known])
+    found = explainer.explain(rows, [scores[number]["prediction"] for number in known])
+    for number, contributions in zip(known, found, strict=True):
+        scores[number].update(contributions)

@@ -1,15 +1,23 @@
-"""A thread that callers share fairly, and a thread apart for what is large."""
+"""Threads that callers share fairly, one of them for contributions to scores."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.tasks.inference.serving.requests import UnavailableError
+
+log = logging.getLogger("flwr")
 
 T = TypeVar("T")
 
+_MOST = 20  # requests of a caller that wait for contributions
 _MANY = 2048  # ids of a call that the web's thread does not make itself
 
 
@@ -30,11 +38,15 @@ class Turns:
 
     async def run(self, caller: str, call: Callable[[], T]) -> T:
         """Make a call in the thread, once it is the caller's turn; return what it returns."""
-        await self._turn(caller)
+        if self._busy:
+            await self._turn(caller)
+        self._busy = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         finally:
-            self._next()
+            self._busy = False
+            if self._lines:
+                self._next()
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
         """Make a call after the one under way; may be called in any thread."""
@@ -46,9 +58,6 @@ class Turns:
 
     async def _turn(self, caller: str) -> None:
         """Wait until the thread is free for this caller."""
-        if not self._busy:
-            self._busy = True
-            return
         waits = asyncio.get_running_loop().create_future()
         self._lines.setdefault(caller, deque()).append(waits)
         try:
@@ -70,6 +79,49 @@ class Turns:
             if not waits.done():
                 self._busy = True
                 waits.set_result(None)
+
+
+class Explaining:
+    """The requests that wait for contributions. Only the web's thread uses it."""
+
+    def __init__(self) -> None:
+        self._turns = Turns("contributions")
+        self._requests = Counter[str]()  # by caller
+
+    @contextmanager
+    def counted(self, caller: str) -> Iterator[None]:
+        """Count a request of a caller for contributions within the block.
+
+        Raises
+        ------
+        UnavailableError
+            If too many requests of the caller wait.
+        """
+        if self._requests[caller] >= _MOST:
+            sentence = "Too many requests of this caller wait for contributions. Try again later."
+            raise UnavailableError(sentence, "full", 429)
+        self._requests[caller] += 1
+        try:
+            yield
+        finally:
+            self._requests[caller] -= 1
+
+    async def run(self, caller: str, pieces: Sequence[Callable[[], None]]) -> None:
+        """Compute the contributions of a request.
+
+        Raises
+        ------
+        VflError
+            If that fails.
+        """
+        for piece in pieces:
+            try:
+                await self._turns.run(caller, piece)
+            except VflError:
+                raise
+            except Exception:
+                log.exception("The service failed to explain scores.")
+                raise VflError("The service failed. Its log says why.") from None
 
 
 async def apart(call: Callable[..., T], ids: Sequence[int | str], *more: Any) -> T:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import secrets
 import time
-from contextlib import suppress
-from html import escape
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -28,11 +29,10 @@ from pydantic import (
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.run_metrics import Surroundings
 from vfl_flower.tasks.inference.serving import requests
-from vfl_flower.tasks.inference.serving.explaining import Explaining
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.requests import Answers, UnavailableError
 from vfl_flower.tasks.inference.serving.service import Service
-from vfl_flower.tasks.inference.serving.turns import apart
+from vfl_flower.tasks.inference.serving.turns import Explaining, apart
 from vfl_flower.transport.http.guard import Guard
 from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.nodes.gate import LogBudget
@@ -95,6 +95,77 @@ class Answer(BaseModel):
     predictions: list[Prediction]
 
 
+class _Scoring:
+    """The call that scores ids."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._explaining = service, Explaining()
+
+    async def predict(self, call: Request) -> Response:
+        """Score ids by the current model."""
+        service = self._service
+        began, name, caller = time.monotonic(), secrets.token_hex(8), call.scope["vfl_caller"]
+        ids: requests.Ids = []
+        outcome, found, reply = "failed", None, Response()
+        write: Callable[[], None] | None = None
+        try:
+            try:
+                query = Query.model_validate_json(await call.body())
+                if query.explain:
+                    _check_explained(query, service.loaded)
+                ids = query.ids
+                with self._explaining.counted(caller) if query.explain else nullcontext():
+                    found = await self._scored(name, caller, query)
+                    if found.explain:
+                        await self._explaining.run(caller, found.explain)
+                outcome, reply = "answered", await apart(_answer, ids, name, found)
+            except ValidationError as error:
+                outcome, reply = "invalid", _refusal(422, _sentence(error), name)
+            except UnavailableError as error:
+                headers = {"Retry-After": str(error.retry)} if error.retry else None
+                outcome, reply = error.outcome, _refusal(error.status, str(error), name, headers)
+            except VflError as error:
+                reply = _refusal(500, str(error), name)
+            except Exception:
+                log.exception("The service failed to answer.")
+                reply = _refusal(500, _FAILED, name)
+            write = await apart(service.line, ids, name, caller, found, outcome)
+            await service.recording.run(caller, write)
+        except VflError as error:
+            log.error("%s", error)
+            sentence = "The audit log cannot be written, so nothing is answered."
+            outcome = outcome if outcome == "invalid" else "failed"
+            reply = _refusal(503, sentence, name, _RETRY)
+        except asyncio.CancelledError:  # the service ends, and waits no longer
+            with suppress(VflError):
+                (write or service.line(ids, name, caller, found, outcome))()
+            raise
+        if outcome != "invalid":
+            service.metrics.requests.labels(outcome).inc()
+            service.metrics.rows.labels(outcome).inc(len(ids))
+            service.metrics.request_seconds.observe(time.monotonic() - began)
+        return reply
+
+    async def _scored(self, name: str, caller: str, query: Query) -> Answers:
+        """Return the scores of a query, or raise `VflError`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answers] = loop.create_future()
+
+        def settle(found: Answers | Exception) -> None:
+            if future.done():  # the caller has gone
+                return
+            if isinstance(found, Answers):
+                future.set_result(found)
+            else:
+                future.set_exception(found if isinstance(found, VflError) else VflError(_FAILED))
+
+        def answer(found: Answers | Exception) -> None:
+            loop.call_soon_threadsafe(settle, found)
+
+        await self._service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
+        return await future
+
+
 def app_of(service: Service, tokens: Tokens) -> Guard:
     """Return the web application of a service."""
     app = FastAPI(
@@ -105,58 +176,9 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
         openapi_url=None,  # FastAPI would write the description anew for each call
         redirect_slashes=False,  # a redirect goes to the host that the caller names
     )
-    explaining = Explaining()
     body = {"content": {"application/json": {"schema": Query.model_json_schema()}}}
-
-    @app.post(
-        "/v1/predict",
-        response_model=Answer,
-        openapi_extra={"requestBody": body},
-        summary="Score ids",
-    )
-    async def predict(call: Request) -> Response:
-        """Score ids by the current model."""
-        began, name, caller = time.monotonic(), secrets.token_hex(8), call.scope["vfl_caller"]
-        ids: requests.Ids = []
-        outcome, reply, found = "failed", _refusal(500, _FAILED, name), None
-        try:
-            query = Query.model_validate_json(await call.body())
-            if problem := _problem(query, service.loaded):
-                outcome, reply = "invalid", _refusal(422, problem, name)
-            else:
-                ids = query.ids
-                with explaining.counted(caller, query.explain):
-                    found = await scored(name, caller, query)
-                    await explaining.run(caller, found.explain)
-                outcome, reply = "answered", await apart(_answer, ids, name, found)
-        except ValidationError as error:
-            outcome, reply = "invalid", _refusal(422, _sentence(error), name)
-        except UnavailableError as error:
-            outcome = error.outcome
-            reply = _refusal(error.status, str(error), name, {"Retry-After": str(error.retry)})
-        except VflError as error:
-            reply = _refusal(500, str(error), name)
-        except asyncio.CancelledError:  # the service ends, and waits no longer
-            with suppress(VflError):
-                service.line(ids, name, caller, found, outcome)()
-            raise
-        except Exception:
-            log.exception("The service failed to answer.")
-        unwritten = await _record(ids, service, name, caller, found, outcome)
-        if outcome != "invalid":
-            _count(service, "failed" if unwritten else outcome, len(ids), began)
-        return unwritten or reply
-
-    async def scored(name: str, caller: str, query: Query) -> Answers:
-        """Return the scores of a query, or raise `VflError`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answers] = loop.create_future()
-
-        def answer(found: Answers | Exception) -> None:
-            loop.call_soon_threadsafe(_settle, future, found)
-
-        await service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
-        return await future
+    about_call: Any = {"openapi_extra": {"requestBody": body}, "summary": "Score ids"}
+    app.post("/v1/predict", response_model=Answer, **about_call)(_Scoring(service).predict)
 
     @app.get("/v1/model", summary="The model in service")
     async def about() -> dict[str, Any]:
@@ -203,14 +225,13 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
     return guard
 
 
-def _problem(query: Query, loaded: Loaded) -> str:
-    """Return why this model cannot answer a query, or an empty text."""
-    if not query.explain:
-        return ""
-    most = loaded.explainer.most_ids
-    if not loaded.explainer.refusal and len(query.ids) > most:
-        return f"With explain, a request to this model has at most {most} ids. Send several."
-    return loaded.explainer.refusal
+def _check_explained(query: Query, loaded: Loaded) -> None:
+    """Raise `UnavailableError` if this model has no contributions for so many ids."""
+    sentence, most = loaded.explainer.refusal, loaded.explainer.most_ids
+    if not sentence and len(query.ids) > most:
+        sentence = f"With explain, a request to this model has at most {most} ids. Send several."
+    if sentence:
+        raise UnavailableError(sentence, "invalid", 422, retry=0)
 
 
 def _answer(ids: requests.Ids, name: str, found: Answers) -> Response:
@@ -220,42 +241,6 @@ def _answer(ids: requests.Ids, name: str, found: Answers) -> Response:
     return Response(orjson.dumps(said), media_type="application/json")
 
 
-def _settle(future: asyncio.Future[Answers], found: Answers | Exception) -> None:
-    if future.done():  # the caller has gone
-        return
-    if isinstance(found, VflError):
-        future.set_exception(found)
-    elif isinstance(found, Exception):
-        future.set_exception(VflError(_FAILED))
-    else:
-        future.set_result(found)
-
-
-async def _record(
-    ids: requests.Ids,
-    service: Service,
-    name: str,
-    caller: str,
-    found: Answers | None,
-    outcome: str,
-) -> Response | None:
-    """Write a request to the audit log; return a refusal if that is not possible."""
-    try:
-        write = await apart(service.line, ids, name, caller, found, outcome)
-        await service.recording.run(caller, write)
-    except VflError as error:
-        log.error("%s", error)
-        sentence = "The audit log cannot be written, so nothing is answered."
-        return _refusal(503, sentence, name, _RETRY)
-    return None
-
-
-def _count(service: Service, outcome: str, ids: int, began: float) -> None:
-    service.metrics.requests.labels(outcome).inc()
-    service.metrics.rows.labels(outcome).inc(ids)
-    service.metrics.request_seconds.observe(time.monotonic() - began)
-
-
 def _refusal(
     status: int, sentence: str, request: str, headers: dict[str, str] | None = None
 ) -> Response:
@@ -263,75 +248,12 @@ def _refusal(
     return Response(orjson.dumps(said), status, headers, media_type="application/json")
 
 
-_CURL = "curl -H \"Authorization: Bearer $TOKEN\" -d '{}' $URL/v1/predict"
-_PYTHON = """import os
-from vfl_flower.client import Scores
-
-with Scores(os.environ["URL"], os.environ["TOKEN"]) as scores:
-    print(scores.predict({}))"""
-_OF_U1 = {
-    **{"id": "u1", "prediction": "yes", "probabilities": {"no": 0.18, "yes": 0.82}},
-    **{"parties": [0, 1], "missing": {}},
-}
-_OF_U2 = {
-    **{"id": "u2", "prediction": None, "probabilities": None},
-    **{"parties": [], "missing": {"0": "unknown", "1": "unknown"}},
-}
-_NAMES = {"request": "6d1f0c2ab94e57f3", "model": "1234-5678/3"}
-_EXAMPLES = {  # title -> in a shell, in Python, and an answer
-    "Score one id": (
-        _CURL.format('{"ids": ["u1"]}'),
-        _PYTHON.format('["u1"]'),
-        {**_NAMES, "predictions": [_OF_U1]},
-    ),
-    "Score a batch": (
-        _CURL.format('{"ids": ["u1", "u2"]}'),
-        _PYTHON.format('["u1", "u2"]'),
-        {**_NAMES, "predictions": [_OF_U1, _OF_U2]},
-    ),
-    "Ask whether the service is up": (
-        "curl $URL/healthz",
-        'import os\nimport httpx\n\nprint(httpx.get(os.environ["URL"] + "/healthz").json())',
-        {"status": "ok"},
-    ),
-}
-
-
 def _page(about: dict[str, Any]) -> str:
     """Return an OpenAPI description as a page of plain HTML, with examples and without scripts."""
-    info = about["info"]
-    said = re.sub("`(.+?)`", r"<code>\1</code>", escape(info["description"]))
-    parts = [
-        f"<h1>{escape(info['title'])}</h1><p>{said}</p>",
-        "<p>The examples read the address and your token from the environment variables <code>URL"
-        "</code> and <code>TOKEN</code>. Ids and answers are made up. <code>Scores.predict</code> "
-        "returns <code>predictions</code>.</p>",
-    ]
-    for title, (shell, python, answer) in _EXAMPLES.items():
-        shown = {"In a shell": shell, "In Python": python, "Answer": json.dumps(answer, indent=2)}
-        parts.append(f"<h2>{title}</h2>")
-        parts += [f"<h3>{each}</h3><pre>{escape(text)}</pre>" for each, text in shown.items()]
-    for path, calls in about["paths"].items():
-        for method, call in calls.items():
-            parts.append(
-                f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(call['summary'])}.</p>"
-            )
-            if "requestBody" in call:
-                schema = call["requestBody"]["content"]["application/json"]["schema"]
-                parts.append(f"<p>The body:</p><pre>{escape(json.dumps(schema, indent=2))}</pre>")
-    schemas = escape(json.dumps(about["components"]["schemas"], indent=2))
-    parts.append(f"<h2>Answers</h2><pre>{schemas}</pre>")
-    parts.append('<p>The same for programs: <a href="/openapi.json">/openapi.json</a></p>')
-    style = (
-        "body { font-family: sans-serif; max-width: 50em; margin: 2em auto; padding: 0 1em } "
-        "pre { padding: .7em; background: #8882; overflow-x: auto } h3 { font-size: 1em } "
-        ":root { color-scheme: light dark }"
-    )
-    head = (
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(info['title'])}</title><style>{style}</style>"
-    )
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
+    folder = FileSystemLoader(Path(__file__).parent)
+    pages = Environment(loader=folder, autoescape=True, undefined=StrictUndefined)
+    pages.filters["json"] = partial(json.dumps, indent=2)
+    return pages.get_template("docs.html.j2").render(about=about)
 
 
 def _sentence(error: ValidationError) -> str:

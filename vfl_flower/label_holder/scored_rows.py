@@ -1,0 +1,49 @@
+"""Rows that a model has scored, and what their scores were computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Scored rows, and what their scores were computed from.
+
+    blocks : embeddings, [R, width]; zeros where a party has given none.
+    own : the label holder's own columns, [R, F].
+    given : whether a party has given a row, [R, M].
+    outputs : outputs of the top model, [R, C].
+    """
+
+    blocks: Tensor
+    own: NDArray[np.float32]
+    given: NDArray[np.bool_]
+    outputs: Tensor
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Return which rows a party or the label holder knows, [R]."""
+        known: NDArray[np.bool_] = self.given.sum(1) + self.own.shape[1] > 0
+        return known
+
+    def at(self, places: Any) -> ScoredRows:
+        """Return the rows at these places."""
+        blocks, own, given, outputs = self.blocks, self.own, self.given, self.outputs
+        return ScoredRows(blocks[places], own[places], given[places], outputs[places])
+
+    @classmethod
+    def together(cls, parts: Sequence[ScoredRows]) -> ScoredRows:
+        """Return the rows of several parts."""
+        return cls(
+            torch.cat([part.blocks for part in parts]),
+            np.concatenate([part.own for part in parts]),
+            np.concatenate([part.given for part in parts]),
+            torch.cat([part.outputs for part in parts]),
+        )
