@@ -2,8 +2,8 @@
 
 `python -m tests.planted` plants one after the other, and prints which of them a test finds. Each
 test is one of those that `make test` runs. `planted.tsv` has a fault in each line: what it does, a
-text of the code that occurs once, so that the fault moves with the code, the text in its place, and
-the test.
+text of the code, the text in its place, and the test. The text of the code occurs once, so a fault
+moves with the code.
 """
 
 from __future__ import annotations

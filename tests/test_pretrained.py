@@ -36,7 +36,7 @@ from vfl_flower.transport.messages import EvaluateOrder, TrainOrder, Upload
 from vfl_flower.transport.wire import read_reply, to_message
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-if find_spec("peft") is None:  # whose import takes seconds, and every worker collects this file
+if find_spec("peft") is None:  # to import it takes seconds
     pytest.skip("peft is not installed", allow_module_level=True)
 
 from vfl_flower.models import pretrained as module  # noqa: E402
