@@ -42,6 +42,7 @@ from vfl_flower.data.ids import encoded
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import joining, web
@@ -258,8 +259,8 @@ def test_made_up_ids_count_and_stop_at_the_partys_rule(
     seeks = (organisations.folder / "any" / "party-1-audit.jsonl").read_text()
     assert seeks.count('"event":"seek"') == 10  # the log shows who probes
     assert seeks.count('"outcome":"refused"') == 2 and seeks.count('"refused":8') == 2
-    kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
-    assert kept["asked"] == kept["served"] == 3 and "ahead" not in kept
+    with opened(lasting_home() / "party-1.ids") as ledger:
+        assert ledger.count("asked") == ledger.count("served") == 3
 
 
 def test_a_place_without_a_right_proof_is_refused_and_counted(
@@ -277,8 +278,8 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
         assert found.ask(new[1])[0]["missing"] == {"1": "refused"}
         monkeypatch.setattr(seeker, "proofs", right)
         assert found.ask(new[1])[0]["missing"] == {}
-    kept = json.loads((lasting_home() / "party-1.ids").read_bytes().split(b"\n")[0])
-    assert kept["wrong"] == 1
+    with opened(lasting_home() / "party-1.ids") as ledger:
+        assert ledger.count("wrong") == 1
 
 
 def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
