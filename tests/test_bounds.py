@@ -508,6 +508,7 @@ PUMPED = [
 APART = (  # for texts of the command line or of this project, or matched at one place only
     r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""",
     r"([a-z]+)=",
+    r"[\w-]+=(?:",
     r"(\d+):([0-9a-f]{64})",
     r"(?P<low>[^:|]+?)\.\.",
     r"\s|(ERROR *: *)?(",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -28,7 +27,6 @@ from vfl_flower.data.samples import Arrays
 
 _SHIPPED = ("digits", "breast-cancer")  # in scikit-learn
 OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
-_CODE = re.compile(r"((?:[^:]+\.py|\w+(?:\.\w+)+):[A-Za-z_]\w*)(?::(.+))?")  # code, path
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,8 @@ def open_dataset(data: DataConfig) -> PartitionedData:
     ConfigError
         If there is no such kind of data set, or no such file.
     """
-    if own := _CODE.fullmatch(data.dataset):
-        return _opener(own[1])(data, own[2] or "")
+    if own := _code(data.dataset):
+        return _opener(own[0])(data, own[1])
     kind, _, place = data.dataset.partition(":")
     ours = kind in DATASETS.known
     if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
@@ -111,7 +109,18 @@ def _opener(name: str) -> Callable[[DataConfig, str], PartitionedData]:
 
 def is_code(dataset: str) -> bool:
     """Return whether ``dataset`` begins with an import path."""
-    return _CODE.fullmatch(dataset) is not None
+    return _code(dataset) is not None
+
+
+def _code(dataset: str) -> tuple[str, str] | None:
+    """Return the import path that ``dataset`` begins with, and the path after it, if any."""
+    module, _, rest = dataset.partition(":")
+    name, colon, path = rest.partition(":")
+    is_file = module.endswith(".py") and module != ".py"
+    is_module = "." in module and all(map(str.isidentifier, module.split(".")))
+    if not (is_file or is_module) or not name.isidentifier() or (colon and not path):
+        return None
+    return f"{module}:{name}", path
 
 
 # --- cache --------------------------------------------------------------------------------------
@@ -135,8 +144,8 @@ def version_of(data: DataConfig) -> Any:
     if not place:
         return ()
     paths = [Path(expanduser(place))]
-    if own := _CODE.fullmatch(data.dataset):
-        paths = [Path(expanduser(each)) for each in (kind, own[2] or kind)]
+    if own := _code(data.dataset):
+        paths = [Path(expanduser(each)) for each in (kind, own[1] or kind)]
     files = [
         file
         for path in paths
