@@ -23,7 +23,7 @@ from vfl_flower.label_holder.assessment import threshold, two_classes
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference import predict as label_holder_predict
+from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.predictions import in_words
 
 CANCER: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "party-lr": 0.02}
@@ -212,7 +212,7 @@ def test_too_many_segments_are_refused_before_parties_are_asked(
     table, many = read(organisations.labels), organisations.folder / "many.csv"
     names = [f"region {number}" for number in range(len(table))]
     write(table.assign(region=names), many)
-    monkeypatch.setattr(label_holder_predict, "embeddings", lambda *given: pytest.fail("asked"))
+    monkeypatch.setattr(TrainedModel, "ask", lambda *given: pytest.fail("asked"))
     with pytest.raises(ConfigError, match="'region' has more than 100 values"):
         organisations.predict("run", many, out=str(organisations.folder / "many.parquet"))
 

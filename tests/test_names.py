@@ -147,7 +147,9 @@ def test_a_run_that_grows_keeps_the_names_and_order_of_the_earlier_one(
 
 def test_a_run_that_grows_refuses_noise_that_it_would_not_add(named: vfl_flower.Model) -> None:
     with pytest.raises(ConfigError, match=r"embedding-noise = 1\.0 adds no noise"):
-        vfl_flower.train(PARTS, Y, grow=str(named.folder), embedding_noise=1.0, **OPTIONS)
+        vfl_flower.train(
+            PARTS, Y, grow=str(named.folder), expert={"embedding-noise": 1.0}, **OPTIONS
+        )
 
 
 # --- what people read ---------------------------------------------------------------------------

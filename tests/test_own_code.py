@@ -15,7 +15,7 @@ from tests.pairwise import pairwise
 from vfl_flower.data.source import Moments, scaling
 
 GIVEN: dict[str, Any] = {
-    **{"dataset": "breast-cancer", "parties": 2, "seed": 3, "noise_seed": 3},
+    **{"dataset": "breast-cancer", "parties": 2, "seed": 3, "expert": {"noise-seed": 3}},
     "progress": False,
 }
 
