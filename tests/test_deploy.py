@@ -36,6 +36,7 @@ from tests.stranger import (
     signature_of_nobody,
     superlink_routes,
 )
+from vfl_flower.config.flower_table import packed
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import predict_local, run_local
@@ -115,7 +116,7 @@ class Deployed:
 
     def flwr_run(self, log: str, **keys: Any) -> subprocess.Popen[bytes]:
         """`flwr run . vfl --stream -c "..."`."""
-        words = " ".join(f"{key}={value!r}" for key, value in keys.items())
+        words = " ".join(f"{key}={value!r}" for key, value in packed(keys).items())
         return self.command(["flwr", "run", ".", "vfl", "--stream", "-c", words], log, "superlink")
 
     def log(self, log: str) -> str:
