@@ -123,7 +123,7 @@ def test_importance_is_that_of_scikit_learn_on_joined_data_with_the_same_permuta
 ) -> None:
     keys: dict[str, Any] = {**SHORT, "bottom-model": "mlp", "dataset": dataset}
     if dataset == "digits":
-        keys |= {"dataset": f"npz:{tmp_path}/digits.npz"}
+        keys |= {"dataset": f"npz:{tmp_path}/digits.npz", "epochs": 10}
         from sklearn.datasets import load_digits
 
         x, y = load_digits(return_X_y=True)

@@ -153,9 +153,9 @@ def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path
 
 @pytest.mark.nightly
 def test_a_target_is_reached_if_every_seed_reaches_it(comparison: Path) -> None:
-    of_seeds = [Finished(comparison / "vafl" / f"seed-{seed}").summary for seed in (3, 4)]
-    worse, better = sorted(each["test_accuracy"] for each in of_seeds)
-    megabytes = fmean((each["bytes_up"] + each["bytes_down"]) / 1e6 for each in of_seeds)
+    runs = [Finished(comparison / "vafl" / f"seed-{seed}") for seed in (3, 4)]
+    worse, better = sorted(run.history[-1]["validation_accuracy"] for run in runs)
+    megabytes = fmean((run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in runs)
     both = figures_of(Finished(comparison / "vafl"), worse)
     assert both["megabytes_to_target"] == pytest.approx(megabytes) and worse < better
     assert figures_of(Finished(comparison / "vafl"), better)["megabytes_to_target"] is None
