@@ -204,13 +204,14 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
         try:
             order = _read(message, kind, context)
             answer = serve(context, order)
-            if not isinstance(message, Framed):  # the context may leave this process
-                session.hand_over(context)
             if isinstance(answer, Introduction):
                 answer = replace(answer, name=Rules.of(context.node_config).name)
             return to_reply(answer, message)
         except Exception as error:
             return _failure(error, message, context)
+        finally:
+            if not isinstance(message, Framed):  # the context may leave this process
+                session.hand_over(context)
 
 
 def _by_party(

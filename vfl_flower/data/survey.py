@@ -1,4 +1,4 @@
-"""One message that lists what the tables of a run need, for a person who has all tables."""
+"""One message that lists what the tables of a run need, if one person has all of them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Outbox(ABC):
                 self.out[key] = message.metadata.dst_node_id, now
 
     def receive(self, deadline: float) -> list[Message]:
-        """Return replies after one is in, or none at the deadline; log whom the run waits for."""
+        """Return replies after one is in, or none at the deadline; log the late parties."""
         while True:
             until = min(deadline, time.monotonic() + _LOOK)
             messages = self.transport.receive(self.out, until)

@@ -141,7 +141,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
 
 
 def _figures(turns: Iterable[_Turns], refused: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each party's features, or the sentence by which it refused."""
+    """Return the figures of each party's features, or its refusal."""
     return {
         str(turn.party): {"refused": refused[turn.party]}
         if turn.party in refused

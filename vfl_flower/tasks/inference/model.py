@@ -89,7 +89,7 @@ class Predictor:
 
 
 class TrainedModel:
-    """A model of a run's results folder, and the people whom a task predicts by it.
+    """A model of a run's results folder, and the rows that a task predicts.
 
     Parameters
     ----------
