@@ -1,6 +1,7 @@
 """Rules of a party: options in its node configuration, which nobody else can set.
 
-`vfl_flower.party.refusals` compares runs with these rules.
+`vfl_flower.party.refusals` compares a run's options with these rules. Two rules count:
+`party.limits` applies ``max-uploads``, and `alignment.asked_ids` applies ``max-ids``.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 VERSION = 1
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "d81bd6af16b11107b4be3ee043d6811919056db52e5ab834f7be4b71aaddfe3d"
+DIGEST = "2c4bdd43417d494772380c97d2be56c14d963284ec3f04f9d1767ac8602790ad"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""
