@@ -1,7 +1,8 @@
 """Rules of a party: options in its node configuration, which nobody else can set.
 
-`vfl_flower.party.refusals` compares a run's options with these rules. Two rules count:
-`party.limits` applies ``max-uploads``, and `alignment.asked_ids` applies ``max-ids``.
+`vfl_flower.party.refusals` compares a run's options with these rules. Rules that count are applied
+where something is counted: `party.limits` (uploads, epochs), `alignment.asked_ids` (ids), and the
+tasks (predictions, explanations).
 """
 
 from __future__ import annotations
