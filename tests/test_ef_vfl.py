@@ -148,7 +148,9 @@ def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -
         start = flat({name: p.detach() for name, p in at_first.named_parameters()})
         off = np.linalg.norm(flat(arrays) - expected) / np.linalg.norm(expected - start)
         assert off < 1e-4
-    assert (strategy.run.holder.table.rows - surrogates).norm() < 1e-4 * surrogates.norm()
+    if strategy.config.uplink.compression == "error-feedback":  # else the table is a mini-batch's
+        off = (strategy.run.holder.table.rows - surrogates).norm() / surrogates.norm()
+        assert off < 1e-4
 
 
 # --- both copies of every surrogate -------------------------------------------------------------
