@@ -761,6 +761,8 @@ def loses_its_state(message: Message, context: Context) -> Message:
 
 
 def is_ahead(message: Message, context: Context) -> Message:
+    session.hand_over(context)
+    session.live.clear()
     scalars: Any = context.state["scalars"]
     scalars["exchange"] = 100
     reply: Message = client_app.app(message, context)

@@ -293,7 +293,10 @@ def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
         {"strategy": "asyrevel", "noise-seed": 2, "epochs": 1},
         {"strategy": "cascaded", "noise-seed": 2, "epochs": 1},
         {"strategy": "syn-zoo", "noise-seed": 2, "epochs": 1},
-        {"strategy": "dpzv", "noise-seed": 2, "epochs": 1, "noise-multiplier": 1.0},
+        {
+            **{"strategy": "dpzv", "noise-seed": 2, "epochs": 1, "noise-multiplier": 1.0},
+            "top-model": "linear",
+        },
     ],
     ids=lambda keys: str(keys["strategy"]),
 )

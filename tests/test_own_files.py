@@ -458,7 +458,7 @@ def renamed(suffix: str) -> Callable[[Organisations], None]:
 
 BAD = {
     "not there": (lambda o: o.files[1].unlink(), "file is not there", "no such file"),
-    "of another kind": (renamed(".xlsx"), "is neither .csv nor .parquet", ".xlsx"),
+    "of another kind": (renamed(".xlsx"), "is neither .csv, .csv.gz nor .parquet", ".xlsx"),
     "no parquet": (renamed(".parquet"), "cannot be read as a table with a header", "Arrow"),
     "empty": (unreadable(b""), "is empty. Give it a line of column names", "0 bytes"),
     "semicolons": (
@@ -466,7 +466,7 @@ BAD = {
         "has semicolons between its columns",
         "no commas",
     ),
-    "no text": (unreadable(b"\xff\xfe\x00,\x81\n"), "cannot be read as a table", "UnicodeDecode"),
+    "no text": (unreadable(b"\xff\xfe\x00,\x81\n"), "is not UTF-8. Write it as UTF-8", ""),
     "no id column": (
         edit(lambda frame: frame.rename(columns={ID: f"{SENTINEL}-id"})),
         "does not have the id column that `id` names",
@@ -477,10 +477,14 @@ BAD = {
         "does not have the id column that `id` names",
         SENTINEL,
     ),
-    "ids that are texts": (ids(lambda each: "p" + each.astype(str)), "Write both the same way", ""),
+    "ids that are texts": (
+        ids(lambda each: "p" + each.astype(str)),
+        "Use the same kind of id at both",
+        "",
+    ),
     "ids that are fractions": (
         ids(lambda each: each + 0.5),
-        "are floating, and the label holder's ids are whole numbers. Write both",
+        "has none of the 60 ids",
         "",
     ),
     "an id twice": (
@@ -512,7 +516,7 @@ BAD = {
             ),
             said(columns=f"{SENTINEL}-3"),
         ),
-        "is not numeric, since it holds dates. Make numbers of them",
+        "since it holds dates that can be read in two ways. Write them as",
         f"{SENTINEL}-3",
     ),
     "missing": (edit(cell(None)), "has missing values in its features", f"{SENTINEL}-3"),
@@ -537,9 +541,9 @@ BAD = {
     "a column twice": (said(columns="f2,f2"), "or has one twice", "f2,f2"),
     "only ids": (edit(lambda frame: frame[[ID]]), "has no feature columns", "only ids"),
     "no file named": (said(file=""), "has named no file. Start its SuperNode with", ""),
-    "a wrong word": (said(missing="drop"), "Choose one of refuse, median", ""),
-    "another wrong word": (said(text="embed"), "Choose one of refuse, one-hot", ""),
-    "a number for a word": (said(id=3), "as texts in quotes", ""),  # type: ignore[arg-type]
+    "a wrong word": (said(missing="drop"), "must be 'refuse' or 'median'", ""),
+    "another wrong word": (said(text="embed"), "must be 'refuse', 'one-hot' or 'tokens'", ""),
+    "a number for a word": (said(id=3), "must be a text in quotes", ""),  # type: ignore[arg-type]
 }
 
 

@@ -323,7 +323,8 @@ def test_an_aggregation_of_ones_own_trains_and_predicts(
     assert finished.summary["test_accuracy"] > 0.85
     plain = run(3, {**keys, "aggregation": "plain", "combine": "mean"}).summary
     assert finished.summary["test_loss"] != plain["test_loss"]
-    assert finished.summary["bytes_up"] == plain["bytes_up"]
+    sizes = [each["bytes_up"] / max(1, each["exchanges"]) for each in (finished.summary, plain)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)  # they may stop at other epochs
     file = predict_local({"model": str(finished.folder)})
     predicted = json.loads(file.with_suffix(".json").read_text())
     assert predicted["accuracy"] == finished.summary["test_accuracy"]
