@@ -770,7 +770,7 @@ def test_the_help_teaches_and_waits_for_no_heavy_import(command: str) -> None:
 
 
 def test_each_service_at_a_party_has_its_own_log(tmp_path: Path) -> None:
-    own = {"partition-id": 1, "num-partitions": 2, "states": str(tmp_path)}
+    own: dict[str, Any] = {"partition-id": 1, "num-partitions": 2, "states": str(tmp_path)}
     context = Context(7, 1, own, RecordDict(), {})
     with state_file.audit_log(context) as first, state_file.audit_log(context) as second:
         for log in (first, second):

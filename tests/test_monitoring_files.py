@@ -258,7 +258,7 @@ def over(error: BaseException | None = None, silent: bool = False) -> Event:
             hour.training.transport = SimpleNamespace(silent=silent)
             observer = Prometheus()
             observer.run, observer._metrics = hour.training, hour.run
-            with suppress(type(error) if error else ()), ExitStack() as ends:
+            with suppress(BaseException), ExitStack() as ends:
                 ends.callback(observer._tell_end)
                 if error:
                     raise error
