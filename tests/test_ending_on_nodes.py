@@ -67,6 +67,24 @@ def test_a_run_that_is_stopped_keeps_a_checkpoint_and_a_summary(
     assert early.endswith(f"It then keeps a checkpoint in {folder}.")
 
 
+def test_a_run_that_is_stopped_before_it_trains_leaves_its_folder_to_the_next(
+    tmp_path: Path, on_nodes: None
+) -> None:
+    keys = {**CANCER, "epochs": 1, "out": str(tmp_path / "run")}
+    stops = iter([True])
+
+    def party(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.describe" and next(stops, False):
+            signal.raise_signal(signal.SIGINT)
+        return client_app.app(message, context)
+
+    with pytest.raises(Terminated, match=r"^`flwr stop` ended the run\.$"):
+        run_local(2, keys, party)  # type: ignore[arg-type]
+    said = json.loads((tmp_path / "run/summary.json").read_text())
+    assert said["failure"] == "`flwr stop` ended the run."
+    assert run_local(2, keys).summary["failure"] is None
+
+
 def test_the_log_says_what_has_stopped_a_run_and_where_its_checkpoint_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
