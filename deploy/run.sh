@@ -92,4 +92,7 @@ if [ -n "$stopped" ]; then
 fi
 rm -f "$kept/$run"
 echo "Run $run: $status"
+if [ "$status" = finished:stopped ]; then
+    echo "The label holder has ended it by \`flwr stop\`. Its log says where its checkpoint is: set the option resume."
+fi
 [ "$status" = finished:completed ]

@@ -30,6 +30,7 @@ from vfl_flower.results.figures import reached, validated
 from vfl_flower.transport.messages import RestoreOrder
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _HINT = b"\nStopping at the next checkpoint; again, to stop without one.\n"
 _SAVING = 8  # seconds that a run on nodes has for a last checkpoint: containers are killed after 10
@@ -165,8 +166,14 @@ class EndBySignal(Callback):
         self._before: dict[signal.Signals, Any] = {}
 
     def began(self, folder: Path) -> None:
-        """Handle the signals."""
+        """Handle the signals. On nodes, say who can send one: the log may end with the run."""
         self._folder = folder
+        if self.run.transport.engine == "supernodes":
+            notice.info(
+                "The label holder can end this run by `flwr stop %d`. It then keeps a checkpoint "
+                "in %s.",
+                *(self.run.transport.run.run_id, folder),
+            )
         if threading.current_thread() is threading.main_thread():
             for each in (signal.SIGINT, *TERMINATING):
                 handler = signal.getsignal(each)

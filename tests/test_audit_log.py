@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
 
 from tests.fleet import until
 from tests.full_disk import full_after
@@ -28,6 +29,7 @@ from vfl_flower.config.audit_chain import End, beside, earlier_end, find, read_s
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import ConfigError, SharedError, VflError
 from vfl_flower.data.ids import encode_ids, encoded
+from vfl_flower.party import state_file
 from vfl_flower.tools.cli import main
 
 IDS = ["C-1042", "C-1043", "C-1044"]
@@ -765,3 +767,15 @@ def test_the_help_teaches_and_waits_for_no_heavy_import(command: str) -> None:
         env={**os.environ, "COLUMNS": "80"},
     )
     assert f"vfl audit-log {command} " in done.stdout.partition("examples:")[2]
+
+
+def test_each_service_at_a_party_has_its_own_log(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"partition-id": 1, "num-partitions": 2, "states": str(tmp_path)}
+    context = Context(7, 1, own, RecordDict(), {})
+    with state_file.audit_log(context) as first, state_file.audit_log(context) as second:
+        for log in (first, second):
+            log.write("score", number=1)
+    assert [first.path.name, second.path.name] == ["party-1-audit.jsonl", "party-1-audit-2.jsonl"]
+    assert verify(first.path).lines == verify(second.path).lines
+    with state_file.audit_log(context) as again:  # the control: the first log is free
+        assert again.path == first.path

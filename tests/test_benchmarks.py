@@ -80,6 +80,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "scale": "--only window --most 400",
     "secure_sum": "--mnist {mnist} --repeats 1 --epochs 1 --seeds 1",
     "serve": "--people 1000 --requests 50 --seconds 0.5",
+    "soak": "--people 1000 --seconds 1",
     "start": "--runs 1 --turns 1 --settle 0 --imports 1",
     "step": "",
     "streams": "--rounds 2 --arithmetic",

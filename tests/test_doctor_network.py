@@ -13,6 +13,7 @@ from pathlib import Path
 from select import select
 from tempfile import gettempdir
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,10 +23,13 @@ from tests import doctored
 from tests.doctored import HOST, Proxy, dated, found, keys, quick
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import locked
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.descendants import MARK
 from vfl_flower.launch.processes import reserved_port
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.doctor import network, processes, proxies
+from vfl_flower.tools.doctor import network, processes, proxies, runs
 from vfl_flower.tools.doctor.examine import examine
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
 
@@ -199,6 +203,28 @@ def test_a_label_holder_has_a_free_port_for_streams(keys: Path) -> None:
     assert found(keys, ports=str(port))["stream ports"][0].result == OK
     with pytest.raises(ConfigError, match="stream-ports"):
         examine([keys], "", "9600-9500", None)
+
+
+def test_the_ports_of_a_named_run_are_checked(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "summary.json").touch()
+    monkeypatch.setattr(network, "_is_free", lambda port: True)
+
+    def checked(ports: str = "") -> list[str]:
+        every = found(keys, run, ports=ports)["stream ports"]
+        return [each.said.partition(" are free")[0].rpartition(" ")[2] for each in every]
+
+    assert checked() == ["9500-9599"]  # the control: the run has no checkpoint
+    trained = SimpleNamespace(config=resolve({"stream-ports": "9700"}))
+    monkeypatch.setattr(checkpoint, "load", lambda folder: trained)
+    monkeypatch.setattr(runs, "about", lambda *given: [])
+    assert checked() == ["9700-9700"]
+    assert checked("9600-9601") == ["9600-9601"]
+    with locked(run / "serve.lock", "A service holds its port."):
+        assert checked() == ["9500-9599"]
 
 
 def test_a_party_reaches_the_port_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flwr.app import Context, Message
@@ -35,6 +35,7 @@ LONG: dict[str, Any] = {**EF_VFL, "window": 1, "epochs": 1000, "patience": 0.0}
 def on_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run in this process takes itself for one on nodes, with the handlers of its ServerApp."""
     monkeypatch.setattr(LocalGrid, "engine", "supernodes")
+    monkeypatch.setattr(LocalGrid, "run", SimpleNamespace(run_id=7))
     monkeypatch.setattr(server_app, "watched", lambda transport: terminating())
     with terminating(signal.SIGINT):
         yield
@@ -44,16 +45,65 @@ def on_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("number", "words"), [(signal.SIGINT, "`flwr stop`"), (signal.SIGTERM, "SIGTERM")]
 )
 def test_a_run_that_is_stopped_keeps_a_checkpoint_and_a_summary(
-    number: signal.Signals, words: str, tmp_path: Path, on_nodes: None
+    number: signal.Signals,
+    words: str,
+    tmp_path: Path,
+    on_nodes: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "run"
-    with signalled(number, 1, again=True), pytest.raises(Terminated):  # Flower may signal twice
+    with (
+        caplog.at_level("INFO", "flwr.notice"),
+        signalled(number, 1, again=True),
+        pytest.raises(Terminated),
+    ):  # Flower may signal twice
         run_local(2, {**CANCER, "epochs": 3, "out": str(folder)})
     said = json.loads((folder / "summary.json").read_text())["failure"]
     assert said == f"{words} ended the run after 1 epochs."
     found = checkpoint.load(folder)
     assert not found.finished and len(found.strategy["history"]["entries"]) == 1
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    (early,) = re.findall("The label holder can end this run by `flwr stop 7`.*", caplog.text)
+    assert early.endswith(f"It then keeps a checkpoint in {folder}.")
+
+
+def test_a_run_that_is_stopped_before_it_trains_leaves_its_folder_to_the_next(
+    tmp_path: Path, on_nodes: None
+) -> None:
+    keys = {**CANCER, "epochs": 1, "out": str(tmp_path / "run")}
+    stops = iter([True])
+
+    def party(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.describe" and next(stops, False):
+            signal.raise_signal(signal.SIGINT)
+        return client_app.app(message, context)
+
+    with pytest.raises(Terminated, match=r"^`flwr stop` ended the run\.$"):
+        run_local(2, keys, party)  # type: ignore[arg-type]
+    said = json.loads((tmp_path / "run/summary.json").read_text())
+    assert said["failure"] == "`flwr stop` ended the run."
+    assert run_local(2, keys).summary["failure"] is None
+
+
+def test_the_log_says_what_has_stopped_a_run_and_where_its_checkpoint_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stopped(*given: Any) -> None:
+        raise Terminated(signal.SIGINT, "`flwr stop` ended the run after 2 epochs.", "/runs/a")
+
+    told: list[int] = []
+    monkeypatch.setattr(server_app, "serve", stopped)
+    transport = SimpleNamespace()
+    monkeypatch.setattr(server_app, "transport_of", lambda grid: transport)
+    monkeypatch.setattr(signal, "raise_signal", told.append)
+    sentence = "`flwr stop` ended the run after 2 epochs. Set resume='/runs/a' to continue."
+    for engine, said in (("supernodes", [sentence]), ("local", [])):  # the caller says the second
+        transport.engine = engine
+        caplog.clear()
+        with pytest.raises(Terminated):
+            server_app.main(*2 * [cast(Any, None)])
+        assert [each.getMessage() for each in caplog.records] == said
+    assert told == [signal.SIGINT]
 
 
 @pytest.mark.parametrize("medium", ["none", "messages"])
@@ -153,6 +203,10 @@ def test_flwr_stop_keeps_a_checkpoint_and_a_summary(transport: str, tmp_path: Pa
         stop = nodes.superlink.start(["flwr", "stop", number, "own"], tmp_path / "stop.log")
         assert stop.wait(60) == 0
         until(lambda: not is_running(app), 60)
+    assert (
+        f"by `flwr stop {number}`. It then keeps a checkpoint in {run.folder}."
+        in (run.folder / "flower.log").read_text()
+    )
     assert run.summary["failure"].startswith("`flwr stop` ended the run after ")
     found = checkpoint.load(run.folder)
     done = len(found.strategy["history"]["entries"])

@@ -31,8 +31,6 @@ from vfl_flower.records.budget import Budget, Limit
 from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference import told_figures
 from vfl_flower.tasks.inference.party import explained_people
-from vfl_flower.tasks.inference.serving.new_ids import NewIds
-from vfl_flower.tasks.inference.serving.requests import UnavailableError
 
 EARLIER = Path(__file__).with_name("artefacts") / "ledgers"
 DAY = 20_000
@@ -286,14 +284,6 @@ def told(node: Context, path: Path) -> None:
     assert not told_figures.claim(PEOPLE)
 
 
-def new_ids(node: Context, path: Path) -> None:
-    """A caller has asked about three new ids."""
-    counts = NewIds(path / "serve.new-ids")
-    counts.count("ann", {4, 5}, 5)
-    with pytest.raises(UnavailableError, match="may ask about 0 more today"):
-        counts.count("ann", {6}, 5)
-
-
 FILES: dict[str, Callable[[Context, Path], None]] = {
     "run-1-party-0.uploads": uploads,
     "party-0.predictions": predictions,
@@ -301,7 +291,6 @@ FILES: dict[str, Callable[[Context, Path], None]] = {
     "party-0.information": labels,
     "party-0.explained": explained,
     "explained-labels": told,
-    "serve.new-ids": new_ids,
 }
 
 

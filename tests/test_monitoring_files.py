@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,9 @@ from tests.containers import DEPLOY
 from tests.monitored import OF_RUN, OF_SERVICE
 from tests.serving import TOKEN
 from tests.test_deploy_files import ran
+from vfl_flower.config.errors import Interrupted, PartyError, Terminated
 from vfl_flower.label_holder.callbacks import RunState
+from vfl_flower.label_holder.prometheus import Prometheus
 from vfl_flower.label_holder.run_metrics import RunMetrics, Surroundings
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.transport.http.guard import Guard
@@ -246,10 +250,22 @@ def stalls(hour: Hour, minute: int) -> None:
     hour.runs(done=min(10 * minute, 500))
 
 
-def over(hour: Hour, minute: int, well: bool = True) -> None:
-    hour.run.over = well and minute >= 55
-    if minute >= 56:
-        hour.gone.add("run")
+def over(error: BaseException | None = None, silent: bool = False) -> Event:
+    """Return the end of a run, perhaps by an error, or without its SuperLink."""
+
+    def event(hour: Hour, minute: int) -> None:
+        if minute == 55:
+            hour.training.transport = SimpleNamespace(silent=silent)
+            observer = Prometheus()
+            observer.run, observer._metrics = hour.training, hour.run
+            with suppress(BaseException), ExitStack() as ends:
+                ends.callback(observer._tell_end)
+                if error:
+                    raise error
+        if minute >= 56:
+            hour.gone.add("run")
+
+    return event
 
 
 ILL: dict[str, Event] = {
@@ -264,7 +280,8 @@ ILL: dict[str, Event] = {
     "VflQueueGrows": late(50, lambda hour: hour.service.queue_rows.set(2000)),
     "VflTrainingStalls": stalls,
     "VflTrainingLacksParty": late(60, lambda hour: hour.runs(failed=(1,))),
-    "VflTrainingDied": lambda hour, minute: over(hour, minute, well=False),
+    "VflTrainingDied": over(PartyError("Party 1", "failed.")),
+    "VflTrainingDied after its SuperLink": over(Terminated(signal.SIGTERM), silent=True),
     "VflDrift": late(60, lambda hour: hour.drifts(0.26)),
     "VflDrift of columns": late(60, lambda hour: hour.drifts(large=1)),
     "VflCertificateEnds": lambda hour, minute: hour.expires_in(13.9),
@@ -275,7 +292,10 @@ ILL: dict[str, Event] = {
 
 WELL: dict[str, Event] = {
     "nothing": lambda hour, minute: None,
-    "a run ends well, perhaps early": over,
+    "a run ends well, perhaps early": over(),
+    "`flwr stop` ends a run": over(Terminated(signal.SIGINT)),
+    "SIGTERM ends a run": over(Terminated(signal.SIGTERM)),
+    "Ctrl-C ends a run": over(Interrupted("Ctrl-C ended the run.", "")),
     "a run has taken all its steps": lambda hour, minute: hour.runs(
         done=min(10 * minute, 500), planned=500
     ),

@@ -35,7 +35,7 @@ from tests.releases import accountant_of, epsilon
 from vfl_flower.config.csv_text import restored, write_csv
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.data import table_file
+from vfl_flower.data import on_disk, table_file
 from vfl_flower.data.ids import encode_ids
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
@@ -50,6 +50,7 @@ from vfl_flower.party.state import load_about
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tasks.inference import rows
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.tools.cli import main
@@ -693,9 +694,27 @@ def test_values_that_cannot_be_used(organisations: Organisations, value: Any) ->
     refused(organisations, "Party 0's file has (missing|infinite) values")
 
 
-def test_other_columns_of_the_label_holder(organisations: Organisations) -> None:
-    change(organisations.labels, lambda frame: frame.drop(columns=["f1"]))
-    refused(organisations, r"labels.csv has other columns than .*: column 'f1' is missing")
+@pytest.mark.parametrize(
+    ("how", "why", "lazy"),
+    [
+        (lambda frame: frame.drop(columns=["f1"]), "column 'f1' is missing", False),
+        (lambda frame: frame.assign(f1="12 EUR"), "column 'f1' has texts", False),
+        (lambda frame: frame.assign(f1="12 EUR"), "column 'f1' has texts", True),
+    ],
+    ids=["gone", "text", "text on disk"],
+)
+def test_other_columns_of_the_label_holder_are_refused_before_parties_count_ids(
+    how: Any, why: str, lazy: bool, organisations: Organisations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counts(*given: Any) -> None:
+        raise VflError("The parties count ids.")
+
+    monkeypatch.setattr(on_disk, "_is_large", lambda own: lazy)
+    monkeypatch.setattr(rows, "aligned", counts)
+    change(organisations.labels, lambda frame: frame.assign(f1=1.5))  # the control
+    refused(organisations, r"The parties count ids\.")
+    change(organisations.labels, how)
+    refused(organisations, rf"labels.csv has other columns than .*: {why}")
 
 
 def test_a_label_that_the_model_has_never_seen(organisations: Organisations) -> None:

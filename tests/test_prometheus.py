@@ -34,6 +34,7 @@ from vfl_flower.label_holder.run_metrics import RunMetrics
 from vfl_flower.launch.engines import Finished, run_local, run_ray, run_supernodes
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.transport.http.guard import STATUSES
+from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.nodes.certificates import self_signed
 
 GUIDE = Path(__file__).parent.parent / "docs" / "how-to" / "monitor.md"
@@ -423,11 +424,12 @@ def test_a_run_waits_for_whoever_reads_it_regularly() -> None:
     assert seconds([0, 900, 15, 15, 15, 15], 5) == 30  # an early look does not count
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_prometheus_reads_that_a_run_has_ended_well(
-    keys: dict[str, Any], port: int, monkeypatch: pytest.MonkeyPatch, fails: bool
+@pytest.mark.parametrize("how", ["well", "stopped", "without its SuperLink", "failed"])
+def test_prometheus_reads_that_a_run_has_ended_well_or_was_stopped(
+    keys: dict[str, Any], port: int, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(run_metrics, "_SHORTEST", 0.0)
+    monkeypatch.setattr(LocalGrid, "silent", how == "without its SuperLink")
     found, over = [], threading.Event()
 
     def read() -> None:
@@ -445,17 +447,20 @@ def test_prometheus_reads_that_a_run_has_ended_well(
             while len(found) < before + 3:
                 assert reader.is_alive()
                 time.sleep(0.01)
-            if fails:
+            if how == "failed":
                 raise RuntimeError("The power is gone.")
+            if how != "well":
+                signal.raise_signal(signal.SIGINT)
 
     reader = threading.Thread(target=read)
+    error = RuntimeError if how == "failed" else Interrupted
     try:
-        with pytest.raises(RuntimeError) if fails else nullcontext():
+        with nullcontext() if how == "well" else pytest.raises(error):
             run_local(2, {**keys, "epochs": 1}, observers=[Begin()])
     finally:
         over.set()
         reader.join()
-    assert (found[0], found[-1]) == (0, float(not fails))
+    assert (found[0], found[-1]) == (0, float(how in ("well", "stopped")))
 
 
 # --- beside a service, and in other processes ---------------------------------------------------

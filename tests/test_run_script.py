@@ -188,6 +188,16 @@ def test_a_superlink_that_does_not_answer_for_a_while_ends_no_script(deployed: D
     assert "Run run-1: finished:completed" in text
 
 
+def test_a_script_says_who_has_stopped_its_run(deployed: Deployed) -> None:
+    for number, status in enumerate(("finished:stopped", "finished:failed"), 1):
+        script = deployed.start("task='train'")
+        deployed.follows(f"run-{number}")
+        deployed.end(f"run-{number}", status)
+        text = said(script)
+        assert f"Run run-{number}: {status}" in text and script.returncode == 1
+        assert ("The label holder has ended it by `flwr stop`" in text) == (number == 1)
+
+
 def test_a_run_that_the_superlink_has_lost_ends_the_script(deployed: Deployed) -> None:
     script = deployed.start("task='serve'")
     deployed.follows("run-1")

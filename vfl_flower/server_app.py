@@ -80,6 +80,7 @@ def main(grid: Grid, context: Context) -> None:
         with terminating(signal.SIGINT):  # Flower's own handlers leave a run no time to save
             serve(grid, context)
     except Terminated as error:
+        notice.warning("%s", error)  # Flower takes it unless `flwr stop` has ended the run
         signal.raise_signal(error.number)  # now Flower tells its SuperLink
         raise
     except Exception as error:

@@ -233,6 +233,12 @@ class Table(OwnColumns):
             frame = self._some(group)
             yield from raw_columns(frame, places, self._dates(frame) if dates is None else dates)
 
+    def check_columns(self, preparation: Preparation) -> None:
+        """Raise `ConfigError` unless all rows have columns as a model's training rows had."""
+        names = self._check_columns(preparation)
+        for group in self._groups(names, self.count):
+            self._typed(self._some(group, preparation.texts), preparation)
+
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
         names = [*preparation.numbers, *preparation.texts]
@@ -250,13 +256,7 @@ class Table(OwnColumns):
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
         """Return rows as float32 [rows, F], from the columns that `preparation` knows."""
-        frame = self._with_days(frame, preparation.dates)
-        for name in preparation.numbers.keys() - numeric(frame):
-            if not frame[name].isna().all():
-                raise self._changed(
-                    f"column {name!r} has texts, and it had numbers before. If they stand for "
-                    "missing values, set missing-words='...' as in training. Else correct them."
-                )
+        frame = self._typed(frame, preparation)
         gaps = self.missing == "refuse" and frame.isna().any(axis=None)
         if gaps or np.isinf(floats(frame[list(preparation.numbers)])).any():
             known = replace(self, text="one-hot", dates="days")
@@ -274,6 +274,18 @@ class Table(OwnColumns):
                 "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
             )
         return rows
+
+    def _typed(self, frame: Any, preparation: Preparation) -> Any:
+        """Return a frame whose dates are days; refuse texts where the training rows had numbers."""
+        dates = {name: day for name, day in preparation.dates.items() if name in frame}
+        frame = self._with_days(frame, dates)
+        for name in others(frame):
+            if name in preparation.numbers and not frame[name].isna().all():
+                raise self._changed(
+                    f"column {name!r} has texts, and it had numbers before. If they stand for "
+                    "missing values, set missing-words='...' as in training. Else correct them."
+                )
+        return frame
 
     # --- access to columns, in subclasses -------------------------------------------------------
 

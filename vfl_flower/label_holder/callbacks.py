@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.transport.base import Transport
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class TrainingRun(Protocol):
     """
 
     config: RunConfig
+    transport: Transport
     can_save: bool
 
     @property

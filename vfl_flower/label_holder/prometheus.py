@@ -7,17 +7,20 @@ a token, as for `vfl serve`.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.errors import ConfigError, Terminated, VflError
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.transport.http.tokens import tokens_of
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+_STOPPED = 16.0  # most seconds that a stopped run waits; its results are not written yet
 
 
 class Prometheus(Callback):
@@ -79,13 +82,17 @@ class Prometheus(Callback):
         self._exits.close()
 
     def _tell_end(self) -> None:
-        """Wait until Prometheus has read that the run has ended well.
+        """Wait until Prometheus has read that the run has ended well, or was stopped.
 
         Else the run would look to it as one whose process was killed.
         """
-        if sys.exc_info()[0] is not None:  # the run has failed, or was stopped
+        error = sys.exc_info()[1]
+        stopped = isinstance(error, KeyboardInterrupt | Terminated)
+        if error and (not stopped or self.run.transport.silent):  # its SuperLink has gone
             return
         self._metrics.over = True
-        if seconds := self._metrics.seconds_until_read:
+        seconds = min(self._metrics.seconds_until_read, _STOPPED if stopped else math.inf)
+        if seconds:
             notice.info("Prometheus reads within %.0f s that the run has ended.", seconds)
-            time.sleep(seconds)
+            with suppress(*(KeyboardInterrupt, Terminated) * stopped):  # a second signal
+                time.sleep(seconds)

@@ -68,7 +68,7 @@ class RunMetrics(Collector):
     answers : status -> how many HTTP calls got it.
     checkpoints, saved_at : number of checkpoints, and when the last one was saved (Unix time).
     epsilon : epsilon spent at the last evaluation; None if the run claims none.
-    over : whether the run has ended well.
+    over : whether the run has ended well, or was stopped.
     """
 
     def __init__(self, run: TrainingRun, name: str) -> None:
@@ -103,7 +103,9 @@ class RunMetrics(Collector):
         info = GaugeMetricFamily("vfl_run_info", "The training run.", labels=["run", "strategy"])
         info.add_metric([self._name, run.config.strategy], 1)
         yield info
-        over = GaugeMetricFamily("vfl_run_over", "1 if the run has ended well.", labels=["run"])
+        over = GaugeMetricFamily(
+            "vfl_run_over", "1 if the run has ended well, or was stopped.", labels=["run"]
+        )
         over.add_metric([self._name], int(self.over))
         yield over
         yield CounterMetricFamily("vfl_steps", "Party steps answered.", state.done)

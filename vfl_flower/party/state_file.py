@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
+from vfl_flower.config.audit_chain import beside
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import make_folder, told, unsealed, whole
+from vfl_flower.config.files import is_locked, make_folder, told, unsealed, whole
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.aggregation.keys import RECORD
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
@@ -38,6 +39,7 @@ log = logging.getLogger("flwr")
 _MARK = "mark"
 _SESSION = -1  # replaces a checkpoint's number at the end of a session
 _ANY = -2
+_MORE_LOGS = "-2", "-3", "-4"  # a SuperNode serves four runs at once
 
 
 class Saved(NamedTuple):
@@ -175,7 +177,7 @@ def load(context: Context, run: str, number: int) -> Saved:
 
 
 def audit_log(context: Context) -> AuditLog:
-    """Open the party's audit log, which lies beside its states.
+    """Open an audit log of the party, beside its states. A second service at once has another.
 
     Raises
     ------
@@ -183,9 +185,11 @@ def audit_log(context: Context) -> AuditLog:
         If it cannot be written. The party's own log says why.
     """
     party = context.node_config.get("partition-id")
-    path = place(context).with_name(f"party-{party}-audit.jsonl")
+    names = (f"party-{party}-audit{which}.jsonl" for which in ("", *_MORE_LOGS))
+    paths = [place(context).with_name(name) for name in names]
     try:
-        return AuditLog(path)
+        free = (path for path in paths if not is_locked(beside(path, "lock")))
+        return AuditLog(next(free, paths[0]))
     except VflError as error:
         log.warning("%s", error)
         raise VflError("cannot write its audit log: its own log says why.") from None

@@ -160,7 +160,7 @@ def rows_to_predict(
     file.check_segments()
     preparation = found.about_labels["preparation"]
     if preparation:  # refuse other columns before the parties count ids
-        prepared(file, np.zeros(0, np.int64), Preparation(**preparation))
+        file.check_columns(Preparation(**preparation))
     if there and words.data.align == "psi":  # every row of the file gets a prediction
         words = words.with_values({"align": "any"})
     there = there if words.data.align == "any" else None

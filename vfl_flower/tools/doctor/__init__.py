@@ -10,15 +10,13 @@ from typing import Annotated
 
 import typer
 
-from vfl_flower.config.run_config import KEYS
-
 Folders = Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER...]")]
 SuperLink = Annotated[
     str,
     typer.Option(metavar="HOST:PORT", help="Also check the SuperLink, as parties reach it."),
 ]
 StreamPorts = Annotated[
-    str, typer.Option(metavar="PORTS", help="The option stream-ports of your runs.")
+    str, typer.Option(metavar="PORTS", help="The option stream-ports, if no run is named.")
 ]
 Compare = Annotated[
     Path | None,
@@ -30,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def doctor(
     folders: Folders = None,
     superlink: SuperLink = "",
-    stream_ports: StreamPorts = str(KEYS["stream-ports"].default),
+    stream_ports: StreamPorts = "",
     compare: Compare = None,
     as_json: Json = False,
 ) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.label_holder.checkpoint import FILE
+from vfl_flower.config.files import is_locked
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.doctor import credentials, folders, machine, network, processes, runs
 from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, Finding, many
@@ -19,7 +21,7 @@ KEYS, MINE, RUN, STATES = "label holder", "party", "run", "states"
 _SIGNS = {
     KEYS: ("superlink.key", "superlink.db", "loopback.key"),
     MINE: ("supernode.key", "supernode.pub"),
-    RUN: (FILE, "history.jsonl", "summary.json"),
+    RUN: (checkpoint.FILE, "history.jsonl", "summary.json"),
     STATES: ("*.state", "sums.key", "blinding.key", "labels.draws", "alignments"),
 }
 _INNER = "vfl-flower"  # where a side keeps its states by default, inside its FLWR_HOME
@@ -35,7 +37,6 @@ def examine(
     ConfigError
         If an argument cannot be read.
     """
-    ports = port_range(resolve({"stream-ports": stream_ports}).running)
     given = [each.expanduser().absolute() for each in named]
     home = flower_home()
     known = _with_inner(given or [home] * home.is_dir())
@@ -47,6 +48,7 @@ def examine(
             "--superlink needs the certificate superlink.crt. Also name the folder of "
             "deploy/superlink.sh or deploy/supernode.sh."
         )
+    ports = _ports(stream_ports, [folder for folder, role in roles.items() if role == RUN])
     ahead = network.measured(where) if where else None
     found = list(machine.about(compared))
     found += processes.left_over(known)
@@ -59,6 +61,17 @@ def examine(
     for folder in keys:
         found += _of_network(folder, roles[folder] == MINE, where, ports, ahead)
     return found
+
+
+def _ports(given: str, folders: Sequence[Path]) -> list[range]:
+    """Return the given ports for streams, or the ports of the runs that are not under way."""
+    found = []
+    for folder in () if given else folders:
+        with suppress(ConfigError):  # its own check says so
+            if not any(map(is_locked, folder.glob("*.lock"))):
+                found.append(checkpoint.load(folder).config.running)
+    found = found or [resolve({"stream-ports": given} if given else {}).running]
+    return list(dict.fromkeys(map(port_range, found)))
 
 
 def role_of(folder: Path) -> str:
@@ -102,15 +115,16 @@ def _of_network(
     folder: Path,
     is_party: bool,
     where: network.Address | None,
-    ports: range,
+    ports: Sequence[range],
     ahead: tuple[float, float] | None,
 ) -> Iterator[Finding]:
     if where:
         yield from network.about(where, folder, is_party, ahead)
-    if not is_party:
-        yield network.free_ports(ports)
-    elif where:
-        yield network.stream_port(where.host, ports)
+    for each in ports:
+        if not is_party:
+            yield network.free_ports(each)
+        elif where:
+            yield network.stream_port(where.host, each)
 
 
 def in_words(found: Sequence[Finding]) -> str:

@@ -74,6 +74,11 @@ class StreamGrid(Transport):
         """Whether messages carry payloads: a frame is made from the payload itself."""
         return self.medium == "stream"
 
+    @property
+    def silent(self) -> bool:  # type: ignore[override]
+        """Whether Flower's SuperLink has not answered for some seconds."""
+        return self._transport.silent
+
     def __enter__(self) -> StreamGrid:
         """Listen.
 
@@ -101,7 +106,7 @@ class StreamGrid(Transport):
         deadline = time.monotonic() + _CLOSING * waits
         try:
             while any(link.used for link in self._links) and time.monotonic() < deadline:
-                if self._transport.silent:
+                if self.silent:
                     break
                 self._ended_sessions()
                 time.sleep(POLL / 2)
@@ -204,7 +209,7 @@ class StreamGrid(Transport):
             waiting = [link for link in self._links if link.in_flight and not link.stream]
         if not waiting or (not at_once and time.monotonic() < self._looked + POLL):
             return
-        if self._transport.silent:  # a call would wait without end
+        if self.silent:  # a call would wait without end
             return
         self._looked = time.monotonic()
         for link, reply in self._ended_sessions():

@@ -8,14 +8,12 @@ count what other callers ask about.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import unsealed
-from vfl_flower.records.ledger import Value, opened, today
+from vfl_flower.records.ledger import opened, today
 from vfl_flower.tasks.inference.serving.requests import UnavailableError
 
 _DAY = "day"  # name in the ledger: the last day
@@ -40,7 +38,7 @@ class NewIds:
         self._day = 0
         try:
             if path.exists():
-                with opened(path, _earlier) as ledger:
+                with opened(path) as ledger:
                     self._day = ledger.count(_DAY)
         except VflError:
             raise ConfigError(
@@ -62,7 +60,7 @@ class NewIds:
         new = ids - self._asked.get(caller, set())
         if not new:
             return
-        with opened(self._path, _earlier) as ledger:
+        with opened(self._path) as ledger:
             left = most - ledger.count(f"of {caller}", self._day)
             if len(new) > left:
                 raise UnavailableError(
@@ -74,11 +72,3 @@ class NewIds:
             ledger.add(f"of {caller}", len(new), self._day)
             ledger.write(_DAY, self._day)
         self._asked.setdefault(caller, set()).update(new)
-
-
-def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
-    """Read the file of an earlier version: the last day, and the counts of its callers."""
-    if path.exists():
-        said = json.loads(unsealed(path))
-        yield _DAY, 0, said["day"]
-        yield from ((f"of {caller}", said["day"], ids) for caller, ids in said["counts"].items())
