@@ -20,7 +20,9 @@ from unittest.mock import patch
 
 import httpx
 import numpy as np
+import orjson
 import pytest
+import torch
 
 from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, cut, read, write
@@ -31,10 +33,12 @@ from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import new_ids, requests, turns, web
+from vfl_flower.tasks.inference.serving.embeddings import Embedded, Found
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.requests import (
     BATCH,
+    Answers,
     Piece,
     Queue,
     Request,
@@ -597,6 +601,44 @@ def test_odd_ids_are_refused_in_a_sentence_and_the_audit_log_says_so(
     ids = [2**64 - 1, -(2**63), 0, -1, -1]
     assert [each["id"] for each in service.ask(*ids)] == ids
     assert audited(tmp_path)[-1]["outcome"] == "answered"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_an_answer_that_is_written_in_pieces_is_the_answer_in_one(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_AT_ONCE", 3)
+    ids = [one if one % 2 else f'"{one}"' for one in range(count)]
+    scores = [{"prediction": one / 3, "missing": {"0": "late"}} for one in range(count)]
+    predictions = [{"id": one, **score} for one, score in zip(ids, scores, strict=True)]
+    said = {"request": 'a "name"', "model": "m", "predictions": predictions}
+    answer = web._answer(ids, 'a "name"', Answers("m", scores))
+    assert answer.body == orjson.dumps(said)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_reasons_of_all_rows_at_once_are_the_reasons_of_each(rows: int) -> None:
+    """Two of the rows are ids outside the alignment, which a party may have failed to find."""
+    found = Found([b"i:1", b"i:2"], np.zeros((2, 1), np.int32), np.zeros((2, 1), bool), {0: "late"})
+    size, shape = rows + 2, (rows + 2, 1)
+    for case in range(4 ** (rows + 2)):
+        digits = np.array([case >> (2 * row) & 3 for row in range(size)])[:, None]
+        given, refused = digits == 3, digits == 2
+        has = digits > 0
+        for missing in ({}, {0: "down"}):
+            embedded = Embedded(torch.zeros(shape), given, has, refused, missing, found)
+            for row, why in enumerate(embedded.why(0)):
+                of_find = "late" if row >= rows else "unknown"
+                due = (
+                    ""
+                    if given[row, 0]
+                    else "refused"
+                    if refused[row, 0]
+                    else missing.get(0, of_find)
+                    if has[row, 0]
+                    else of_find
+                )
+                assert why == due
 
 
 def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(
