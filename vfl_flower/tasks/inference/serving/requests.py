@@ -23,7 +23,7 @@ MOST_IDS = 10_000
 """Most ids of one request."""
 BATCH = 2048
 """Most work of a batch, in ids of the alignment."""
-_SMALL = BATCH // 16  # most ids of a small request, and work of a batch while such requests come
+_SMALL = BATCH // 8  # most ids of a small request, and work of a batch while such requests come
 _LULL = 1.0  # seconds after a small request until batches are large again
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
