@@ -20,7 +20,9 @@ from unittest.mock import patch
 
 import httpx
 import numpy as np
+import orjson
 import pytest
+import torch
 
 from tests.fleet import until
 from tests.organisations import ID, Organisations, cancer, cut, read, write
@@ -31,10 +33,12 @@ from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import new_ids, requests, turns, web
+from vfl_flower.tasks.inference.serving.embeddings import Embedded, Found
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.requests import (
     BATCH,
+    Answers,
     Piece,
     Queue,
     Request,
@@ -122,7 +126,7 @@ def test_a_small_request_is_in_the_next_batch_beside_large_ones(caller: str) -> 
     small = queued(queue, caller, 1)
     pieces = queue.take()
     assert pieces[0].request is small and small.left == 0
-    assert 90 < sum(len(piece.ids) for piece in pieces) <= 128  # while small requests come
+    assert 220 < sum(len(piece.ids) for piece in pieces) <= 256  # while small requests come
     assert min(each.taken for each in large) > 0
     queue._small -= 1.0
     assert BATCH - 30 < sum(taken(queue.take()).values()) <= BATCH
@@ -134,8 +138,8 @@ def test_callers_get_equal_shares_of_each_batch_and_small_ones_leave_the_rest() 
         queued(queue, "greedy", 10_000)
     queued(queue, "modest", 10_000)
     queued(queue, "small", 12)
-    assert taken(queue.take()) == {"greedy": 9 * (58 // 9), "modest": 58, "small": 12}
-    assert taken(queue.take()) == {"greedy": 9 * (64 // 9), "modest": 64}
+    assert taken(queue.take()) == {"greedy": 9 * (122 // 9), "modest": 122, "small": 12}
+    assert taken(queue.take()) == {"greedy": 9 * (128 // 9), "modest": 128}
 
 
 def test_no_caller_starves_if_more_wait_than_a_batch_holds() -> None:
@@ -154,10 +158,10 @@ def test_new_ids_fill_a_batch_sooner_than_ids_of_the_alignment() -> None:
     queued(queue, "maker-up", 10_000, new=10_000)
     assert taken(queue.take()) == {"maker-up": BATCH // 8}
     small = queued(queue, "small", 56)
-    assert taken(queue.take()) == {"maker-up": 9, "small": 56} and small.left == 0
+    assert taken(queue.take()) == {"maker-up": 25, "small": 56} and small.left == 0
     for number in range(100):
         queued(queue, f"caller {number}", 1, new=1)
-    assert sum(taken(queue.take()).values()) <= 17
+    assert sum(taken(queue.take()).values()) <= 33
 
 
 def test_a_full_queue_of_one_caller_keeps_out_nobody_else() -> None:
@@ -597,6 +601,44 @@ def test_odd_ids_are_refused_in_a_sentence_and_the_audit_log_says_so(
     ids = [2**64 - 1, -(2**63), 0, -1, -1]
     assert [each["id"] for each in service.ask(*ids)] == ids
     assert audited(tmp_path)[-1]["outcome"] == "answered"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_an_answer_that_is_written_in_pieces_is_the_answer_in_one(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_AT_ONCE", 3)
+    ids = [one if one % 2 else f'"{one}"' for one in range(count)]
+    scores = [{"prediction": one / 3, "missing": {"0": "late"}} for one in range(count)]
+    predictions = [{"id": one, **score} for one, score in zip(ids, scores, strict=True)]
+    said = {"request": 'a "name"', "model": "m", "predictions": predictions}
+    answer = web._answer(ids, 'a "name"', Answers("m", scores))
+    assert answer.body == orjson.dumps(said)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_reasons_of_all_rows_at_once_are_the_reasons_of_each(rows: int) -> None:
+    """Two of the rows are ids outside the alignment, which a party may have failed to find."""
+    found = Found([b"i:1", b"i:2"], np.zeros((2, 1), np.int32), np.zeros((2, 1), bool), {0: "late"})
+    size, shape = rows + 2, (rows + 2, 1)
+    for case in range(4 ** (rows + 2)):
+        digits = np.array([case >> (2 * row) & 3 for row in range(size)])[:, None]
+        given, refused = digits == 3, digits == 2
+        has = digits > 0
+        for missing in ({}, {0: "down"}):
+            embedded = Embedded(torch.zeros(shape), given, has, refused, missing, found)
+            for row, why in enumerate(embedded.why(0)):
+                of_find = "late" if row >= rows else "unknown"
+                due = (
+                    ""
+                    if given[row, 0]
+                    else "refused"
+                    if refused[row, 0]
+                    else missing.get(0, of_find)
+                    if has[row, 0]
+                    else of_find
+                )
+                assert why == due
 
 
 def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(

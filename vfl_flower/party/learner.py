@@ -193,8 +193,9 @@ class Learner:
         window = Window(places, np.array([len(part) for part in parts], np.int32))
         perturbs = self.mechanism.perturbs_uploads
         noise = self.noise(self.exchange, window) if perturbs else None
-        found = []
-        self.model.eval()
+        found, learns = [], self.model.training
+        if learns:
+            self.model.eval()
         try:
             with torch.no_grad():
                 for number, part in enumerate(parts):
@@ -202,7 +203,8 @@ class Learner:
                     x = samples.tensors(read, self.device)
                     found.append(self.model(x, noise.of_step(number) if noise else None))
         finally:
-            self.learning()
+            if learns:  # a service's model never does
+                self.learning()
         return joined(found)
 
     def fresh_embeddings(

@@ -65,6 +65,7 @@ class Served:
         self._file = Path(str(named)).expanduser() if named else None
         self._version, self._looked = self._written(), 0.0
         self._singles: dict[int, NDArray[np.float32]] = {}  # rows outside the alignment, by place
+        self.party.learner.model.eval()
         with suppress(VflError, OSError):  # the first request must not wait for torch to begin
             self.party.learner.fresh_embeddings(self.features, model.places[:1])
         self._opened: OpenSet | None = None  # to find ids outside the alignment

@@ -63,13 +63,18 @@ class Embedded:
     missing: dict[int, str]
     found: Found
 
-    def why(self, row: int, party: int) -> str:
-        """Return why a party has not given a row."""
-        outside = row >= len(self.has) - len(self.found.encoded)
-        if self.refused[row, party]:
-            return REFUSED
-        of_find = self.found.missing.get(party, UNKNOWN) if outside else UNKNOWN
-        return self.missing.get(party, of_find) if self.has[row, party] else of_find
+    def why(self, party: int) -> list[str]:
+        """Return why a party has not given each row, [R]; an empty text for a row that it gave."""
+        if self.given[:, party].all():
+            return [""] * len(self.given)
+        why = np.full(len(self.has), UNKNOWN, object)
+        why[len(why) - len(self.found.encoded) :] = self.found.missing.get(party, UNKNOWN)
+        if party in self.missing:
+            why[self.has[:, party]] = self.missing[party]
+        why[self.refused[:, party]] = REFUSED
+        why[self.given[:, party]] = ""
+        said: list[str] = why.tolist()
+        return said
 
 
 class Embeddings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
@@ -57,11 +57,11 @@ class Loaded(TrainedModel):
         ids = self.rows.ids.tolist()
         self.parties.joined = self.embeddings.number
         self.parties.look_for_others()
-        self._row_of = {encoded(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
+        self._row_of = {str(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
 
     def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
         """Return the position of each id, or -1 for an id that is not known."""
-        rows = (self._row_of.get(encoded(one), -1) for one in ids)
+        rows = map(self._row_of.get, map(str, ids), repeat(-1))
         return np.fromiter(rows, np.int64, len(ids))
 
     def unknown(self, ids: Sequence[int | str]) -> frozenset[int | str]:

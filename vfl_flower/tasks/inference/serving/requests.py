@@ -23,7 +23,7 @@ MOST_IDS = 10_000
 """Most ids of one request."""
 BATCH = 2048
 """Most work of a batch, in ids of the alignment."""
-_SMALL = BATCH // 16  # most ids of a small request, and work of a batch while such requests come
+_SMALL = BATCH // 8  # most ids of a small request, and work of a batch while such requests come
 _LULL = 1.0  # seconds after a small request until batches are large again
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
@@ -99,8 +99,11 @@ class Request:
     def take(self, work: int) -> Piece:
         """Take the next ids, with at most so much work, but at least one id."""
         start, done = self.taken, 0
-        while self.left and (done < work or self.taken == start):
-            one = _NEW if self.new and self.ids[self.taken] in self.new else 1
+        if not self.new:
+            self.taken += min(self.left, max(1, work))
+            done = self.taken - start
+        while self.new and self.left and (done < work or self.taken == start):
+            one = _NEW if self.ids[self.taken] in self.new else 1
             if self.taken > start and done + one > work:
                 break
             self.taken, done = self.taken + 1, done + one

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,6 +36,7 @@ ENDED = "The service has ended."
 """The last record of a service that has ended by a signal."""
 _LOCK = "serve.lock"
 _SESSION = 86400.0 * 365
+_TURN = 0.0005  # seconds that a thread with many ids may hold up a thread with few
 _FINISHING = 15.0  # seconds that requests under way may take after a signal
 
 
@@ -71,9 +74,11 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         exits.enter_context(in_use(folder, _LOCK))
         load = partial(Loaded, transport, config, given, run)
         audit = exits.enter_context(AuditLog(folder / AUDIT_LOG))
+        gc.freeze()  # else a collection within a request goes through all objects of torch, too
         service = Service(load, transport.wake, audit)
         exits.callback(service.close)
         torch.set_num_threads(1)  # a batch is too small for more
+        sys.setswitchinterval(_TURN)
         with (
             _process_file(folder / PROCESS),
             _ended_by_signal(service.queue.close),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ class Service:
         """
         asked = () if outcome in UNASKED else ids  # else refused calls could fill the disk
         model, scores, explain = found or Answers(self.loaded.name, [])
-        used = Counter(party for score in scores for party in score["parties"])
+        used = Counter(chain.from_iterable(score["parties"] for score in scores))
         lines = [
             partial(
                 self._audit.write,
@@ -287,7 +288,7 @@ class Service:
             scores = self._scores(scored, known, embedded)
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
         of_new = dict(zip(new, range(len(rows), len(scores)), strict=False))
-        self._share_out(batch, (place - none).tolist(), of_new, scores, scored)
+        self._share_out(batch, place - none, of_new, scores, scored)
         keys = [*rows.tolist(), *found.encoded]
         if not known.all():
             keys = [keys[at] for at in np.flatnonzero(known).tolist()]
@@ -299,7 +300,7 @@ class Service:
     def _share_out(
         self,
         batch: Sequence[Piece],
-        places: Sequence[int],
+        places: NDArray[np.int64],
         of_new: Mapping[int | str, int],
         scores: list[Score],
         scored: ScoredRows,
@@ -311,14 +312,16 @@ class Service:
         places : place of each id among the scores, or -1 for an id outside the alignment.
         of_new : id outside the alignment -> place of its score.
         """
-        loaded, at = self.loaded, iter(places)
-        nobody: Score = {}
-        if min(places) < 0:
-            nobody = _without_score(dict.fromkeys(range(len(loaded.predictor.sizes)), UNKNOWN))
-        for request, ids, _ in batch:
-            pairs = zip(ids, at, strict=False)
-            own = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
-            answers = [scores[row] if row >= 0 else nobody for row in own]
+        loaded = self.loaded
+        unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), UNKNOWN)
+        scores = [*scores, _without_score(unknown)]  # at -1
+        ends = np.cumsum([len(piece.ids) for piece in batch])
+        for (request, ids, _), mine in zip(batch, np.split(places, ends), strict=False):
+            own: list[int] = mine.tolist()
+            if of_new:
+                pairs = zip(ids, own, strict=True)
+                own = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
+            answers = [scores[row] for row in own]
             refusal = None
             if not loaded.any_subset and any(score["missing"] for score in answers):
                 refusal = refusal_of(answers)
@@ -333,34 +336,30 @@ class Service:
     ) -> list[Score]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
         columns = predicted_columns(rows.outputs, self.loaded.found)
-        predicted = columns.pop("prediction").tolist()
-        names = [name.removeprefix("probability_") for name in columns]
-        chances = np.stack(list(columns.values()), 1).tolist() if columns else None
-        whole: list[bool] = np.all(rows.given, axis=1).tolist()
-        everyone = list(range(rows.given.shape[1]))
-        scores: list[Score] = []
-        for row, prediction in enumerate(predicted):
-            parties, absent = everyone, dict[str, str]()
-            if not whole[row]:
-                parties = np.flatnonzero(rows.given[row]).tolist()
-                gone = np.flatnonzero(~rows.given[row]).tolist()
-                whys = {party: embedded.why(row, party) for party in gone}
-                for party, why in whys.items():
-                    self.metrics.missing.labels(str(party), why).inc()
-                if not known[row]:
-                    scores.append(_without_score(whys))
-                    continue
-                absent = {str(party): why for party, why in whys.items()}
-            score: Score = {"prediction": prediction}
-            if chances is not None:
-                score["probabilities"] = dict(zip(names, chances[row], strict=True))
-            scores.append({**score, "parties": parties, "missing": absent})
+        scores: list[Score] = [{"prediction": one} for one in columns.pop("prediction").tolist()]
+        if columns:
+            names = [name.removeprefix("probability_") for name in columns]
+            chances = np.stack(list(columns.values()), 1).tolist()
+            for score, of_row in zip(scores, chances, strict=True):
+                score["probabilities"] = dict(zip(names, of_row, strict=True))
+        by_party = [embedded.why(party) for party in range(rows.given.shape[1])]
+        for party, whys in enumerate(by_party):
+            for why, number in Counter(filter(None, whys)).items():
+                self.metrics.missing.labels(str(party), why).inc(number)
+        shared: dict[tuple[str, ...], Score] = {}  # by rows with the same parties
+        for score, reasons in zip(scores, zip(*by_party, strict=True), strict=True):
+            if reasons not in shared:
+                missing = {str(party): why for party, why in enumerate(reasons) if why}
+                parties = [party for party, why in enumerate(reasons) if not why]
+                shared[reasons] = {"parties": parties, "missing": missing}
+            score.update(shared[reasons])
+        for row in np.flatnonzero(~known).tolist():
+            scores[row] = _without_score(scores[row]["missing"])
         return scores
 
 
-def _without_score(whys: Mapping[int, str]) -> Score:
+def _without_score(missing: Mapping[str, str]) -> Score:
     """Return the answer for an id that has no score."""
-    missing = {str(party): why for party, why in whys.items()}
     return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
 
 
