@@ -9,11 +9,13 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from vfl_flower.config.errors import ConfigError
@@ -192,6 +194,47 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, shape: str) -> N
     assert ("value" in learnt.numbers) == (shape in NUMBERS)
     if shape in TEXTS:
         assert set(learnt.texts["value"]) == set(values[:8])
+
+
+DECIMALS = pa.decimal128(38, 2)
+COLUMNS: dict[str, tuple[Any, bool]] = {  # values, and whether they become numbers
+    "decimals": (pd.array([Decimal("1.50"), None, Decimal(3)] * 4, pd.ArrowDtype(DECIMALS)), True),
+    "whole decimals": (
+        pd.array([Decimal(7), Decimal(80)] * 6, pd.ArrowDtype(pa.decimal128(38, 0))),
+        True,
+    ),
+    "levels of number texts": (pd.Categorical(["1", "2.5"] * 6), True),
+    "levels of codes": (pd.Categorical(["01", "2"] * 6), False),
+    "dates as levels": (pd.to_datetime(["2024-01-31", "2024-02-01"] * 6), False),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_typed_column_gives_the_rows_of_its_csv_file(tmp_path: Path, kind: str) -> None:
+    values, is_number = COLUMNS[kind]
+    table = frame(cells("")).assign(value=values)
+    table.to_csv(tmp_path / "a.csv", index=False)
+    table.to_parquet(tmp_path / "a.parquet")
+    files = [OwnFile(str(tmp_path / name), **WORDS) for name in ("a.csv", "a.parquet")]
+    kinds = [*files, *(as_kind(LargeTable, each) for each in files)]
+    learnt = [each.learn(np.arange(8)) for each in kinds]
+    for preparation in learnt:
+        assert ("value" in preparation.numbers) == is_number
+        for own in [*kinds, Frame("features", frame=table, **WORDS)]:
+            rows = own.rows(np.arange(ROWS), preparation)
+            np.testing.assert_array_equal(rows, kinds[0].rows(np.arange(ROWS), learnt[0]))
+
+
+def test_decimals_are_ids_as_their_digits(tmp_path: Path) -> None:
+    column = pd.array([Decimal(row) for row in range(ROWS)], pd.ArrowDtype(pa.decimal128(38, 0)))
+    frame(cells("")).assign(who=column).to_parquet(tmp_path / "a.parquet")
+    own = OwnFile(str(tmp_path / "a.parquet"), **WORDS)
+    assert list(own.ids) == list(as_csv(tmp_path / "b", cells("1")).ids)
+
+
+def test_a_frame_with_a_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no Unicode"):
+        as_memory(Path(), cells("a\ud800")).learn(np.arange(ROWS))
 
 
 def test_pieces_decided_by_themselves_would_differ(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "fit": (["fit"], 2, r"You may want `vfl run`"),
     "version": (["version"], 2, r"You may want `vfl --version`"),
     "a misspelled command": (["runn"], 2, r"Did you mean 'run'\?"),
+    "resume": (["resume", "trained"], 2, r"You may want `vfl run -c \"resume='RUN'\"`"),
     "another language's command": (["trian"], 2, r"You may want `vfl run`"),
     "a misspelled flag": (["run", "--partys", "3"], 2, r"Did you mean '--parties'\?"),
     "an option as a flag": (["run", "--epochs", "3"], 2, r'-c, as in -c "epochs=5"'),
@@ -88,6 +89,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "options in two words": (["run", "-c", "epochs=1", "seed=2"], 1, r"'seed=2' stands outside"),
     "options without -c": (["run", "epochs=1"], 1, r"'epochs=1' stands outside of -c"),
     "two words too many": (["run", "vafl", "seed=2"], 2, r"in one pair of quotes after -c"),
+    "curly quotes": (["run", "-c", "dataset=‘digits’"], 1, r"straight quotes"),
     "a comma": (["run", "-c", "epochs=1, seed=2"], 1, r"with spaces between pairs alone"),
     "spaces around =": (["run", "-c", "epochs = 1"], 1, r"with spaces between pairs alone"),
     "a colon": (["run", "-c", "epochs: 1"], 1, r"Write option=value pairs"),
@@ -155,6 +157,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "a missing run": (["predict", "runs/none"], 1, r"Name the results folder of a run"),
     "another folder": (["predict", "."], 1, r"Name the results folder of a run that saved"),
     "a prediction without files": (["predict", "trained"], 1, r"a file of each of the 2 parties"),
+    "a bare new file": (["predict", "trained", "a.csv"], 2, r"Name the file by dataset='files:"),
     "half a prediction": (["predict", "trained", "--node-config", A], 1, r"Give one for each"),
     "no new rows": (
         ["predict", "trained", "--node-config", A, "--node-config", B],
@@ -226,6 +229,7 @@ def test_python_runs_the_package_as_the_command(words: list[str]) -> None:
 X = np.random.default_rng(0).normal(size=(40, 4))
 Y = (X[:, 0] > 0).astype(int)
 TWO = [X[:, :2], X[:, 2:]]
+FRAME = pd.DataFrame({"id": range(40), "x": X[:, 0]})
 train: Any = vfl_flower.train
 
 PYTHON: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -250,6 +254,11 @@ PYTHON: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no parties": (lambda: train(dataset="digits", parties=0), ConfigError, r"at least one"),
     "no run": (lambda: vfl_flower.load("runs/none"), ConfigError, r"Name the results folder"),
     "no ids": (lambda: train(TWO, Y, id="who"), ConfigError, r"column 'who' of ids"),
+    "labels as features": (
+        lambda: train([FRAME.assign(label=Y), FRAME], FRAME[["id"]].assign(label=Y), id="id"),
+        VflError,
+        r"the label would predict itself",
+    ),
     "noise": (
         lambda: train(TWO, Y, expert={"embedding-noise": 1.0}),
         ConfigError,
@@ -292,3 +301,11 @@ def test_a_mistake_with_a_model_is_answered_by_a_sentence(
 ) -> None:
     with pytest.raises(VflError, match=sentence):
         model.predict(features)
+
+
+def test_ids_that_predict_does_not_name_are_no_new_column() -> None:
+    frames = [FRAME.rename(columns={"id": "who"}).assign(z=X[:, n]) for n in (1, 2)]
+    model = train(frames, frames[0][["who"]].assign(label=Y), id="who", epochs=1)
+    with pytest.raises(ConfigError, match="Give id='who'"):
+        model.predict(frames)
+    assert len(model.predict(frames, id="who")) == len(Y)

@@ -354,5 +354,7 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
         quoted = _BARE.sub(r"\1='\2'", given)
         if quoted != given and not _PAIR.sub("", quoted).strip():
             advice = f'Texts need quotes, which the shell removes: write "{quoted}".'
+        if set(given) & set("“”‘’"):
+            advice = "Write straight quotes, ' and \", instead of curly ones."
         raise ConfigError(f"{said} {given!r} cannot be read. {advice}") from error
     return found

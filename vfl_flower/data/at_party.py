@@ -20,11 +20,11 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation
 from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.drift import Watch, sampled
-from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, RowMask, row_masks_of
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.split import digest_of_rows, divide, split
+from vfl_flower.data.tables import Table
 
 _MANY_PIXELS = 2**27  # bytes of images in single precision; above, keep their pixels as bytes
 
@@ -129,8 +129,8 @@ def training_rows(own: Source, rows: Array) -> Array:
 
 
 def _check_no_labels(own: Source, label: str) -> None:
-    """Refuse a column with the label's name in a file, unless `columns` names it."""
-    if not isinstance(own, OwnFile) or own.party is None:
+    """Refuse a column with the label's name in a table, unless `columns` names it."""
+    if not isinstance(own, Table) or own.party is None:
         return
     if own.columns and not own.leaves_out:
         return

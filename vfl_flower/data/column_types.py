@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime, time
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,21 @@ _TRUTH = r"(?i)^\s*(true|false)\s*$"
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a value, as a csv file has it; whole numbers have no decimal point."""
+    """Return the text of a value, as a csv file has it.
+
+    Whole numbers have no decimal point, and midnight without a time zone is a date.
+    """
+    if isinstance(value, datetime) and value.tzinfo is None and value.time() == time():
+        value = value.date()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def plain(kind: Any) -> Any:
+    """Return the Arrow type in which a column is read: decimals are texts, as in a csv file."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.string() if pa.types.is_decimal(kind) else kind
 
 
 def kinds_of(pieces: Iterable[Any]) -> dict[str, str]:
@@ -64,8 +78,8 @@ def without_words(piece: Any, words: Collection[str]) -> Any:
 
     columns = []
     for column in piece.columns:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        if (kind := plain(column.type)) != column.type:
+            column = column.cast(kind)
         if is_text(column.type):
             column = column.cast(pa.string())
             missing = pc.is_in(column, pa.array(["", *words], pa.string()))

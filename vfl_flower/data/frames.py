@@ -25,7 +25,7 @@ _DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
 _DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
 _YEAR_FIRST = r"(?P<y>\d{4})(?P<s>[-/.])(?P<m>\d{1,2})(?P=s)(?P<d>\d{1,2})"
 _DAY_FIRST = r"(?P<d>\d{1,2})\.(?P<m>\d{1,2})\.(?P<y>\d{4})"
-_TIME = r"(?:[ T](?P<t>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?) ?(?P<z>Z|[-+]\d{2}:?\d{2})?)?"
+_TIME = r"(?:[ T](?P<t>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?) ?(?P<z>Z|[-+]\d{2}:?\d{2})?)?"
 _WORDS = 20  # different texts among numbers that may stand for missing values
 _ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
 _REPLACED = (

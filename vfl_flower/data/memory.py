@@ -60,7 +60,12 @@ class Frame(Table):
         return super(Frame, named).wrong(what, detail, whole * (self.party is None))
 
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
-        return as_typed(self._named[names], texts, self.words)
+        try:
+            return as_typed(self._named[names], texts, self.words)
+        except UnicodeEncodeError:
+            raise self.wrong(
+                "has a text that is no Unicode. Correct it.", "no file takes it."
+            ) from None
 
     def _read_ids(self) -> Any:
         column = self._named[self.id]

@@ -21,6 +21,7 @@ from vfl_flower.data.column_types import (
     as_ids,
     is_text,
     kinds_of,
+    plain,
     typed,
     with_names,
     without_words,
@@ -125,7 +126,7 @@ class TableFile:
         """Return the Arrow type of a column; text in each csv file."""
         import pyarrow as pa
 
-        return pa.string() if self.is_csv else self._schema.field(name).type
+        return pa.string() if self.is_csv else plain(self._schema.field(name).type)
 
     def read(self, names: Collection[str], texts: Collection[str] = ()) -> Any:
         """Return a pandas frame of these columns.

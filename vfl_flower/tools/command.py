@@ -24,6 +24,7 @@ _MEANT = {
     **dict.fromkeys(("options", "systems", "strategies"), "vfl list"),
     **{"tune": "vfl sweep", "check": "vfl doctor", "attack": "vfl audit"},
     **{"help": "vfl --help", "version": "vfl --version"},
+    **dict.fromkeys(("resume", "continue"), "vfl run -c \"resume='RUN'\""),
 }
 """Names that other programs give to a command, and the command."""
 
@@ -46,6 +47,10 @@ def shown_usage(error: click.ClickException) -> int:
             said = "RUN is the results folder of a run, such as runs/a."
     elif "unexpected extra argument" in said and "=" in said:
         said += ". Write all options in one pair of quotes after -c."
+    elif re.search(r"unexpected extra argument.*\.(csv|gz|parquet)\W", said):
+        said += (
+            ". Name the file by dataset='files:PATH' in -c, and parties' files by --node-config."
+        )
     vars(error).update(message=said, **({"possibilities": None} if asks else {}))  # click asks too
     error.show()
     return error.exit_code
