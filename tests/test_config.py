@@ -360,6 +360,10 @@ NOT_A_BUDGET = (
 )
 
 
+ZEROTH = {"estimator": "zeroth-order"}
+SHARED = {"strategy": "ef-vfl", "labels": "shared"}
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -413,24 +417,6 @@ NOT_A_BUDGET = (
         (BUDGET, NOT_A_BUDGET),
         ({"privacy": "perturbed-embedding", **BUDGET}, NOT_A_BUDGET),
         ({"noise-multiplier": 1.0}, NOT_A_BUDGET),
-    ],
-    ids=str,
-)
-def test_privacy_that_cannot_be_is_refused_with_a_sentence(
-    given: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ConfigError, match=sentence) as error:
-        resolve(given)
-    assert "\n" not in str(error.value) and str(error.value).endswith(".")
-
-
-ZEROTH = {"estimator": "zeroth-order"}
-SHARED = {"strategy": "ef-vfl", "labels": "shared"}
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
         *(
             ({f"{end}codec": "top-k", f"{end}keep": keep}, f"^{end}keep = {keep} is not a share. ")
             for end in ("", "downlink-")
@@ -478,9 +464,7 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
     ],
     ids=str,
 )
-def test_codecs_and_labels_that_cannot_be_are_refused_with_a_sentence(
-    given: dict[str, Any], sentence: str
-) -> None:
+def test_what_cannot_be_is_refused_with_a_sentence(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as error:
         resolve(given)
     assert "\n" not in str(error.value) and str(error.value).endswith(".")

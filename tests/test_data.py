@@ -64,6 +64,10 @@ def save_table(folder: Path, frame: pd.DataFrame, kind: str = "csv") -> str:
     path = folder / f"data.{kind}"
     if kind == "csv":
         frame.to_csv(path, index=False)
+    elif kind == "hf":
+        import datasets
+
+        datasets.Dataset.from_pandas(frame, preserve_index=False).save_to_disk(str(path))
     else:
         frame.to_parquet(path, index=False)
     return f"{kind}:{path}"
@@ -267,10 +271,6 @@ def test_a_data_set_that_is_rewritten_is_read_anew(
         if kind == "npz":
             features = frame.drop(columns="label").to_numpy()
             return save_npz(tmp_path, X=features, y=frame["label"].to_numpy().astype(str))
-        if kind == "hf":
-            data = hugging_face.Dataset.from_pandas(frame, preserve_index=False)
-            data.save_to_disk(str(tmp_path / "data"))
-            return f"hf:{tmp_path / 'data'}"
         return save_table(tmp_path, frame, kind)
 
     def check(config: RunConfig, frame: pd.DataFrame) -> None:
@@ -535,11 +535,7 @@ def test_too_few_rows_to_train_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "hf"])
 def test_missing_label_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
-    if kind == "hf":
-        hugging_face.Dataset.from_pandas(table()).save_to_disk(str(tmp_path / "data"))
-        dataset = f"hf:{tmp_path / 'data'}"
-    else:
-        dataset = save_table(tmp_path, table(), kind)
+    dataset = save_table(tmp_path, table(), kind)
     with pytest.raises(ConfigError, match=r"has no label column 'target'.* c0, c1, "):
         load_labels(config_of(dataset, label="target"))
 
@@ -547,11 +543,7 @@ def test_missing_label_column(tmp_path: Path, hugging_face: Any, kind: str) -> N
 @pytest.mark.parametrize("kind", ["csv", "parquet", "hf"])
 def test_text_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
     frame = table().assign(c5="red")
-    if kind == "hf":
-        hugging_face.Dataset.from_pandas(frame).save_to_disk(str(tmp_path / "data"))
-        dataset = f"hf:{tmp_path / 'data'}"
-    else:
-        dataset = save_table(tmp_path, frame, kind)
+    dataset = save_table(tmp_path, frame, kind)
     load_features(config_of(dataset), 0, 2)  # the party without that column does not mind
     with pytest.raises(ConfigError, match=r"^A column of .* is not numeric") as raised:
         load_features(config_of(dataset), 1, 2)
@@ -562,10 +554,7 @@ def test_text_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
 def test_missing_values(tmp_path: Path, hugging_face: Any, kind: str) -> None:
     frame = table()
     frame.loc[4, "c6"] = None
-    if kind == "hf":
-        hugging_face.Dataset.from_pandas(frame).save_to_disk(str(tmp_path / "data"))
-        dataset = f"hf:{tmp_path / 'data'}"
-    elif kind == "npz":
+    if kind == "npz":
         dataset = save_npz(tmp_path, X=frame.drop(columns="label").to_numpy(), y=np.arange(ROWS))
     else:
         dataset = save_table(tmp_path, frame, kind)
@@ -585,10 +574,7 @@ def test_value_beyond_float32(tmp_path: Path) -> None:
 def test_missing_labels(tmp_path: Path, hugging_face: Any, kind: str) -> None:
     frame = table()
     frame.loc[4, "label"] = None
-    if kind == "hf":
-        hugging_face.Dataset.from_pandas(frame).save_to_disk(str(tmp_path / "data"))
-        dataset = f"hf:{tmp_path / 'data'}"
-    elif kind == "npz":
+    if kind == "npz":
         y = np.where(frame["label"].isna(), np.nan, np.arange(ROWS) % 2)
         dataset = save_npz(tmp_path, X=frame[["c0"]].to_numpy(), y=y)
     else:

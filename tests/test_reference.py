@@ -254,38 +254,36 @@ def test_cascaded(play: Callable[..., Recorded], strategy: str) -> None:
     assert_same_steps(of, steps, bottoms, top, 2e-5)
 
 
+PAPERS = {"initial-surrogates": "embeddings"}
+
+
 @pytest.mark.parametrize(
-    ("play", "labels", "bits"),
-    cases(["shuffle", "replacement"], ["private", "shared"], [16, 32, None]),
+    ("play", "labels", "bits", "surrogates"),
+    [
+        *(
+            (*case, {})
+            for case in cases(["shuffle", "replacement"], ["private", "shared"], [16, 32, None])
+        ),
+        *(
+            (*case, PAPERS)
+            for case in cases(["shuffle", "replacement"], ["private", "shared"], [16, 32])
+        ),
+    ],
     indirect=["play"],
 )
-def test_ef_vfl(play: Callable[..., Recorded], labels: str, bits: int | None) -> None:
+def test_ef_vfl(
+    play: Callable[..., Recorded], labels: str, bits: int | None, surrogates: dict[str, Any]
+) -> None:
     top_k = {"codec": "top-k", "keep": 0.3, "bits": bits} if bits else {"codec": "identity"}
-    of = play("ef-vfl", **{"labels": labels, "party-lr": 0.1, "server-lr": 0.2, **top_k})
+    keys = {"labels": labels, "party-lr": 0.1, "server-lr": 0.2, **top_k, **surrogates}
+    of = play("ef-vfl", **keys)
     bottoms, x, top, y = parts()
     # The page's top-k of 32 bits, which sends values as they are
     compress = on_the_wire(0.3) if bits == 16 else ef_vfl.top_k(0.3 if bits else 1.0)
     clients = [ef_vfl.Client(*each, SIZE, 0.1, compress) for each in zip(bottoms, x, strict=True)]
     server = ef_vfl.Server(top, y, PARTIES, SIZE, 0.2)
-    algorithm = ef_vfl.algorithm_2 if labels == "private" else ef_vfl.algorithm_1
-    assert_same_steps(of, algorithm(clients, server, of.batches()), bottoms, top)
-
-
-@pytest.mark.parametrize(
-    ("play", "labels", "bits"),
-    cases(["shuffle", "replacement"], ["private", "shared"], [16, 32]),
-    indirect=["play"],
-)
-def test_ef_vfl_with_the_initial_surrogates_of_the_paper(
-    play: Callable[..., Recorded], labels: str, bits: int
-) -> None:
-    keys = {"codec": "top-k", "keep": 0.3, "bits": bits, "initial-surrogates": "embeddings"}
-    of = play("ef-vfl", **{"labels": labels, "party-lr": 0.1, "server-lr": 0.2, **keys})
-    bottoms, x, top, y = parts()
-    compress = on_the_wire(0.3) if bits == 16 else ef_vfl.top_k(0.3)
-    clients = [ef_vfl.Client(*each, SIZE, 0.1, compress) for each in zip(bottoms, x, strict=True)]
-    server = ef_vfl.Server(top, y, PARTIES, SIZE, 0.2)
-    ef_vfl.initial_surrogates(clients, server)
+    if surrogates:
+        ef_vfl.initial_surrogates(clients, server)
     algorithm = ef_vfl.algorithm_2 if labels == "private" else ef_vfl.algorithm_1
     assert_same_steps(of, algorithm(clients, server, of.batches()), bottoms, top)
 

@@ -137,6 +137,19 @@ def shared(
     return strategy, transport, models
 
 
+def assert_as_in_process(
+    keys: dict[str, Any], strategy: Vertical, models: dict[int, Arrays]
+) -> None:
+    """The loss and all bottom models are as in process."""
+    there, grid = trained(PARTIES, keys)
+    assert sorted(models) == list(range(PARTIES))
+    for party, context in enumerate(grid.contexts.values()):
+        for name, array in load_arrays(context.state, "model").items():
+            np.testing.assert_allclose(models[party][name], array, rtol=1e-4, atol=2e-6)
+    loss = there.run.history.entries[-1]["test_loss"]
+    assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+
+
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("forget", [False, True], ids=["", "processes that forget"])
 @pytest.mark.parametrize(
@@ -153,13 +166,7 @@ def test_parties_that_share_actors_learn_what_they_do_in_process(
 ) -> None:
     keys = {**KEYS, **keys}
     strategy, _, models = shared(keys, forget=forget)
-    there, grid = trained(PARTIES, keys)
-    assert sorted(models) == list(range(PARTIES))
-    for party, context in enumerate(grid.contexts.values()):
-        for name, array in load_arrays(context.state, "model").items():
-            np.testing.assert_allclose(models[party][name], array, rtol=1e-4, atol=2e-6)
-    loss = there.run.history.entries[-1]["test_loss"]
-    assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+    assert_as_in_process(keys, strategy, models)
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
@@ -174,12 +181,7 @@ def test_stacked_parties_of_one_actor_learn_what_they_do_in_process(
     with patch.object(stacked, "_together", wraps=stacked._together) as together:
         strategy, _, models = shared(keys, nodes=1)
         assert {len(call.args[0]) for call in together.call_args_list} == {PARTIES}
-    there, grid = trained(PARTIES, keys)
-    for party, context in enumerate(grid.contexts.values()):
-        for name, array in load_arrays(context.state, "model").items():
-            np.testing.assert_allclose(models[party][name], array, rtol=1e-4, atol=2e-6)
-    loss = there.run.history.entries[-1]["test_loss"]
-    assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+    assert_as_in_process(keys, strategy, models)
 
 
 def test_an_actor_gets_one_message_for_all_of_its_parties() -> None:

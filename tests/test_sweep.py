@@ -54,6 +54,20 @@ def test_ranges_and_choices_have_the_key_s_type() -> None:
     ]
 
 
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line by which a sweep of these arguments is refused before anything starts."""
+
+    def start(*arguments: str) -> str:
+        out = tmp_path / "out"
+        assert main(["sweep", *arguments, "--out", str(out)]) == 1 and not out.exists()
+        sentence = capsys.readouterr().err
+        assert sentence.count("\n") == 1
+        return sentence
+
+    return start
+
+
 @pytest.mark.parametrize(
     ("search", "cause"),
     [
@@ -78,14 +92,10 @@ def test_ranges_and_choices_have_the_key_s_type() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_starts(
-    search: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    search: str, cause: str, refused: Callable[..., str]
 ) -> None:
-    out = tmp_path / "out"
-    keys = ["-c", "dataset='breast-cancer' server-lr=0.1", "--out", str(out)]
-    assert main(["sweep", "split-nn", "--search", search, *keys]) == 1
-    sentence = capsys.readouterr().err
-    assert cause in sentence and sentence.count("\n") == 1
-    assert not out.exists()
+    keys = ["-c", "dataset='breast-cancer' server-lr=0.1"]
+    assert cause in refused("split-nn", "--search", search, *keys)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +112,9 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
     ],
 )
 def test_what_no_trial_could_do_is_one_sentence_too(
-    arguments: list[str], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], cause: str, refused: Callable[..., str]
 ) -> None:
-    out = tmp_path / "out"
-    assert main(["sweep", *arguments, "--search", SEARCH[0], "--out", str(out)]) == 1
-    sentence = capsys.readouterr().err
-    assert cause in sentence and sentence.count("\n") == 1
-    assert not out.exists()
+    assert cause in refused(*arguments, "--search", SEARCH[0])
 
 
 def test_noise_that_trials_share_is_not_for_trials_without_privacy() -> None:
