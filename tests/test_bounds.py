@@ -37,6 +37,7 @@ from tests.test_faults import (
 from tests.test_report import Page
 from vfl_flower import client_app
 from vfl_flower.config.errors import DivergedError, PoisonError, VflError
+from vfl_flower.data import frames
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.batches import steps_per_epoch
@@ -547,3 +548,15 @@ def test_no_regular_expression_takes_long_for_a_text_of_another_side() -> None:
     assert 20 < len(slow) == len(found) - len(APART)
     assert max(slow.values()) < 0.1, max(slow, key=slow.__getitem__)
     assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.1  # the control
+
+
+@pytest.mark.parametrize("name", ["_DATE", "_DECIMAL_COMMA", "_THOUSANDS"])
+def test_no_cell_of_a_table_takes_a_regular_expression_long(name: str) -> None:
+    pattern = re.compile(getattr(frames, name))
+    assert pattern.fullmatch({"_DATE": "1.2.2024"}.get(name, "1,000"))
+    cells = [*PUMPED, *("1,111", "1.111", "1 111", ",111", "+1", "2024-01-01", "1.1.2024 ")]
+    begun = process_time()
+    for each in cells:
+        pattern.fullmatch((each * 20_000)[:20_000] + "\0")
+    assert process_time() - begun < 0.1
+    assert slowest(pattern, [" "]) > 0.1  # the control: as a search it would

@@ -26,9 +26,12 @@ from vfl_flower.tools import sweep
 
 CHECKOUT = Path(__file__).parents[1]
 SOON = 30.0  # seconds; the watcher itself needs one or two
-# A child, and a grandchild that has left its session. Each writes its number to a file.
+# A child, and two grandchildren: one has left its session, the other has no environment, as if a
+# title were written over it. Each writes its number to a file.
 FAMILY = 'setsid sh -c \'echo $$ > "$1/grandchild"; exec sleep 600\' sh "$1" & '
+FAMILY += 'sh -c \'echo $$ > "$1/covered"; exec env -i sleep 600\' sh "$1" & '
 FAMILY += 'echo $$ > "$1/child"; wait'
+MEMBERS = "child", "grandchild", "covered"
 STARTER = """\
 import os, subprocess, sys, time
 from vfl_flower.launch.descendants import ending_with_this_process
@@ -68,7 +71,7 @@ def test_a_killed_process_ends_its_children_and_theirs(mark: str, tmp_path: Path
     (tmp_path / "home").mkdir()
     words = [str(tmp_path), mark, FAMILY]
     starter = subprocess.Popen([sys.executable, "-c", STARTER, *words], cwd=CHECKOUT)
-    family = [number_in(tmp_path / name) for name in ("child", "grandchild")]
+    family = [number_in(tmp_path / name) for name in MEMBERS]
     [watcher] = watchers_of(starter.pid)
     rest = [each for each in psutil.Process(starter.pid).children() if each != watcher]
     try:
@@ -77,7 +80,7 @@ def test_a_killed_process_ends_its_children_and_theirs(mark: str, tmp_path: Path
         starter.wait()
         until(lambda: not is_running(watcher), SOON)
         assert not (tmp_path / "home").exists()
-        assert [is_running(each) for each in family] == [mark == "unmarked"] * 2
+        assert [is_running(each) for each in family] == [mark == "unmarked"] * 3
         assert sum(map(is_running, rest)) >= 2  # its forks, which it has not marked
     finally:
         kill([*family, *rest])
@@ -164,13 +167,13 @@ def test_what_a_benchmark_starts_ends_with_it(argument: str, tmp_path: Path) -> 
     # As from a shell, and not from a test.
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     benchmark = subprocess.Popen([sys.executable, "-c", code], cwd=CHECKOUT, env=environment)
-    family = [number_in(tmp_path / name) for name in ("child", "grandchild")]
+    family = [number_in(tmp_path / name) for name in MEMBERS]
     watchers = watchers_of(benchmark.pid)
     benchmark.kill()
     benchmark.wait()
     assert len(watchers) == (argument == "-m")
     until(lambda: not any(map(is_running, watchers)), SOON)
-    assert [is_running(each) for each in family] == [argument == "-c"] * 2
+    assert [is_running(each) for each in family] == [argument == "-c"] * 3
     kill(family)
 
 
@@ -213,10 +216,13 @@ def test_a_run_ends_with_its_command(engine: str, mark: str, probe: str, tmp_pat
     until(lambda: evaluations(out) > 1 or command.poll() is not None)
     family = psutil.Process(command.pid).children(recursive=True)
     assert len(family) >= 9
+    watchers = watchers_of(command.pid)
     command.kill()
     command.wait()
     if mark == "marked":
-        until(lambda: not any(map(is_running, family)), SOON)
+        assert watchers
+        until(lambda: not any(map(is_running, watchers)))  # they wait for all others
+        assert not any(map(is_running, family))
         return
     before = evaluations(out)
     until(lambda: evaluations(out) > before + 1)  # nobody waits for it, and it goes on

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import struct
 import sys
+import tracemalloc
 import zlib
 from itertools import count
 from pathlib import Path
@@ -269,6 +271,51 @@ def test_a_file_that_would_fill_the_memory_is_a_sentence(
     assert "GB are free" in own_log[-1]
     monkeypatch.setattr(table_file, "free_memory", lambda: 1e9)
     assert len(own._read(["x"])) == len(made)  # the control
+
+
+LONG = {
+    "header": b"a" * 2**24,
+    "row": b"id,x\n1," + b"a" * 2**24,
+    "quote": b'id,x\n1,"' + b"a" * 2**24,
+    "bytes": b"\xff" + b"a" * 2**24,
+    "values": b'"\n",' * 2**20,
+}
+
+
+@pytest.mark.parametrize("content", LONG.values(), ids=LONG)
+def test_a_compressed_csv_file_of_one_long_line_is_refused_before_it_is_read(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(content))
+    assert path.stat().st_size < 1e5
+
+    def most_memory() -> int:
+        tracemalloc.start()
+        with pytest.raises(ConfigError, match="Party 1's file"):
+            OwnFile(str(path), id="id", party=1).id_column  # noqa: B018
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table_file, "_BLOCK", 2**16)
+        assert most_memory() < 4e6
+    monkeypatch.setattr(table_file, "_BLOCK", 2**26)
+    assert most_memory() > 6e6  # the control
+
+
+def test_ids_that_would_fill_the_memory_are_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"id\n" + b"1\n" * 200_000))
+    own = OwnFile(str(path), id="id", party=1)
+    monkeypatch.setattr(table_file, "free_memory", lambda: 1e5)
+    with pytest.raises(ConfigError, match="Party 1's file needs more memory than is free"):
+        own._read_ids()
+    monkeypatch.setattr(table_file, "free_memory", lambda: 1e9)
+    assert len(own._read_ids()) == 200_000  # the control
 
 
 def test_an_archive_that_would_fill_the_memory_is_a_sentence(

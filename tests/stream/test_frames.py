@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Error, Message
@@ -79,6 +81,31 @@ def test_a_frame_in_one_piece_is_refused_above_the_limit_too() -> None:
     assert list(frames([b"\n" * 1000], lambda: next(limits))) == [b"\n" * 1000]
     with pytest.raises(VflError, match="frame of 1,000 bytes, above the limit of 999"):
         list(frames([b"\n" * 1000], lambda: next(limits)))
+
+
+def test_a_compressed_chunk_is_not_unpacked_beyond_its_limit() -> None:
+    got: list[int] = []
+
+    def note(received: Iterator[bytes], _: Any) -> Iterator[bytes]:
+        for chunk in received:
+            got.append(len(chunk))
+            yield b""
+
+    class Noting(grpc.GenericRpcHandler):
+        def service(self, call: Any) -> Any:
+            return grpc.stream_stream_rpc_method_handler(note)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Noting()], options=framing.OPTIONS)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    options, gzip = [("grpc.enable_http_proxy", 0)], grpc.Compression.Gzip
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options, gzip) as channel:
+        call: Any = channel.stream_stream("/x/y")
+        assert list(call(iter([b"0" * framing._CHUNK]))) == [b""]  # the control
+        with pytest.raises(grpc.RpcError, match="Decompressed message larger than max"):
+            list(call(iter([b"0" * 2**26])))
+    server.stop(None)
+    assert got == [framing._CHUNK]
 
 
 def plain(message: Message) -> dict[str, Any]:

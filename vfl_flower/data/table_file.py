@@ -7,12 +7,12 @@ import gzip
 import logging
 import stat
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.provenance import free_memory
@@ -135,13 +135,7 @@ class TableFile:
         ----------
         texts : columns that stay texts, whatever they hold.
         """
-        pieces, free, size = [], free_memory(), 0
-        for piece in self._typed(names, texts, None):
-            pieces.append(piece)
-            size += piece.nbytes
-            if size > free:  # a compressed csv file may be short
-                raise _too_large(size, free)
-        return as_frame(pieces, names)
+        return as_frame(_that_fit(self._typed(names, texts, None)), names)
 
     def frames(self, names: Collection[str], texts: Collection[str], rows: int) -> Iterator[Any]:
         """Yield pandas frames of these columns, with at most so many rows of a parquet file."""
@@ -154,7 +148,7 @@ class TableFile:
         whole = replace(self, words=())
         if not self.is_csv:
             return as_frame(whole.pieces([name]), [name])[name]
-        ids = as_ids([each.column(0) for each in whole.pieces([name])])
+        ids = as_ids([each.column(0) for each in _that_fit(whole.pieces([name]))])
         if ids.dtype == object and are_predictions(self.names, name):
             return restored(pd.Series(ids)).to_numpy()
         if ids.dtype == object and (number := count_guarded(ids)):
@@ -289,7 +283,8 @@ def _check_quotes(path: Path) -> None:
         quotes = sum(block.count(b'"') for block in iter(partial(file.read, 2**20), b""))
     if quotes % 2:
         with _opener(path)(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-            reader, number = csv.reader(file, strict=True), 0
+            pieces = iter(partial(file.readline, _BLOCK), "")
+            reader, number = csv.reader(pieces, strict=True), 0
             try:
                 for _ in reader:
                     number = reader.line_num
@@ -313,6 +308,16 @@ def _opener(path: Path) -> Any:
     return gzip.open if path.suffix.lower() == ".gz" else open
 
 
+def _that_fit(pieces: Iterable[Any]) -> Iterator[Any]:
+    """Yield pieces of a table; raise `TableError` if they need more memory than is free."""
+    free, size = free_memory(), 0
+    for piece in pieces:
+        size += piece.nbytes
+        if size > free:  # a compressed csv file may be short
+            raise _too_large(size, free)
+        yield piece
+
+
 def _too_large(needed: float, free: float) -> TableError:
     return TableError(
         "needs more memory than is free. Check the file, or give fewer rows or columns.",
@@ -321,21 +326,34 @@ def _too_large(needed: float, free: float) -> TableError:
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
-    """Yield the values of each line that is not blank."""
-    opened = _opener(path)
+    """Yield the values of each line that is not blank; a line must fit into a block."""
+    opened, left = _opener(path), _BLOCK
+
+    def pieces(file: TextIO) -> Iterator[str]:
+        nonlocal left
+        while text := file.readline(left + 1):
+            left -= len(text)
+            if left < 0:  # a compressed file of some kilobytes may be one line of gigabytes
+                raise csv.Error
+            yield text
+
     try:
         with _unpacking(), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield from filter(None, csv.reader(file))
+            for values in csv.reader(pieces(file)):
+                left = _BLOCK
+                if values:
+                    yield values
     except UnicodeDecodeError as error:
         raise _of_encoding(path, opened, error.object[error.start]) from None
     except csv.Error:
-        raise TableError("cannot be read as csv. Write it anew.", "a value is too long.") from None
+        detail = "a value or a line is too long."
+        raise TableError("cannot be read as csv. Write it anew.", detail) from None
 
 
 def _of_encoding(path: Path, opened: Any, byte: int) -> TableError:
     """Return what is wrong with a csv file that is not UTF-8, and its first line that is not."""
     with opened(path, "rb") as file:
-        lines = enumerate(file, 1)
+        lines = enumerate(iter(partial(file.readline, _BLOCK), b""), 1)
         wrong = ((n, each) for n, each in lines if each.decode("utf-8", "ignore").encode() != each)
         number, line = next(wrong)
     encoding = "utf-16" if line[:2] in (b"\xff\xfe", b"\xfe\xff") else "cp1252"

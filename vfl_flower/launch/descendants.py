@@ -59,13 +59,20 @@ def ending_with_this_process(folder: str = "") -> Iterator[dict[str, str]]:
         watcher.wait()
 
 
-def _marked(mark: str) -> list[psutil.Process]:
-    """Return the running processes with this mark."""
-    found = []
-    for process in psutil.process_iter():
+def _marked(mark: str, known: set[psutil.Process]) -> set[psutil.Process]:
+    """Return the running processes with this mark, or that were known to have it.
+
+    Ray's agents write a title over their environment. So a process without any environment has the
+    mark if its parent has it.
+    """
+    found = set[psutil.Process]()
+    for process in psutil.process_iter():  # by number: parents come first
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if process.environ().get(MARK) == mark:
-                found.append(process)
+            environment = process.environ()
+            covered = not environment and process.parent() in found
+            has_mark = environment.get(MARK) == mark or covered or process in known
+            if has_mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
     return found
 
 
@@ -79,14 +86,14 @@ def _watch(parent: int, mark: str, folder: str) -> None:
     while os.getppid() == parent and not select([0], [], [], _LOOK)[0]:
         pass
     began, told = time.monotonic(), set[psutil.Process]()
-    while (found := _marked(mark)) and (spent := time.monotonic() - began) < _MOST:
+    while (found := _marked(mark, told)) and (spent := time.monotonic() - began) < _MOST:
         for process in found:  # also one that another has started since
             with suppress(psutil.Error):
                 if spent > _GRACE:
                     process.kill()
                 elif process not in told:
                     process.terminate()
-        told.update(found)
+        told |= found
         time.sleep(_LOOK / 5)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
