@@ -143,7 +143,8 @@ class Journal:
                 reached |= self._last == released
                 if mark and self._events == mark[0]:
                     known[self._events] = self._last.hex()
-                yield Event(*event, np.frombuffer(ids, "<i4"))
+                kind, party, first, second, third = event
+                yield Event(kind, party, first, second, third, np.frombuffer(ids, "<i4"))
         # A crash may leave the last events on the disk before the header has their checksum.
         if not header.startswith(_FORMAT) or not reached:
             raise refused(self.path, "damaged")
