@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from tests.party.nodes import asked
 from vfl_flower.party import session as between
 from vfl_flower.protocol.aggregation.masks import OFFERS, Sum, check_tags
-from vfl_flower.transport.early_messages import KeyMade, KeyOrder
+from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import (
-    Agreed,
-    AgreeOrder,
     Arrays,
     DescribeOrder,
     Description,

@@ -203,7 +203,7 @@ def test_unknown_strategy_is_refused_with_their_names() -> None:
 def test_auto_is_accepted_of_every_key_and_is_its_default() -> None:
     for key in KEYS:
         config = resolve({key: "auto"})
-        assert KEYS[key].of(sized(config, MANY)) == KEYS[key].default, key
+        assert sized(config, MANY).values()[key] == KEYS[key].default, key
         assert config == resolve({})
 
 
@@ -334,7 +334,7 @@ def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> N
         for key, preferred in SYSTEMS.load(name).defaults.items():
             assert flower_defaults().get(key, "auto") == "auto"
             config = resolve({**flower_defaults(), "strategy": name})
-            assert KEYS[key].of(config) == preferred
+            assert config.values()[key] == preferred
 
 
 def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:

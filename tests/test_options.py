@@ -60,7 +60,7 @@ def test_every_option_has_an_example_that_is_accepted(in_checkout: None) -> None
     for key in KEYS:
         given = pairs([KEYS[key].example], "example")
         assert key in given
-        assert KEYS[key].of(resolve(given)) == given[key]
+        assert resolve(given).values()[key] == given[key]
 
 
 def test_every_party_rule_has_an_example_that_is_accepted() -> None:

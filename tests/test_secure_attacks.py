@@ -32,11 +32,9 @@ from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Offer, check_tags, place_of
-from vfl_flower.transport.early_messages import KeyMade, KeyOrder, SetOrder
+from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder, SetOrder
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import (
-    Agreed,
-    AgreeOrder,
     Arrays,
     CheckpointOrder,
     DescribeOrder,

@@ -8,30 +8,18 @@ app: ``app = PartyApp(mods=[...])``.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from logging import ERROR, WARNING
 from typing import Any, TypeVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.common import log
 
 from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config import logs
-from vfl_flower.config.errors import (
-    CodeError,
-    ConfigError,
-    OutOfStepError,
-    VflError,
-    in_own_code,
-    places,
-    raised,
-)
-from vfl_flower.config.names import in_words
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import running, speaks
 from vfl_flower.party import builder, session, stacked, state, state_file
@@ -46,25 +34,10 @@ from vfl_flower.tasks.inference.party import explain, scoring
 from vfl_flower.tasks.inference.party.model import forget
 from vfl_flower.tasks.inference.party.predict import predict
 from vfl_flower.tasks.information import party as information
-from vfl_flower.transport import shared_actor
-from vfl_flower.transport.early_messages import (
-    AlignOrder,
-    ColumnBinsOrder,
-    CommonOrder,
-    ConfirmOrder,
-    EvidenceOrder,
-    InformationOrder,
-    KeyOrder,
-    OpenSetOrder,
-    ReuseOrder,
-    SeekOrder,
-    SetOrder,
-)
-from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
+from vfl_flower.transport import early_messages as early
+from vfl_flower.transport import explain_messages, shared_actor
 from vfl_flower.transport.flower_internals import Framed
 from vfl_flower.transport.messages import (
-    Agreed,
-    AgreeOrder,
     CheckpointOrder,
     DescribeOrder,
     EmbedOrder,
@@ -81,11 +54,11 @@ from vfl_flower.transport.messages import (
     ServeOrder,
     TrainOrder,
 )
-from vfl_flower.transport.node import describe_records, index_and_parties, simulated
+from vfl_flower.transport.node import describe_records, failure, index_and_parties, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream import session as stream
 from vfl_flower.transport.stream.messages import SessionOrder
-from vfl_flower.transport.wire import SAME_VERSION, read_order, to_failure, to_reply, version_in
+from vfl_flower.transport.wire import SAME_VERSION, read_order, to_reply, version_in
 
 logs.without_colours()
 
@@ -124,7 +97,7 @@ class PartyApp(ClientApp):
         try:
             return super().__call__(message, context)
         except Exception as error:
-            return _failure(error, message, context)
+            return failure(error, message, context)
 
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]
@@ -181,17 +154,20 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 
 
 def _read(message: Message, kind: type[O], context: Context) -> O:
-    """Return the order in a message, if both sides' versions and the party's rules permit it."""
-    theirs = version_in(message)
-    if not speaks(theirs):
+    """Return the order in a message, if both sides' versions and the party's rules permit it.
+
+    A session checks versions, and rules on the run of its state, once.
+    """
+    own = session.current(context)
+    accepted = own is not None and own.accepted
+    if not accepted and not speaks(theirs := version_in(message)):
         raise ConfigError(
             f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
             f"holder runs {theirs or 'an older version'}. {SAME_VERSION}"
         )
-    own = session.current(context)
     largest = own.party.largest_order if own else session.largest_order(context)
     order = read_order(message, kind, largest)
-    if own is None or not own.accepted or order.of_parties or isinstance(order, OF_OTHER_RUNS):
+    if not accepted or order.of_parties or isinstance(order, OF_OTHER_RUNS):
         check_order(context, order)
         if own:
             own.accepted = True
@@ -208,7 +184,7 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
                 answer = replace(answer, name=Rules.of(context.node_config).name)
             return to_reply(answer, message)
         except Exception as error:
-            return _failure(error, message, context)
+            return failure(error, message, context)
         finally:
             if not isinstance(message, Framed):  # the context may leave this process
                 session.hand_over(context)
@@ -241,26 +217,7 @@ def _answer_turn(
                 state.keep_copy(context.state, order)
             return to_reply(upload, message)
         except Exception as error:
-            return _failure(error, message, context)
-
-
-def _failure(error: Exception, message: Message, context: Context) -> Message:
-    """Return the answer that names what went wrong, and holds no data."""
-    if isinstance(error, CodeError):
-        log(WARNING, "%s", error)
-        said = str(error) if simulated(context) else error.outside  # one owner may read it all
-        return to_failure(in_words(said), message)
-    if isinstance(error, VflError):
-        return to_failure(in_words(str(error)), message, isinstance(error, OutOfStepError))
-    if isinstance(error, MemoryError):
-        return to_failure("has not enough memory for what it was asked.", message)
-    # The owner of a party's code may read what it quotes. Others' errors may quote the data too.
-    here = context.node_config.get("simulated")  # in this process, whose terminal its owner reads
-    own = in_own_code(error) and not here
-    log(ERROR, "%s", f"{places(error)}\n{error}" if own else places(error))
-    if here:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    return to_failure(raised(error), message)
+            return failure(error, message, context)
 
 
 # --- messages of a run --------------------------------------------------------------------------
@@ -343,21 +300,18 @@ def resume(context: Context, order: ResumeOrder) -> Payload:
     return replace(payload, checkpoint=number)
 
 
-@serves(KeyOrder)
-def key(context: Context, order: KeyOrder) -> Payload:
-    """Make a fresh key for masked sums of this run, and sign it."""
-    return keys.make_key(context, order)
+serves(early.KeyOrder)(keys.make_key)
 
 
-@serves(AgreeOrder)
-def agree(context: Context, order: AgreeOrder) -> Payload:
+@serves(early.AgreeOrder)
+def agree(context: Context, order: early.AgreeOrder) -> Payload:
     """Mask uploads from now on, by keys with all other parties."""
 
-    def agree(party: Party, order: AgreeOrder) -> Payload:
+    def agree(party: Party, order: early.AgreeOrder) -> Payload:
         if party.seal is None:
             raise VflError("was asked to agree on keys, and its uploads are not masked.")
         tags = party.seal.agree(context, order.arrays, party.alike)
-        return Agreed(party=party.learner.index, parties=party.learner.parties, arrays=tags)
+        return early.Agreed(party=party.learner.index, parties=party.learner.parties, arrays=tags)
 
     payload = _by_party(agree, context, order)
     if session.is_new(context):
@@ -388,14 +342,14 @@ def _by_ids(serve: Callable[..., Payload], context: Context, order: Order) -> Pa
     return serve(context, own_source(context), index_and_parties(context)[1], order)
 
 
-serves(SetOrder)(partial(_by_ids, at_party.find_set))
-serves(AlignOrder)(partial(_by_ids, at_party.blind))
-serves(CommonOrder)(partial(_by_ids, at_party.take_common))
-serves(ReuseOrder)(partial(_by_ids, reuse.reuse_rows))
+serves(early.SetOrder)(partial(_by_ids, at_party.find_set))
+serves(early.AlignOrder)(partial(_by_ids, at_party.blind))
+serves(early.CommonOrder)(partial(_by_ids, at_party.take_common))
+serves(early.ReuseOrder)(partial(_by_ids, reuse.reuse_rows))
 
 
-@serves(ConfirmOrder)
-def confirm(context: Context, order: ConfirmOrder) -> Payload:
+@serves(early.ConfirmOrder)
+def confirm(context: Context, order: early.ConfirmOrder) -> Payload:
     """Use these rows from now on, and keep the alignment."""
     party, parties = index_and_parties(context)
     answer = at_party.confirm(context, party, parties, order)
@@ -406,9 +360,9 @@ def confirm(context: Context, order: ConfirmOrder) -> Payload:
 # --- information of columns ----------------------------------------------------------------------
 
 
-serves(InformationOrder)(information.offer)
-serves(ColumnBinsOrder)(information.upload_bins)
-serves(EvidenceOrder)(information.compute)
+serves(early.InformationOrder)(information.offer)
+serves(early.ColumnBinsOrder)(information.upload_bins)
+serves(early.EvidenceOrder)(information.compute)
 
 
 # --- prediction ---------------------------------------------------------------------------------
@@ -416,12 +370,12 @@ serves(EvidenceOrder)(information.compute)
 
 serves(PredictOrder)(predict)
 serves(ServeOrder)(scoring.load)
-serves(ExplainOrder)(explain.begin)
-serves(PermuteOrder)(explain.permute)
-serves(FiguresOrder)(explain.note)
+serves(explain_messages.ExplainOrder)(explain.begin)
+serves(explain_messages.PermuteOrder)(explain.permute)
+serves(explain_messages.FiguresOrder)(explain.note)
 serves(ScoreOrder)(scoring.score)
-serves(OpenSetOrder)(scoring.open_set)
-serves(SeekOrder)(scoring.seek)
+serves(early.OpenSetOrder)(scoring.open_set)
+serves(early.SeekOrder)(scoring.seek)
 
 
 app = PartyApp()

@@ -26,6 +26,7 @@ from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.party import model, scoring
 from vfl_flower.tasks.information import party as information
 from vfl_flower.transport.early_messages import (
+    AgreeOrder,
     Aligned,
     AlignOrder,
     ColumnBinsOrder,
@@ -42,7 +43,6 @@ from vfl_flower.transport.early_messages import (
 )
 from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
 from vfl_flower.transport.messages import (
-    AgreeOrder,
     CheckpointOrder,
     DescribeOrder,
     Description,

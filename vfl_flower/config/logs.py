@@ -49,7 +49,7 @@ def described(log_format: object = None, lasting: bool = False, **fields: Any) -
     lasting : whether all other threads, and all later records of this process, are alike.
     """
     global _of_process
-    outer = _about()
+    outer = _here.get() or _of_process
     as_json = log_format == "json" if log_format in FORMATS else outer.as_json
     about = _About(as_json, {**outer.fields, **fields})
     if as_json:

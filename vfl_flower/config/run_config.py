@@ -167,7 +167,9 @@ class RunConfig:
         """
         changed: dict[str, dict[str, Any]] = {"": {}}
         for name, value in values.items():
-            option = KEYS[name]
+            option, known = KEYS[name], _VALUES[name](self)
+            if value == known and type(value) is type(known):
+                continue  # it has been checked
             changed.setdefault(option.section, {})[option.field] = option.check(value)
         own = changed.pop("")
         sections = {name: replace(getattr(self, name), **each) for name, each in changed.items()}

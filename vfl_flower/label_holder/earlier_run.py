@@ -57,9 +57,9 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
         check_noise(config, given)
         return config
     found = to_go_on_from(folder)
-    anew = {}
+    anew, values = {}, found.config.values()
     for name, now in given.items():
-        then = KEYS[name].of(found.config)
+        then = values[name]
         if now == then or name == "out":
             continue
         if name not in _MAY_DIFFER:
@@ -79,8 +79,8 @@ def reached_as_before(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     """
     if not config.model:
         return config
-    then = load(config.model).config
-    return config.with_values({name: KEYS[name].of(then) for name in _REACHED if name not in given})
+    then = load(config.model).config.values()
+    return config.with_values({name: then[name] for name in _REACHED if name not in given})
 
 
 NOISE_ON_EMBEDDINGS = ("embedding-noise", "inner-noise", "embedding-bound")
@@ -128,11 +128,12 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
             "that run alone. Leave grow out."
         )
     alike = given.get("strategy", then.strategy) == then.strategy
+    earlier = then.values()
     inherited = {
-        each.name: each.of(then)
-        for each in KEYS.values()
-        if (alike or each.section in ("data", "models") or each.name in _REACHED)
-        and each.name not in _OF_ONE_RUN
+        name: value
+        for name, value in earlier.items()
+        if (alike or KEYS[name].section in ("data", "models") or name in _REACHED)
+        and name not in _OF_ONE_RUN
     }
     before = then.training.optimizer
     if kind_of(given.get("optimizer", before)) != kind_of(before):
@@ -141,8 +142,9 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     config = resolve({"strategy": then.strategy, **known, **given})
     divided = () if then.data.own_data else (k.name for k in KEYS.values() if k.section == "data")
     kind = () if then.data.own_data == config.data.own_data else ("dataset",)
+    values = config.values()
     for name in (*_OF_MODEL, *divided, *kind):
-        was, now = KEYS[name].of(then), KEYS[name].of(config)
+        was, now = earlier[name], values[name]
         if was != now:
             raise ConfigError(
                 f"{folder} holds a model with {name} = {'auto' if was is None else repr(was)}, not "

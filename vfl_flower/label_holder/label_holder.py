@@ -102,7 +102,8 @@ class LabelHolder:
         masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
         self._background = own_held_out[background_rows(len(own_held_out))]
         max_delay = config.schedule.max_delay
-        keeps = config.uplink.surrogates or max_delay or self.aggregation.waits
+        self._in_table = config.uplink.surrogates  # decoding an upload writes the table
+        keeps = self._in_table or max_delay or self.aggregation.waits
         if window_rows and masks is None and not keeps:
             self.table: Table = WindowTable(self.columns, own, self.device, window_rows)
         else:
@@ -154,9 +155,8 @@ class LabelHolder:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         sent = self.uplinks[party].select(upload.arrays) if self.estimator.broadcasts else {}
         if not self.aggregation.waits:
-            # With error feedback, decoding has already written the surrogates into the table.
-            held, fresh = self.config.uplink.surrogates, reading.fresh
-            self.table.write(party, window, fresh, reading.embeddings, self.steps, held)
+            sent_rows = reading.fresh, reading.embeddings
+            self.table.write(party, window, *sent_rows, self.steps, self._in_table)
         return Arrival(party, window, order.coordinated, reading, batches, sent)
 
     def refresh(self, party: int, ids: NDArray[np.int32] | None, upload: Upload) -> None:
@@ -168,8 +168,7 @@ class LabelHolder:
             rows = links.decode(upload.arrays, window)["embedding"]
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        held = self.config.uplink.surrogates  # decoding has written these columns already
-        self.table.write(party, window, rows, (rows,), self.steps, held)
+        self.table.write(party, window, rows, (rows,), self.steps, self._in_table)
         if self.estimator.broadcasts:
             self.first_uploads[party] = links.select(upload.arrays)
 

@@ -116,7 +116,7 @@ class Table:
             If embeddings far exceed all that the party has sent before. One such upload could end
             training for all parties, and nobody would know its sender.
         """
-        largest, known = _peak(sent), self.peaks.get(party)
+        largest, known = max(map(peak, sent), default=0.0), self.peaks.get(party)
         if known is not None and largest > max(USUAL, _GROWTH * known):
             self.forget(party)
             raise VflError(
@@ -145,7 +145,7 @@ class Table:
         ----------
         sent : party -> embeddings of its last upload.
         """
-        peaks = {m: _peak([self.of(m), *sent.get(m, ())]) for m in self.columns}
+        peaks = {m: max(map(peak, [self.of(m), *sent.get(m, ())])) for m in self.columns}
         party, largest = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
         if largest > USUAL:
             self.forget(party)
@@ -279,11 +279,6 @@ def _check_memory(columns: Mapping[int, slice], needed: int) -> None:
             f"Party {largest} has the largest, of size {sizes[largest]}: give it a smaller "
             "embedding-size."
         )
-
-
-def _peak(blocks: Sequence[Tensor]) -> float:
-    """Return the largest absolute value of all blocks."""
-    return max(map(peak, blocks), default=0.0)
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any] | Rows, NDArray[Any]]:

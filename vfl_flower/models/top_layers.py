@@ -194,18 +194,22 @@ class TopModel(nn.Module):
             if depth:
                 signal *= inputs[depth] > 0
         if bound < math.inf and layers:
-            squares = [
-                each.square().sum(1) * (read.square().sum(1) + 1)
-                for each, read in zip(signals, inputs, strict=True)
-            ]
-            norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
-            kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-            signals = [torch.where(kept > 0, each * kept, 0.0).to(sums) for each in signals]
+            signals = [each.to(sums) for each in _clipped(signals, inputs, bound)]
             inputs = [each.to(sums) for each in inputs]
-        gradients: list[Tensor] = []
-        for each, read in zip(signals, inputs, strict=False) if parameters else ():
-            gradients += [each.T @ read, each.sum(0)]
-        return outputs, in_float32(signal), list(map(in_float32, gradients))
+        pairs = zip(signals, inputs, strict=False) if parameters else ()
+        gradients = [in_float32(g) for each, read in pairs for g in (each.T @ read, each.sum(0))]
+        return outputs, in_float32(signal), gradients
+
+
+def _clipped(signals: list[Tensor], inputs: list[Tensor], bound: float) -> list[Tensor]:
+    """Return the signals of layers, scaled so that each row's gradient obeys the bound."""
+    squares = [
+        each.square().sum(1) * (read.square().sum(1) + 1)
+        for each, read in zip(signals, inputs, strict=True)
+    ]
+    norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
+    kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
+    return [torch.where(kept > 0, each * kept, 0.0) for each in signals]
 
 
 class CombiningTop(TopModel):

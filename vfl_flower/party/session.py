@@ -75,8 +75,11 @@ class Session:
         try:
             payload = method(self.party, order)
             refuse_unused(order.arrays, "was sent")
-            if self._may_wait(order):
-                self.ahead = True
+            # Orders of other kinds are rare, and some read the state. Masks serve one message each.
+            party, trains = self.party, isinstance(order, TrainOrder | EmbedOrder)
+            shares_memory = self.scalars is not None and party.in_process.model is not None
+            if trains and shares_memory and not party.seal and not party.learner.arrays:
+                self.ahead = True  # the state is written later
             else:
                 self.write()
         except BaseException:
@@ -84,16 +87,6 @@ class Session:
             raise
         self.before = None
         return payload
-
-    def _may_wait(self, order: Order) -> bool:
-        """Return whether the state can be written later.
-
-        Orders of other kinds are rare, and some read the state. Masks serve one message each.
-        """
-        party = self.party
-        trains = isinstance(order, TrainOrder | EmbedOrder)
-        shares_memory = self.scalars is not None and party.in_process.model is not None
-        return trains and shares_memory and not party.seal and not party.learner.arrays
 
     def load(self, context: Context) -> None:
         """Load the state of the last message into the party."""

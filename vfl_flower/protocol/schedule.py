@@ -86,16 +86,8 @@ class Schedule:
                     f"{parties} parties know them: lower the quorum."
                 )
             coordinated = False
-        if estimator.broadcasts and not coordinated:
-            raise ConfigError(
-                "labels = 'shared' sends every upload on to all parties, which then step together: "
-                f"it needs a synchronous system, with a quorum of all {parties}."
-            )
-        if config.estimator.perturbs == "all" and not coordinated:
-            raise ConfigError(
-                "perturbs = 'all' answers all parties' directions with one difference, so parties "
-                f"step together: it needs a synchronous system, with a quorum of all {parties}."
-            )
+        if not coordinated:
+            _check_apart(config, estimator, parties)
         aggregation_of(config).check_schedule(parties, coordinated)
         if coordinated and config.running.on_party_failure == "continue":
             raise ConfigError(
@@ -107,6 +99,20 @@ class Schedule:
         most = free if few else max(estimator.windows[cost], _LONGEST * measures)
         window, longest = _window(config, free), _window(config, most)
         return cls(quorum, coordinated, window, longest, measures)
+
+
+def _check_apart(config: RunConfig, estimator: Estimator, parties: int) -> None:
+    """Refuse options whose parties must step together."""
+    if estimator.broadcasts:
+        raise ConfigError(
+            "labels = 'shared' sends every upload on to all parties, which then step together: "
+            f"it needs a synchronous system, with a quorum of all {parties}."
+        )
+    if config.estimator.perturbs == "all":
+        raise ConfigError(
+            "perturbs = 'all' answers all parties' directions with one difference, so parties "
+            f"step together: it needs a synchronous system, with a quorum of all {parties}."
+        )
 
 
 def _window(config: RunConfig, default: int) -> int:

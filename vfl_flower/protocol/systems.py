@@ -101,12 +101,13 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     ConfigError
         If options contradict a chosen default.
     """
-    training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
+    training, values = config.training, config.values()
+    left = [name for name in BY_ROWS if values[name] is None]
     if not left:
         return config
     steps_are_free = not mechanism_of(config).costs_by_step
     few = rows < FEW and steps_are_free  # else more steps would need more noise
-    kind, noisy = optimizers.kind_of(training.optimizer), _learns_through_noise(config.values())
+    kind, noisy = optimizers.kind_of(training.optimizer), _learns_through_noise(values)
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     smooth = kind == "adam" and config.estimator.kind == "first-order"
     if smooth:

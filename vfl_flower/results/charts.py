@@ -85,8 +85,6 @@ def chart(
     The x-axis begins at 0, and is logarithmic if some lines go much further than others. A
     ``linear`` axis is neither.
     """
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-
     drawn = {}
     for line in lines:
         number, dashes = look(line.number)
@@ -109,6 +107,21 @@ def chart(
         )
         if line.best:
             axes.plot(*line.best, "o", color=colour, fillstyle="none", markersize=_RING)
+    logarithmic = _scale(axes, lines, linear)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.7g}")
+    axes.set_xlabel(x_label + (", logarithmic" if logarithmic else ""), color=_TEXT)
+    axes.set_ylabel(y_label, color=_TEXT)
+    axes.tick_params(which="both", bottom=False, left=False, labelcolor=_TEXT)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_frame_on(False)
+    return drawn
+
+
+def _scale(axes: Axes, lines: Sequence[Line], linear: bool) -> bool:
+    """Scale the x-axis, and return whether it is logarithmic; see `chart`."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
     xs = [x for line in lines if line.moves for x, _ in line.points]
     ends = [line.points[-1][0] for line in lines if line.moves]
     logarithmic = not linear and bool(ends) and max(ends) > 4 * min(ends)
@@ -122,14 +135,7 @@ def chart(
         if not linear:
             axes.set_xlim(left=min(0.0, *xs, 0.0))
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:,.7g}")
-    axes.set_xlabel(x_label + (", logarithmic" if logarithmic else ""), color=_TEXT)
-    axes.set_ylabel(y_label, color=_TEXT)
-    axes.tick_params(which="both", bottom=False, left=False, labelcolor=_TEXT)
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_frame_on(False)
-    return drawn
+    return logarithmic
 
 
 def _outline(line: Line) -> list[tuple[float, float]]:

@@ -118,6 +118,14 @@ class KeyOrder(EarlyOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgreeOrder(Order):
+    """Agree with all parties on keys: a row of `KeyMade` for each. The answer is `Agreed`."""
+
+    kind: ClassVar[str] = "query.agree"
+    names: ClassVar = ("keys", "identities", "signatures")
+
+
+@dataclass(frozen=True, kw_only=True)
 class InformationOrder(EarlyOrder):
     """Say whether you take part in task "information". The answer is `InformationOffer`."""
 
@@ -197,6 +205,13 @@ class KeyMade(Introduction):
     """
 
     names: ClassVar = ("keys", "identities", "signatures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed(Introduction):
+    """Answer to `AgreeOrder`: a tag of the key with each party, uint8 [parties, 16]."""
+
+    names: ClassVar = ("tags",)
 
 
 @dataclass(frozen=True, kw_only=True)

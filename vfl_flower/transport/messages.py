@@ -197,19 +197,11 @@ class GrowOrder(DescribeOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgreeOrder(Order):
-    """Agree with all parties on keys: a row of `KeyMade` for each. The answer is `Agreed`."""
-
-    kind: ClassVar[str] = "query.agree"
-    names: ClassVar = ("keys", "identities", "signatures")
-
-
-@dataclass(frozen=True, kw_only=True)
 class PredictOrder(Order):
     """Embed rows with the model of a checkpoint. The answer is `Predicted`.
 
     The rows are the rows just aligned, or else the test rows. If sums are masked, ``arrays`` are as
-    in `AgreeOrder`.
+    in `early_messages.AgreeOrder`.
     """
 
     kind: ClassVar[str] = "query.predict"
@@ -276,20 +268,14 @@ class Description(Introduction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreed(Introduction):
-    """Answer to `AgreeOrder`: a tag of the key with each party, uint8 [parties, 16]."""
-
-    names: ClassVar = ("tags",)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Predicted(Introduction):
     """Answer to `PredictOrder`: ``arrays["embedding"]``, float32 [N, E].
 
     ``alignment`` is as in `Description`. ``exchange`` is the number of messages that the model has
     seen, and ``checkpoint`` the number of its checkpoint. If sums are masked, embeddings are masked
-    too, int32, and there are tags as in `Agreed`. ``arrays["drift"]``, int32 [2], is how many of
-    the party's columns drift moderately, and how many largely. A party may leave it out.
+    too, int32, and there are tags as in `early_messages.Agreed`. ``arrays["drift"]``, int32 [2], is
+    how many of the party's columns drift moderately, and how many largely. A party may leave it
+    out.
     """
 
     names: ClassVar = ("embedding", "tags", "drift")

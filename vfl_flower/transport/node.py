@@ -1,20 +1,31 @@
-"""Describe a node: its party, whether it is simulated, and its folder."""
+"""Describe a node: its party, its folder, and how it refuses or fails."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, Message
 
 from vfl_flower.config import logs, names
-from vfl_flower.config.errors import ConfigError, SharedError
+from vfl_flower.config.errors import (
+    CodeError,
+    ConfigError,
+    OutOfStepError,
+    SharedError,
+    VflError,
+    in_own_code,
+    places,
+    raised,
+)
 from vfl_flower.config.files import check_own
 from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray
+from vfl_flower.transport.wire import to_failure
 
 log = logging.getLogger("flwr")
 
@@ -99,3 +110,22 @@ def refused(context: Context, what: str) -> ConfigError:
     sentence = f"Party {context.node_config.get('partition-id')} refuses {what}."
     log.warning("%s", sentence)
     return ConfigError(sentence)
+
+
+def failure(error: Exception, message: Message, context: Context) -> Message:
+    """Return the answer that names what went wrong, and holds no data."""
+    if isinstance(error, CodeError):
+        log.warning("%s", error)
+        said = str(error) if simulated(context) else error.outside  # one owner may read it all
+        return to_failure(names.in_words(said), message)
+    if isinstance(error, VflError):
+        return to_failure(names.in_words(str(error)), message, isinstance(error, OutOfStepError))
+    if isinstance(error, MemoryError):
+        return to_failure("has not enough memory for what it was asked.", message)
+    # The owner of a party's code may read what it quotes. Others' errors may quote the data too.
+    here = context.node_config.get("simulated")  # in this process, whose terminal its owner reads
+    own = in_own_code(error) and not here
+    log.error("%s", f"{places(error)}\n{error}" if own else places(error))
+    if here:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return to_failure(raised(error), message)

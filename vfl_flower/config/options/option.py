@@ -88,10 +88,6 @@ class Key(NamedTuple):
         """Return the first sentence of the help text."""
         return sentences(self.help)[0]
 
-    def of(self, config: Any) -> Any:
-        """Return the option's value in a `RunConfig`."""
-        return getattr(getattr(config, self.section) if self.section else config, self.field)
-
     def typed(self, value: Any, named: str = "") -> Any:
         """Return a value with the option's type, or raise `ConfigError`.
 

@@ -35,11 +35,9 @@ from vfl_flower.protocol.aggregation.masks import (
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.early_messages import KeyMade, KeyOrder
+from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder
 from vfl_flower.transport.gather import gather_all
 from vfl_flower.transport.messages import (
-    Agreed,
-    AgreeOrder,
     Arrays,
     Introduction,
     Order,

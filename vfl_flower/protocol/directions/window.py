@@ -83,18 +83,19 @@ class Directions:
 
     def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
         """Add a step's direction times a factor to tensors in the parameters' shapes."""
+        small = list(self._draw(step, tensors)) if self.size <= _BLOCK else []
         if self.set.length is not None:
-            squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
+            squares = sum(float(u.square().sum()) for _, u in small or self._draw(step, tensors))
             factor *= self.set.length / squares**0.5
         with np.errstate(over="ignore"):  # a later check refuses infinite values
             factor = float(np.float32(factor))
         added = 0
         try:
-            for part, drawn in self._draw(step, tensors):
+            for part, drawn in small or self._draw(step, tensors):
                 part.add_(drawn.to(part.device, non_blocking=True), alpha=factor)
                 added += 1
         except BaseException:  # an interrupt too must not leave half a step
-            for part, drawn in islice(self._draw(step, tensors), added):
+            for part, drawn in islice(small or self._draw(step, tensors), added):
                 part.sub_(drawn.to(part.device, non_blocking=True), alpha=factor)
             raise
 
@@ -179,13 +180,12 @@ class StackedDirections(Directions):
                 tensor.add_(part.view_as(tensor), alpha=factor)
 
 
-def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield flat slices of tensors in order, each of at most `_BLOCK` numbers.
+def blocks(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return flat slices of tensors in order, each of at most `_BLOCK` numbers.
 
     Copies of slices need little memory.
     """
-    for tensor in tensors:
-        yield from tensor.view(-1).split(_BLOCK)
+    return [part for tensor in tensors for part in tensor.view(-1).split(_BLOCK)]
 
 
 def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:

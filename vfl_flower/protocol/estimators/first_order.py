@@ -51,7 +51,8 @@ class FirstOrder(Estimator):
         """Embed the window's rows, [R, E]."""
         x = end.features(window)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
-        lengths, key = window.lengths.tolist(), window_key(end.secret, order)
+        key = window_key(end.secret, order) if end.model.by_step else b""
+        lengths = window.lengths.tolist()
         h, hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
         in_one = end.optimizer.param_groups[0]["plain"] or len(window.lengths) == 1
         end.trace = x, hs if in_one else None
@@ -91,7 +92,8 @@ class FirstOrder(Estimator):
         x, hs = end.trace or (end.features(window), None)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         rows, lengths = rows.to(end.device, non_blocking=True), window.lengths.tolist()
-        key, training = window_key(end.secret, order), self.config.training
+        key = window_key(end.secret, order) if end.model.by_step else b""
+        training = self.config.training
         first = order.epoch * end.sampling.per_epoch + order.first
         descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
 
@@ -155,8 +157,23 @@ def descend(
             subtract(parameters, gradients, rates.lr)
         else:
             step_along(optimizer, gradients, first)
-        return
-    named = trained(model).items()
+    else:
+        _step_by_step(model, optimizer, x, gradient_rows, lengths, training, noise, key, first)
+
+
+def _step_by_step(
+    model: BottomModel,
+    optimizer: torch.optim.Optimizer,
+    x: Samples,
+    gradient_rows: Tensor,
+    lengths: Sequence[int],
+    training: TrainingConfig,
+    noise: Perturbation | None,
+    key: bytes,
+    first: int,
+) -> None:
+    """Take the steps of `descend` one by one, with a copy of the uploaded parameters."""
+    weight, named = training.regulariser_weight, trained(model).items()
     uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in named}
     of_steps = samples.split(x, lengths), gradient_rows.split(list(lengths))
     for step, (rows, gradient_of) in enumerate(zip(*of_steps, strict=True)):

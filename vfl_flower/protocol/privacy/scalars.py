@@ -98,18 +98,13 @@ class NoisyScalars(Mechanism):
                 "privacy = 'scalar' needs a budget or a noise multiplier. Set epsilon or "
                 "noise-multiplier."
             )
-        update = self.config.estimator.server_update
-        if update not in SERVER_UPDATES.known:
-            raise ConfigError(
-                f"privacy = {privacy.mechanism!r} does not know what server-update = {update!r} "
-                f"shows of labels. Choose {' or '.join(map(repr, SERVER_UPDATES.known))}."
-            )
-        named = self.config.models.aggregation
-        if named not in AGGREGATIONS.known:  # its top model may leave out the bound of each row
-            raise ConfigError(
-                f"privacy = {privacy.mechanism!r} does not know what aggregation = {named!r} shows "
-                f"of labels. Choose {' or '.join(map(repr, AGGREGATIONS.known))}."
-            )
+        for registry in (SERVER_UPDATES, AGGREGATIONS):
+            name = self.config.values()[registry.key]
+            if name not in registry.known:  # a top model may leave out the bound of each row
+                raise ConfigError(
+                    f"privacy = {privacy.mechanism!r} does not know what {registry.key} = {name!r} "
+                    f"shows of labels. Choose {' or '.join(map(repr, registry.known))}."
+                )
         if self.config.training.precision != "float32":
             raise ConfigError(
                 f"precision = {self.config.training.precision!r} rounds the top model's gradients "

@@ -122,7 +122,7 @@ class Sampling:
             return window, window
         owner = None if order.coordinated else party
         batches = self.window(owner, order.epoch, order.first, order.steps, b"")
-        window = kept(batches, present)
+        window = batches if present is None else kept(batches, present)
         if order.coordinated:
             return batches, window
         ids = _sent(arrays, "ids", window.ids.shape)

@@ -133,6 +133,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
     several = len(runs) > 1
     tables, notes = [], []
     for run, of in found:
+        title = run.title if several else ""
         rows: list[Row] = [_index("scores", number(of, "scores"))]
         embeddings = mapping(of.get("embeddings"))
         for party in embeddings:
@@ -140,14 +141,7 @@ def drift(runs: Sequence[Shown]) -> Section | None:
                 "sum of all embeddings" if party == "sum" else f"embeddings of {run.called(party)}"
             )
             rows.append(_index(called, number(embeddings, party)))
-        tables.append(
-            Table(
-                ["what", "index", "drift", f"0 to {_MOST:g}"],
-                [rows],
-                1,
-                run.title if several else "",
-            )
-        )
+        tables.append(Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, title))
         columns = mapping(of.get("columns"))
         counts: list[Row] = [
             [

@@ -200,13 +200,17 @@ def _side_by_side(study: Study, job: Mapping[str, Any], jobs: int, log: BinaryIO
                     f"{job['folder']}/workers.log, lower --jobs, and give the same command again."
                 )
         finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_TERM_SECONDS)
-                process.kill()
-                process.wait()
+            _end(processes)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERM_SECONDS)
+        process.kill()
+        process.wait()
 
 
 def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:

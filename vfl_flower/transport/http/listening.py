@@ -288,10 +288,8 @@ def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
         )
     shown = host
     if tls:
-        certificate, key = (
-            Path(each).expanduser() for each in (serving.serve_certificate, serving.serve_key)
-        )
-        app.certificate = Certificate(certificate, key, host)
+        certificate, key = map(Path, (serving.serve_certificate, serving.serve_key))
+        app.certificate = Certificate(certificate.expanduser(), key.expanduser(), host)
         shown = app.certificate.host
     config = uvicorn.Config(
         app,
