@@ -73,7 +73,8 @@ def party_of(kind: str, hidden: int, text: str, small: bool) -> Party:
     """A party with the large model, or one of a few parameters."""
     keys = {**KEYS, **KINDS[kind]}
     if not text:
-        shape = {"bottom-hidden": 4 if small else hidden, "embedding-size": 1000}
+        shape = {"bottom-model": "mlp", "embedding-size": 1000}
+        shape["bottom-hidden"] = 4 if small else hidden
         return Party(resolve({**keys, **shape}), 0, PARTIES, OUTPUTS)
     folder = Path(text, "small" if small else "large")
     words = json.loads((folder / "config.json").read_text())["vocab_size"]

@@ -82,4 +82,4 @@ def test_the_example_that_is_shown_is_accepted(name: str, monkeypatch: pytest.Mo
     monkeypatch.chdir(Path(__file__).parent.parent)
     words = shlex.split(listing._command(EXPERT[name]).replace("\\\n", ""))
     _, keys, _ = given([words[at + 1] for at, word in enumerate(words) if word == "-c"], None)
-    assert EXPERT[name].of(resolve(keys)) == keys[name]
+    assert resolve(keys).values()[name] == keys[name]

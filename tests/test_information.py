@@ -52,6 +52,9 @@ KEYS = {"task": "information", "align": "ids"}  # which takes less time than the
 EXACT = {**KEYS, "information": "exact"}
 
 
+DRAW = evidence_files._draw
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
@@ -181,7 +184,7 @@ def test_the_label_holder_gets_no_names_and_the_wire_has_none(organisations: Org
 
 
 def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    monkeypatch.setattr(evidence_files, "_draw", DRAW)
     events = np.arange(200) % 2
     columns = [
         of_column(name, np.arange(200.0), events.astype(np.uint8), 20)

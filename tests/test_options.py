@@ -81,7 +81,7 @@ def test_related_options_exist_and_are_others() -> None:
 def test_examples_that_need_no_files_run(key: str, in_checkout: None, run: Start) -> None:
     given = pairs([KEYS[key].example], "example")
     files = ":" in str(given.get("dataset", "")) or "own.py:" in str(given.get("top-model", ""))
-    others = FROM_A_RUN | NODES | {"information"}  # whose example has other labels
+    others = FROM_A_RUN | NODES | {"information"}  # its example needs two classes
     if files or others & {key, *given}:
         pytest.skip("needs files, an earlier run or real nodes")
     assert run(4, {"epochs": 1, **given}).summary["exchanges"] >= 0

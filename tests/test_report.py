@@ -227,7 +227,8 @@ def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
             if summary["epsilon"] is not None:
                 assert f"{name}: {summary[f'epsilon_{name}']}" in page.text
     assert "one person's label is changed" in page.text
-    assert "did not cover all training data" in page.text
+    none = any(each["epsilon"] is None for each in summaries)
+    assert none == ("did not cover all training data" in page.text)
     page = Page(report([run(3, {**keys, "noise-seed": 0}).folder]))
     assert "No epsilon is claimed. The noise can be repeated" in page.text
     with pytest.raises(AssertionError, match="no table"):
@@ -607,7 +608,7 @@ def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_pat
             page.locator(".axes input").first.focus()
             for label in [*labels, labels[0]]:
                 assert page.locator(".axes :checked + label").text_content() == label
-                shown = page.locator(".charts:visible")
+                shown = page.locator(".axes[role] .charts:visible")
                 assert shown.count() == 1
                 caption = shown.locator("figcaption").first.text_content() or ""
                 assert label.partition(",")[0] in caption
