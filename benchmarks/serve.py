@@ -38,6 +38,7 @@ import psutil
 import torch
 import uvicorn
 
+from benchmarks.common import report
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.audit_chain import hashes_of
 from vfl_flower.launch.engines import predict_local, run_local
@@ -50,6 +51,10 @@ from vfl_flower.transport.nodes.certificates import self_signed
 
 PEOPLE, COLUMNS, CLIENTS, NEW = 20_000, 20, 16, 300
 GOAL_MS, GOAL_TAIL, GOAL_RATE, GOAL_ROWS, GOAL_GONE, GOAL_BACK = 10, 30, 200, 50_000, 300, 10
+
+
+FIGURES: dict[str, float] = {}
+"""What `row` has printed."""
 
 
 def main() -> None:
@@ -88,6 +93,7 @@ def main() -> None:
             if not given.only:
                 killed(deployed, ids, table, given.seconds)
             floors(folder, ids)
+    report("serve", FIGURES)
 
 
 def _private(path: str, flags: int) -> int:
@@ -371,7 +377,8 @@ def is_right(status: int, said: dict[str, Any], table: pd.DataFrame) -> bool:
 
 
 def row(what: str, value: float, unit: str, goal: float | None = None, more: bool = False) -> None:
-    """Print a figure beside its goal."""
+    """Print a figure beside its goal, and keep it for the last line."""
+    FIGURES[f"{what}, {unit}"] = round(value, 3)
     sign = ">=" if more else "<="
     beside = "" if goal is None else f"   goal {sign} {goal:,.0f}"
     print(f"{what:36} {value:12,.2f} {unit}{beside}")
