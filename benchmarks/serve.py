@@ -54,7 +54,7 @@ GOAL_MS, GOAL_TAIL, GOAL_RATE, GOAL_ROWS, GOAL_GONE, GOAL_BACK = 10, 30, 200, 50
 
 
 FIGURES: dict[str, float] = {}
-"""What `row` has printed."""
+"""Figures that `row` has printed."""
 
 
 def main() -> None:
