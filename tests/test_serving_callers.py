@@ -453,15 +453,39 @@ def test_callers_take_turns_for_the_disk(
 
     with serving(newcomers[0], tmp_path) as found:
         service = found.service
-        turn = service._counting._turn
+        run = service._counting.run
         with (
             patch.object(service._audit, "write", slow),
             patch.object(service, "_new_ids", SimpleNamespace(count=slow)),
             patch.object(service.queue, "put", lambda request: True),
-            nullcontext() if fair else patch.object(service._counting, "_turn", lambda _: turn("")),
+            nullcontext()
+            if fair
+            else patch.object(service._counting, "run", lambda _, call: run("", call)),
         ):
             asyncio.run(play(service))
     assert (order.index("modest") <= 2) == fair
+
+
+def test_calls_that_are_made_together_fail_and_are_given_up_alone() -> None:
+    line, begin, made = Turns("test", together=8), Event(), list[int]()
+
+    def call(number: int) -> int:
+        assert begin.wait(30)
+        made.append(number)
+        return 12 // number
+
+    async def play() -> list[Any]:
+        tasks = [asyncio.create_task(line.run("", partial(call, at))) for at in (1, 2, 0, 3, 4)]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        begin.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    outcomes = asyncio.run(play())
+    line.close()
+    assert made == [1, 2, 0, 4] and outcomes[:2] == [12, 6] and outcomes[4] == 3
+    assert isinstance(outcomes[2], ZeroDivisionError)
+    assert isinstance(outcomes[3], asyncio.CancelledError)
 
 
 @pytest.mark.parametrize("held", [True, False])

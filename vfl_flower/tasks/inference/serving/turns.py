@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from vfl_flower.config.errors import VflError
@@ -16,69 +17,82 @@ from vfl_flower.tasks.inference.serving.requests import UnavailableError
 log = logging.getLogger("flwr")
 
 T = TypeVar("T")
+_Call = tuple[Callable[[], Any], asyncio.Future[Any]]
 
 _MOST = 20  # requests of a caller that wait for contributions
 _MANY = 2048  # ids of a call that the web's thread does not make itself
 
 
 class Turns:
-    """A thread that makes one call at a time. Callers that wait take turns, a call each.
+    """A thread that makes calls, one after the other. Callers that wait take turns, a call each.
 
     Only the web's thread uses it, but for `submit`.
 
     Parameters
     ----------
     name : name of the thread.
+    together : calls at most that the thread makes before the web's thread looks again. Short calls
+        are made together, since each change of threads takes longer than they do.
     """
 
-    def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, name)
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by caller, the next one first
+    def __init__(self, name: str, together: int = 1) -> None:
+        self._thread, self._together = ThreadPoolExecutor(1, name), together
+        self._lines: dict[str, deque[_Call]] = {}  # by caller, the next one first
         self._busy = False
 
     async def run(self, caller: str, call: Callable[[], T]) -> T:
         """Make a call in the thread, once it is the caller's turn; return what it returns."""
-        if self._busy:
-            await self._turn(caller)
-        self._busy = True
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        finally:
-            self._busy = False
-            if self._lines:
-                self._next()
+        made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(caller, deque()).append((call, made))
+        if not self._busy:
+            self._next()
+        return await made
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Make a call after the one under way; may be called in any thread."""
+        """Make a call after those under way; may be called in any thread."""
         return self._thread.submit(call)
 
     def close(self) -> None:
         """End the thread, once no call comes any more."""
         self._thread.shutdown()
 
-    async def _turn(self, caller: str) -> None:
-        """Wait until the thread is free for this caller."""
-        waits = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(caller, deque()).append(waits)
-        try:
-            await waits
-        except asyncio.CancelledError:
-            if waits.done() and not waits.cancelled():  # its turn had come
-                self._next()
-            raise
-
     def _next(self) -> None:
-        """Give the thread to the next caller that waits."""
-        self._busy = False
-        while self._lines and not self._busy:
+        """Give the thread to the next callers that wait."""
+        calls = list[_Call]()
+        while self._lines and len(calls) < self._together:
             caller, line = next(iter(self._lines.items()))
             del self._lines[caller]
-            waits = line.popleft()
+            call, made = line.popleft()
             if line:
                 self._lines[caller] = line
-            if not waits.done():
-                self._busy = True
-                waits.set_result(None)
+            if not made.done():  # else its caller has gone
+                calls.append((call, made))
+        self._busy = bool(calls)
+        if calls:
+            loop = asyncio.get_running_loop()
+            outcomes = loop.run_in_executor(self._thread, _outcomes, calls)
+            outcomes.add_done_callback(partial(self._made, calls))
+
+    def _made(self, calls: Sequence[_Call], outcomes: asyncio.Future[list[Any]]) -> None:
+        for (_, made), (value, error) in zip(calls, outcomes.result(), strict=True):
+            if made.done():  # its caller has gone
+                continue
+            if error is None:
+                made.set_result(value)
+            else:
+                made.set_exception(error)
+        self._next()
+
+
+def _outcomes(calls: Sequence[_Call]) -> list[tuple[Any, Exception | None]]:
+    """Make calls; return the value or the error of each."""
+    outcomes: list[tuple[Any, Exception | None]] = []
+    for call, _ in calls:
+        try:
+            outcomes.append((call(), None))
+        except Exception as error:  # its caller gets it
+            outcomes.append((None, error))
+    return outcomes
 
 
 class Explaining:
