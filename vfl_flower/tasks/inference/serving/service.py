@@ -75,7 +75,7 @@ class Service:
         self.metrics.queue_rows.set_function(lambda: self.queue.ids)
         self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
         # A thread each: neither the web nor the scores wait for the disk.
-        self._counting, self.recording = Turns("new ids"), Turns("audit lines", together=64)
+        self._counting, self.recording = Turns("new ids"), Turns("audit lines", together=8)
         self._refusing = Future[None]()  # of the last calls that were refused
         self._refusing.set_result(None)
         self._looked = time.monotonic()
