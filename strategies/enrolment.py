@@ -75,7 +75,8 @@ def enrol(
         _check_brought(config, earlier, list(descriptions.values()))
     if not transport.simulated:
         _check_surrogates(transport, config, labels, len(descriptions))
-    then = dict(enumerate(c.strategy["holder"]["sizes"])) if (c := found or earlier) else {}
+    before = found or earlier
+    then = dict(enumerate(before.strategy["holder"]["sizes"])) if before else {}
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
     return {

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import httpx
 import numpy as np
@@ -466,8 +466,13 @@ def test_callers_take_turns_for_the_disk(
     assert (order.index("modest") <= 2) == fair
 
 
-def test_calls_that_are_made_together_fail_and_are_given_up_alone() -> None:
-    line, begin, made = Turns("test", together=8), Event(), list[int]()
+@pytest.mark.parametrize(("together", "changes"), [(8, 2), (1, 4)])
+def test_calls_that_are_made_together_fail_and_are_given_up_alone(
+    together: int, changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, begin, made = Turns("test", together), Event(), list[int]()
+    counted = Mock(side_effect=turns._outcomes)  # calls in the thread, each a change of threads
+    monkeypatch.setattr(turns, "_outcomes", counted)
 
     def call(number: int) -> int:
         assert begin.wait(30)
@@ -483,6 +488,7 @@ def test_calls_that_are_made_together_fail_and_are_given_up_alone() -> None:
 
     outcomes = asyncio.run(play())
     line.close()
+    assert counted.call_count == changes
     assert made == [1, 2, 0, 4] and outcomes[:2] == [12, 6] and outcomes[4] == 3
     assert isinstance(outcomes[2], ZeroDivisionError)
     assert isinstance(outcomes[3], asyncio.CancelledError)

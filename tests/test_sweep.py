@@ -56,7 +56,7 @@ def test_ranges_and_choices_have_the_key_s_type() -> None:
 
 @pytest.fixture
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The one line by which a sweep of these arguments is refused before anything starts."""
+    """The line that refuses a sweep of these arguments before anything starts."""
 
     def start(*arguments: str) -> str:
         out = tmp_path / "out"

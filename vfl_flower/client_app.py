@@ -156,10 +156,11 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
 def _read(message: Message, kind: type[O], context: Context) -> O:
     """Return the order in a message, if both sides' versions and the party's rules permit it.
 
-    A session checks versions, and rules on the run of its state, once.
+    A session checks versions, and rules on the run of its state, once. Orders about other runs are
+    checked each time.
     """
     own = session.current(context)
-    accepted = own is not None and own.accepted
+    accepted = own is not None and own.accepted and not issubclass(kind, OF_OTHER_RUNS)
     if not accepted and not speaks(theirs := version_in(message)):
         raise ConfigError(
             f"Party {context.node_config.get('partition-id')} runs {running()}, and the label "
@@ -167,7 +168,7 @@ def _read(message: Message, kind: type[O], context: Context) -> O:
         )
     largest = own.party.largest_order if own else session.largest_order(context)
     order = read_order(message, kind, largest)
-    if not accepted or order.of_parties or isinstance(order, OF_OTHER_RUNS):
+    if not accepted or order.of_parties:
         check_order(context, order)
         if own:
             own.accepted = True

@@ -262,11 +262,8 @@ class Model:
                 f"The model has {parties} parties, and features of {len(features)} are given: "
                 "give features of each party, in the order of training."
             )
-        if (
-            id == ""
-            and data.id != "id"
-            and data.id in getattr(next(iter(features), 0), "columns", ())
-        ):
+        of_first = getattr(features[0], "columns", ()) if features else ()
+        if id == "" and data.id != "id" and data.id in of_first:
             raise ConfigError(f"The column {data.id!r} of ids is no feature. Give id={data.id!r}.")
         missing = ConfigError(
             "Labels are missing, or noise protects all of them: give evaluate one for each row, of "

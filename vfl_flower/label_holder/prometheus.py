@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,13 @@ class Prometheus(Callback):
         Else the run would look to it as one whose process was killed.
         """
         error = sys.exc_info()[1]
-        stopped = isinstance(error, KeyboardInterrupt | Terminated)
+        signals = KeyboardInterrupt, Terminated
+        stopped = isinstance(error, signals)
         if error and (not stopped or self.run.transport.silent):  # its SuperLink has gone
             return
         self._metrics.over = True
         seconds = min(self._metrics.seconds_until_read, _STOPPED if stopped else math.inf)
         if seconds:
             notice.info("Prometheus reads within %.0f s that the run has ended.", seconds)
-            with suppress(*(KeyboardInterrupt, Terminated) * stopped):  # a second signal
+            with suppress(*signals) if stopped else nullcontext():  # a second signal ends the wait
                 time.sleep(seconds)

@@ -74,6 +74,8 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         exits.enter_context(in_use(folder, _LOCK))
         load = partial(Loaded, transport, config, given, run)
         audit = exits.enter_context(AuditLog(folder / AUDIT_LOG))
+        exits.callback(gc.unfreeze)
+        exits.callback(sys.setswitchinterval, sys.getswitchinterval())
         gc.freeze()  # else a collection within a request goes through all objects of torch, too
         service = Service(load, transport.wake, audit)
         exits.callback(service.close)
