@@ -121,6 +121,12 @@ def no_alignments(states_elsewhere: None) -> None:
     forget_alignments()
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a new folder, where runs without ``out`` leave their results."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(autouse=True)
 def a_task() -> None:
     """Messages name their sender, whichever test of a process comes first. All loggers log."""

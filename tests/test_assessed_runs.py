@@ -26,6 +26,8 @@ from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.predictions import in_words
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 CANCER: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "party-lr": 0.02}
 SHORT = {"epochs": 1, "party-lr": 0.02, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 NAMES = {"auc", "gini", "ks", "average_precision", "brier", "ece", "accuracy", "precision"}

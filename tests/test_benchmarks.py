@@ -143,8 +143,8 @@ def numbers(figures: Any) -> Iterator[float]:
 
 def files() -> dict[Path, int]:
     """Return the files of the checkout that a benchmark might write, and their times."""
-    found = [path for place in (CHECKOUT, CHECKOUT / "benchmarks") for path in place.glob("[!._]*")]
-    found = [path for path in found if path.name != "runs"]  # other tests may run commands there
+    places = (CHECKOUT, CHECKOUT / "benchmarks", CHECKOUT / "runs")
+    found = [path for place in places for path in place.glob("[!._]*")]
     return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in found}
 
 

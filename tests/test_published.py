@@ -255,7 +255,8 @@ def test_nothing_that_is_handed_on_tells_a_protected_label(
 ) -> None:
     found, everything = differing(tmp_path, keys)
     assert not found
-    assert len(everything) >= 13
+    no_service = keys.get("strategy") == "local-only"  # it has no checkpoint and no card either
+    assert len(everything) >= (13 if no_service else 14)
 
 
 def test_without_noise_each_output_tells_the_label(tmp_path: Path) -> None:

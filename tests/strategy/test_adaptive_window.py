@@ -20,6 +20,8 @@ from vfl_flower.protocol.system import ALL, ONE
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 PER_EPOCH, LONGEST = 1000, 32
 
 
