@@ -21,6 +21,7 @@ import pytest
 
 from tests import doctored
 from tests.doctored import HOST, Proxy, dated, found, keys, quick
+from tests.fleet import is_running, until
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import locked
@@ -461,7 +462,9 @@ def started(home: Path, *words: str, **more: str) -> Iterator[tuple[int, Callabl
         yield number, end
     finally:
         end()
-        psutil.Process(number).kill()
+        process = psutil.Process(number)
+        process.kill()
+        until(lambda: not is_running(process))  # else it may be told once more
         starter.stdin.close()
         starter.stdout.close()
 
