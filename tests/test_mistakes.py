@@ -75,6 +75,8 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "a misspelled system": (["run", "vaffl"], 1, r"strategy = 'vaffl' .* did you mean 'vafl'\?"),
     "two systems": (["compare", "vafl,dpzv"], 1, r"did you mean 'vafl'\?"),
     "a misspelled option": (["run", "-c", "epoch=3"], 1, r"Did you mean epochs\?"),
+    "an id column": (["run", "-c", "id_column='customer'"], 1, r"Did you mean id\?"),
+    "a target column": (["run", "-c", "target_column='y'"], 1, r"Did you mean label\?"),
     "lr": (["run", "-c", "lr=0.1"], 1, r"Did you mean party-lr or server-lr\?"),
     "learning_rate": (["run", "-c", "learning_rate=1"], 1, r"party-lr or server-lr\?"),
     "an underscore": (["run", "-c", "batch_size=3"], 1, r"Did you mean batch-size\?"),
@@ -95,6 +97,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "a colon": (["run", "-c", "epochs: 1"], 1, r"Write option=value pairs"),
     "a number in quotes": (["run", "-c", "epochs='3'"], 1, r"whole number\. Leave the quotes out"),
     "a file that is a node": (on_files(RUN, "a.csv", "b.csv"), 1, r"Write option=value pairs"),
+    "a TOML file without -c": (["run", "c.toml"], 1, r"name it after -c, as in -c c\.toml"),
     "a TOML file": (["run", "-c", "none.toml"], 1, r"there is no such file"),
     # --- values out of range
     "no epochs": (["run", "-c", "epochs=0"], 1, r"epochs = 0 must be at least 1"),
@@ -158,6 +161,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "another folder": (["predict", "."], 1, r"Name the results folder of a run that saved"),
     "a prediction without files": (["predict", "trained"], 1, r"a file of each of the 2 parties"),
     "a bare new file": (["predict", "trained", "a.csv"], 2, r"Name the file by dataset='files:"),
+    "a file as a flag": (["predict", "trained", "--file", "a.csv"], 2, r"Did you mean dataset\?"),
     "half a prediction": (["predict", "trained", "--node-config", A], 1, r"Give one for each"),
     "no new rows": (
         ["predict", "trained", "--node-config", A, "--node-config", B],

@@ -55,10 +55,11 @@ _SYNONYMS = {
     **dict.fromkeys(("rounds", "num-rounds", "num-server-rounds"), ("epochs",)),
     **dict.fromkeys(("system", "algorithm", "method"), ("strategy",)),
     **dict.fromkeys(("gpu", "cuda"), ("device",)),
-    **dict.fromkeys(("path", "csv", "data", "filename"), ("file", "dataset")),
-    **dict.fromkeys(("key", "index", "join"), ("id",)),
+    **dict.fromkeys(("path", "csv", "data", "file", "filename"), ("file", "dataset")),
+    **dict.fromkeys(("key", "index", "join", "on", "id-column", "id-col"), ("id",)),
     **dict.fromkeys(("noise", "dp"), ("privacy", "epsilon")),
-    **{"y": ("label",), "momentum": ("optimizer",), "early-stopping": ("patience",)},
+    **dict.fromkeys(("y", "label-column", "target-column"), ("label",)),
+    **{"momentum": ("optimizer",), "early-stopping": ("patience",)},
     **{"hidden": ("bottom-hidden", "top-hidden"), "random-state": ("seed",)},
 }
 """Name of an option in other programs -> our options, in the order of likelihood."""

@@ -178,13 +178,15 @@ def name_system(keys: dict[str, Any], system: str) -> None:
     Raises
     ------
     ConfigError
-        If -c names another one, or the name is options without -c.
+        If -c names another one, or options stand without -c.
     """
     if "=" in system:
         raise ConfigError(
             f"{system!r} stands outside of -c. Write all options in one pair of quotes, with texts "
             "in quotes too, as in -c \"OPTION='text' OTHER=5\"."
         )
+    if system.endswith(".toml"):
+        raise ConfigError(f"{system!r} is a file of options: name it after -c, as in -c {system}.")
     if system and keys.setdefault("strategy", system) != system:
         raise ConfigError(
             f"-c names strategy = {keys['strategy']!r}, and the command {system}: leave one out."
