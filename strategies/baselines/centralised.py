@@ -10,7 +10,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +49,16 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 
 
+class _Part(NamedTuple):
+    """A party's model and data. ``build`` makes another model like it."""
+
+    party: int
+    bottom: BottomModel
+    block: FeatureBlock
+    train: Samples
+    build: Callable[..., BottomModel]
+
+
 class Joined(Vertical):
     """Trains on plain mini-batches: the same as a synchronous system draws."""
 
@@ -68,10 +79,34 @@ class Joined(Vertical):
     def train(self) -> None:
         """Train bottom models and top model together, without messages."""
         mechanism_of(self.config).check_baseline(uploads=False)
-        run, holder, training = self.run, self.run.holder, self.config.training
+        run, holder = self.run, self.run.holder
         holder.subsets = "off"  # without training on subsets, there is no validation on them
-        blocks, configs = self._blocks(), self._configs()
-        inputs = [self._whole(block, 0) for block in blocks]
+        self._build()
+        if self.fills and holder.held_out.by_subsets:
+            # Zeros fill all missing rows, and figures count all rows.
+            for table in (holder.table, holder.held_out.table):
+                table.rows[:, -len(run.records) :] = 1
+            holder.held_out.by_subsets = False
+        batches, epochs = self._batches(self._rows()), self.config.training.epochs
+        best: dict[str, Tensor] = {}
+        for epoch in range(epochs):
+            for ids, divisor in islice(batches, run.budget.per_epoch):
+                self._step(ids.to(holder.device, non_blocking=True), divisor)
+            run.budget.answered += run.budget.of_epoch
+            run.tell("progressed", run.budget.answered, run.budget.planned)
+            if run.budget.evaluates_after(epoch + 1, epochs):
+                self._embed_held_out()
+                run.evaluate()
+                if run.history.last_is_best:
+                    best = {k: each.clone() for k, each in model_tensors(self.bottoms).items()}
+            if run.budget.stopped:
+                break
+        if run.history.best is not None:
+            load_model(self.bottoms, arrays_of(best))
+
+    def _build(self) -> None:
+        """Build the bottom models, and the optimizers of all models."""
+        holder, blocks, configs = self.run.holder, self._blocks(), self._configs()
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]
         builds = [
             partial(build_bottom, own, party, samples.first(block.train), size)
@@ -80,68 +115,54 @@ class Joined(Vertical):
         models = [build() for build in builds]
         for model, block in zip(models, blocks, strict=True):
             learn_bins(model, block.train)
-        self.bottoms = bottoms = torch.nn.ModuleList(models).to(holder.device)
-        optimizers = [
-            build_optimizer(own, bottom, own.training.party_lr, run.budget.per_epoch)
+        self.bottoms = torch.nn.ModuleList(models).to(holder.device)
+        whole = [self._whole(block, 0) for block in blocks]
+        self._parts = [
+            _Part(*part) for part in zip(holder.columns, models, blocks, whole, builds, strict=True)
+        ]
+        self._optimizers = [
+            build_optimizer(own, bottom, own.training.party_lr, self.run.budget.per_epoch)
             for own, bottom in zip(configs, models, strict=True)
         ]
-        optimizers += [holder.optimizer] if holder.optimizer else []
-        if (
-            self.fills and holder.held_out.by_subsets
-        ):  # zeros fill all missing rows, and figures count all rows
-            for table in (holder.table, holder.held_out.table):
-                table.rows[:, -len(run.records) :] = 1
-            holder.held_out.by_subsets = False
-        batches = self._batches(self._rows())
-        for epoch in range(training.epochs):
-            for ids, divisor in islice(batches, run.budget.per_epoch):
-                rows = ids.to(holder.device, non_blocking=True)
-                embeddings = []
-                for party, bottom, block, x in zip(
-                    holder.columns, bottoms, blocks, inputs, strict=True
-                ):
-                    key = holder.key + f"|{party}".encode()
-                    of_rows = augmented(block.augment, samples.rows(x, rows), key, holder.steps)
-                    embeddings.append(passes.one(bottom, of_rows, 0, key=key))
-                own = holder.table.rows[rows, holder.table.received :]
-                h = torch.cat([*embeddings, own], dim=1)
-                outputs = passes.one(holder.top, h, 0, key=holder.key)
-                losses = holder.loss.per_row(outputs, holder.labels[rows])
-                loss = losses.sum() / divisor
-                weights = loss.new_zeros(())
-                if training.regulariser_weight:
-                    terms = [penalty(training, p).sum() for p in trained(bottoms).values()]
-                    weights = torch.stack(terms)
-                total = loss + training.regulariser_weight * weights.sum()
-                parameters = [p for each in optimizers for p in each.param_groups[0]["params"]]
-                found = torch.autograd.grad(total, parameters, materialize_grads=True)
-                for optimizer in optimizers:
-                    learned = len(optimizer.param_groups[0]["params"])
-                    step_along(optimizer, found[:learned], holder.steps)
-                    found = found[learned:]
-                holder.count(loss.detach()[None])
-            run.budget.answered += run.budget.of_epoch
-            run.tell("progressed", run.budget.answered, run.budget.planned)
-            if run.budget.evaluates_after(epoch + 1, training.epochs):
-                bottoms.eval()
-                with torch.no_grad():
-                    for party, bottom, block, build in zip(
-                        holder.columns, models, blocks, builds, strict=True
-                    ):
-                        x = self._whole(block, 1)
-                        holder.held_out.table.of(party)[:] = bottom(x)
-                        if rebuilt.is_own(bottom):
-                            some = samples.rows(x, slice(rebuilt.ROWS))
-                            said = f"Party {party}'s model {bottom.name!r}"
-                            rebuilt.check(said, bottom, partial(self._copy, build), some)
-                bottoms.train()
-                run.evaluate()
-                if run.history.last_is_best:
-                    best = {k: each.clone() for k, each in model_tensors(bottoms).items()}
-            if run.budget.stopped:
-                break
-        if run.history.best is not None:
-            load_model(bottoms, arrays_of(best))
+        self._optimizers += [holder.optimizer] if holder.optimizer else []
+
+    def _step(self, rows: Tensor, divisor: int) -> None:
+        """Take a step of all models along the gradient of a mini-batch."""
+        holder, training = self.run.holder, self.config.training
+        embeddings = []
+        for part in self._parts:
+            key = holder.key + f"|{part.party}".encode()
+            x = augmented(part.block.augment, samples.rows(part.train, rows), key, holder.steps)
+            embeddings.append(passes.one(part.bottom, x, 0, key=key))
+        own = holder.table.rows[rows, holder.table.received :]
+        h = torch.cat([*embeddings, own], dim=1)
+        outputs = passes.one(holder.top, h, 0, key=holder.key)
+        loss = holder.loss.per_row(outputs, holder.labels[rows]).sum() / divisor
+        weights = loss.new_zeros(())
+        if training.regulariser_weight:
+            terms = [penalty(training, p).sum() for p in trained(self.bottoms).values()]
+            weights = torch.stack(terms)
+        total = loss + training.regulariser_weight * weights.sum()
+        learned = [optimizer.param_groups[0]["params"] for optimizer in self._optimizers]
+        every = [*chain.from_iterable(learned)]
+        gradients = iter(torch.autograd.grad(total, every, materialize_grads=True))
+        for optimizer, parameters in zip(self._optimizers, learned, strict=True):
+            step_along(optimizer, [*islice(gradients, len(parameters))], holder.steps)
+        holder.count(loss.detach()[None])
+
+    @torch.no_grad()
+    def _embed_held_out(self) -> None:
+        """Write the held-out rows' embeddings into their table."""
+        held_out = self.run.holder.held_out.table
+        self.bottoms.eval()
+        for part in self._parts:
+            x, bottom = self._whole(part.block, 1), part.bottom
+            held_out.of(part.party)[:] = bottom(x)
+            if rebuilt.is_own(bottom):
+                some = samples.rows(x, slice(rebuilt.ROWS))
+                said = f"Party {part.party}'s model {bottom.name!r}"
+                rebuilt.check(said, bottom, partial(self._copy, part.build), some)
+        self.bottoms.train()
 
     def finish(self) -> None:
         """Keep the model as any run does, so that the parties can predict with it.

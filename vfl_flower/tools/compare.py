@@ -16,7 +16,7 @@ from typing import Any
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.config.run_config import pairs
+from vfl_flower.config.run_config import RunConfig, pairs
 from vfl_flower.label_holder.earlier_run import check_noise, without_noise
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free, results_folder
@@ -68,6 +68,32 @@ def compare(
     ConfigError
         If a configuration cannot work, before any of them runs.
     """
+    configurations = _configurations(common, runs)
+    resolved = [resolve(each) for each in configurations.values()]
+    _check_alike(resolved)
+    folders = {name: folder_of(name) for name in configurations}
+    if "" in folders.values() or len(set(folders.values())) < len(folders):
+        raise ConfigError(
+            "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
+            "count: choose titles that differ in those."
+        )
+    folder = results_folder(replace(resolved[0], strategy="compare"))
+    check_free(folder)
+    finished: dict[str, Finished] = {}
+    try:
+        for number, (name, own) in enumerate(configurations.items(), 1):
+            place = folder / folders[name]
+            with titled(f"{name} ({number}/{len(configurations)})"):
+                finished[name] = repeated(run_local, parties, own, node_configs, seeds, place)
+    finally:  # if a run fails, keep the runs before it
+        _write(folder, finished, target)
+    return folder
+
+
+def _configurations(
+    common: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of each run and of each baseline that fits, by name."""
     named = {run["strategy"] for run in runs}
     differ = any("privacy" in run for run in runs)  # else noise without privacy is a mistake
     configurations: dict[str, dict[str, Any]] = {}
@@ -91,7 +117,11 @@ def compare(
                     f"The title {baseline!r} is the name of a baseline: choose another title."
                 )
             configurations[baseline] = beside
-    resolved = [resolve(each) for each in configurations.values()]
+    return configurations
+
+
+def _check_alike(resolved: Sequence[RunConfig]) -> None:
+    """Raise `ConfigError` unless all runs train anew, and predict the same kind of label."""
     running = [each.running for each in resolved]
     if any(each.task != "train" or each.model for each in resolved) or any(
         each.resume or each.grow for each in running
@@ -101,23 +131,6 @@ def compare(
         )
     if len({each.data.target for each in resolved}) > 1:
         raise ConfigError("Some runs predict classes and others numbers: compare them separately.")
-    folders = {name: folder_of(name) for name in configurations}
-    if "" in folders.values() or len(set(folders.values())) < len(folders):
-        raise ConfigError(
-            "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
-            "count: choose titles that differ in those."
-        )
-    folder = results_folder(replace(resolved[0], strategy="compare"))
-    check_free(folder)
-    finished: dict[str, Finished] = {}
-    try:
-        for number, (name, own) in enumerate(configurations.items(), 1):
-            place = folder / folders[name]
-            with titled(f"{name} ({number}/{len(configurations)})"):
-                finished[name] = repeated(run_local, parties, own, node_configs, seeds, place)
-    finally:  # if a run fails, keep the runs before it
-        _write(folder, finished, target)
-    return folder
 
 
 def compared(text: str) -> dict[str, Any]:

@@ -73,29 +73,15 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     ConfigError, PartyError
         If the run's checkpoint, a party's checkpoint, a file or its labels do not fit.
     """
-    if not config.model:
-        raise ConfigError("There is no model to explain. Set model to a run's results folder.")
-    if transport.medium == "messages":
-        raise ConfigError(
-            "An explanation needs streams: Flower's messages take seconds. Leave transport out."
-        )
-    model = TrainedModel(transport, config, given, run)
-    found, predictor = model.found, model.predictor
-    are_tested = model.rows.table is not None and "dataset" not in given
-    if are_tested:
-        model.rows = model.rows.only(tested(model.rows, found), len(predictor.sizes))
-    rows = model.rows
-    if rows.labels is None:
-        raise ConfigError(
-            "The rows have no labels, and an explanation needs them. Name the label column by "
-            "label, or another file by dataset='files:PATH'."
-        )
+    are_tested, model = _loaded(transport, config, given, run)
+    found, predictor, rows = model.found, model.predictor, model.rows
     folder = Path(config.running.out or config.model).expanduser()
     with told(folder):
         make_folder(folder)  # before anything is spent
     uploads = UploadCount(config, found)
     epsilon = uploads.add()
     scored, answers = model.embed(ExplainOrder, Explained, repeats=config.repeats)
+    assert rows.labels is not None
     known, labels = labelled(rows.labels, scored.known, found)
     if not len(known):
         raise ConfigError(
@@ -138,6 +124,29 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         notice.info("%s", said)
     if epsilon is not None:
         notice.info("epsilon of the run, its predictions and this explanation %.3g", epsilon)
+
+
+def _loaded(
+    transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str
+) -> tuple[bool, TrainedModel]:
+    """Return the model and its rows, and whether these are the test rows of its run."""
+    if not config.model:
+        raise ConfigError("There is no model to explain. Set model to a run's results folder.")
+    if transport.medium == "messages":
+        raise ConfigError(
+            "An explanation needs streams: Flower's messages take seconds. Leave transport out."
+        )
+    model = TrainedModel(transport, config, given, run)
+    found, predictor = model.found, model.predictor
+    are_tested = model.rows.table is not None and "dataset" not in given
+    if are_tested:
+        model.rows = model.rows.only(tested(model.rows, found), len(predictor.sizes))
+    if model.rows.labels is None:
+        raise ConfigError(
+            "The rows have no labels, and an explanation needs them. Name the label column by "
+            "label, or another file by dataset='files:PATH'."
+        )
+    return are_tested, model
 
 
 def _figures(turns: Iterable[_Turns], refused: Mapping[int, str]) -> dict[str, dict[str, Any]]:

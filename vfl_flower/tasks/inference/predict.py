@@ -89,14 +89,8 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     }
     figures["coverage"] = _coverage(rows, scored, there, transport.left_out)
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
-    learnt = 0 if rows.learnt is None else int(rows.learnt.sum())
-    if of_labels and learnt and not mechanism_of(found.config).hides_labels:
-        figures["training_rows"] = learnt
-        notice.warning(
-            "%d of these %d people trained or chose the model: figures on them are too good. Use "
-            "the run's own test figures, or label people outside its file.",
-            *(learnt, len(rows.ids)),
-        )
+    if of_labels and not mechanism_of(found.config).hides_labels:
+        figures |= _learnt(rows)
     figures |= of_labels
     drift.count_own(rows.table, rows.places)
     figures["drift"] = drift.figures()
@@ -116,6 +110,18 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         )
     if transport.medium != "none":  # else the caller prints it
         notice.info("predictions: %s", path)
+
+
+def _learnt(rows: RowsToPredict) -> dict[str, int]:
+    """Return how many people the model learnt from, if any, and warn of figures on them."""
+    learnt = 0 if rows.learnt is None else int(rows.learnt.sum())
+    if learnt:
+        notice.warning(
+            "%d of these %d people trained or chose the model: figures on them are too good. Use "
+            "the run's own test figures, or label people outside its file.",
+            *(learnt, len(rows.ids)),
+        )
+    return {"training_rows": learnt} if learnt else {}
 
 
 def _coverage(
