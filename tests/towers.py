@@ -132,6 +132,28 @@ class Mixing(nn.Linear):
         return super().forward(x - x.mean(0))
 
 
+class Complex(Mixing):
+    """Makes complex numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(torch.complex64)
+
+
+class Sparse(Mixing):
+    """Makes sparse embeddings, which torch refuses by a hundred lines."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to_sparse()
+
+
+class OfBatch(nn.Sequential):
+    """Normalises by the rows that come together, in eval mode too."""
+
+    def __init__(self, sample: Tensor, size: int) -> None:
+        norm = nn.BatchNorm1d(size, track_running_stats=False)
+        super().__init__(nn.Linear(len(sample), size), norm)
+
+
 class Later(nn.Linear):
     """Makes nonsense once it is trained."""
 

@@ -106,7 +106,8 @@ def train(*given: Any, **options: Any) -> Model:
     if len(given) > len(order):
         raise TypeError(f"train() takes at most 3 positional arguments: {len(given)} were given.")
     if twice := [name for name, _ in zip(order, given, strict=False) if name in options]:
-        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.")
+        advice = " Give the parties' features as one list." * (twice == ["labels"])
+        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.{advice}")
     return _train(**dict(zip(order, given, strict=False)), **options)
 
 

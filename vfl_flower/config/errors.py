@@ -138,9 +138,11 @@ class CodeError(ConfigError):
 
     def __init__(self, sentence: str, error: Exception) -> None:
         outside = f"{sentence} ({place(error)}). {_SHOWN}"
-        super().__init__(f"{sentence}: {type(error).__name__}: {error}", outside=outside)
+        line = next(iter(str(error).splitlines()), "")  # torch's texts may have a hundred more
+        super().__init__(f"{sentence}: {type(error).__name__}: {line[:_MOST]}", outside=outside)
 
 
+_MOST = 400  # characters of an error of a user's code
 _SHOWN = "Its text may quote data: a party's own log and a run in one process show it."
 _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGE = str(Path(__file__).parents[1])

@@ -3,5 +3,5 @@
 VERSION = 1
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "8a4f2db83d656f65e257293d97fff215a2386cdf01064f9ac7d73cfd5bc53c29"
+DIGEST = "736a1e026cae910b60bc28b3a8c94a7a1fe3bf45f184a097fd2c6d7e33d8d0e7"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -126,8 +126,9 @@ class OwnBottom(BottomModel):
             return torch.zeros(due, device=next(self.parameters()).device) + sum(learned)
         with autocast(self, self.precision):
             z = self.layers[0](samples.each(x, torch.clone))  # it may write to its input
-        if not isinstance(z, Tensor) or tuple(z.shape) != due:
+        if not isinstance(z, Tensor) or tuple(z.shape) != due or z.is_complex():
             made = tuple(z.shape) if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            made = "complex numbers" if isinstance(z, Tensor) and z.is_complex() else made
             raise VflError(
                 f"has a model {self.name!r} that returns {made} for {due[0]} rows, but embeddings "
                 f"must be {due}. Correct its forward."

@@ -173,7 +173,7 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     Raises
     ------
     ConfigError
-        If the code returns no module that can be trained and saved.
+        If the code fails, or returns no module that can be trained and saved.
     """
     keys = pairs([f"{arguments} "], f"{said} has arguments that") if arguments else {}
     try:
@@ -189,7 +189,13 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     except VflError as error:  # its text lacks a subject
         raise ConfigError(f"{said} {error}") from None
     except Exception as error:
-        raise CodeError(f"{said} cannot be built", error) from error
+        words = ", ".join(
+            f"a sample of shape {samples.shape(each)}"
+            if isinstance(each, torch.Tensor | dict)
+            else repr(each)
+            for each in given
+        )
+        raise CodeError(f"{said} cannot be built from {words}", error) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"{said} is not a torch module, but a {type(module).__name__}. Return a torch module."

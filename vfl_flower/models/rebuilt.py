@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vfl_flower.config import plugins
 from vfl_flower.config.errors import CodeError, ConfigError, VflError
+from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
 from vfl_flower.models.extra_state import is_extra
@@ -33,6 +34,9 @@ log = logging.getLogger("flwr")
 
 ROWS = 32
 """Number of rows to compare."""
+
+_ROUNDED = 0.01
+"""Share of the largest output by which another number of rows may round outputs of bfloat16."""
 
 Build = Callable[[], nn.Module]
 
@@ -84,12 +88,15 @@ def try_out(said: str, build: Build, rows: Samples) -> None:
 def check(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
     """Raise `VflError` unless a rebuilt copy of the model gives the same outputs.
 
-    The model does not change, unless its passes in eval mode change it.
+    Raise it also if rows affect one another's outputs. The model does not change, unless its passes
+    in eval mode change it.
     """
     mode = model.training
     try:
         before = _saved_state(model)
         first, second = (_outputs(model, rows, number) for number in range(2))
+        half = second[: len(second) // 2]
+        apart = _outputs(model, samples.rows(rows, slice(len(half))), 1) if len(half) else half
         after = _saved_state(model)
     except VflError as error:
         raise VflError(f"{said} {error}") from None
@@ -105,6 +112,11 @@ def check(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
         raise VflError(
             f"{said} gives other outputs at a second pass over the same rows in eval mode. Draw "
             "and count only where self.training is true."
+        )
+    if not _alike(half, apart, _ROUNDED * float(second.nan_to_num().abs().max())):
+        raise VflError(
+            f"{said} gives a row other outputs in eval mode if other rows come with it. Compute "
+            "each row's output from this row alone."
         )
     try:
         with plugins.read_again():
@@ -160,8 +172,8 @@ def _uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if used else nullcontext()
 
 
-def _alike(first: Tensor, second: Tensor) -> bool:
-    return torch.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True)
+def _alike(first: Tensor, second: Tensor, apart: float = 1e-6) -> bool:
+    return torch.allclose(first, second, rtol=1e-5, atol=max(apart, 1e-6), equal_nan=True)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
