@@ -430,13 +430,14 @@ def test_prometheus_reads_that_a_run_has_ended_well_or_was_stopped(
 ) -> None:
     monkeypatch.setattr(run_metrics, "_SHORTEST", 0.0)
     monkeypatch.setattr(LocalGrid, "silent", how == "without its SuperLink")
-    found, over = [], threading.Event()
+    found, written, over = [], list[bool](), threading.Event()
 
     def read() -> None:
         with suppress(OSError, httpx.HTTPError):  # until the run has ended
             while not over.wait(0.02):
                 reply = ask(f"http://127.0.0.1:{port}/metrics", token(Path(keys["out"])))
                 found.append(parsed(reply.text)["vfl_run_over", "run=run"])
+                written.append((Path(keys["out"]) / "summary.json").exists())
 
     class Begin(Callback):
         def began(self, folder: Path) -> None:
@@ -461,6 +462,8 @@ def test_prometheus_reads_that_a_run_has_ended_well_or_was_stopped(
         over.set()
         reader.join()
     assert (found[0], found[-1]) == (0, float(how in ("well", "stopped")))
+    # Whoever kills a run that waits for this loses no result.
+    assert not written[0] and written[-1] >= found[-1]
 
 
 # --- beside a service, and in other processes ---------------------------------------------------

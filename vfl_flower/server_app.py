@@ -39,7 +39,7 @@ from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
-from vfl_flower.label_holder.callbacks import Callback
+from vfl_flower.label_holder.callbacks import Callback, listeners
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.results import Results, in_use, results_folder
@@ -196,6 +196,7 @@ def _train_in(
     """Train, and save the results, even if training fails."""
     found, before = keeper.found, keeper.found or keeper.earlier
     strategy: Vertical | None = None
+    told: list[Callback] = []
     failure = None
     try:
         with _streams(transport, config, keeper.nonce) as transport:
@@ -218,15 +219,18 @@ def _train_in(
         failure = _outside(error)
         raise
     finally:
-        if not found or (strategy and strategy.ready):  # else the earlier results stay
-            figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
-            try:
+        try:
+            if not found or (strategy and strategy.ready):  # else the earlier results stay
+                figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
                 used = strategy.config if strategy else config
                 results.finish(summarise(used, transport, figures, failure), top)
-            except VflError as error:
-                if failure is None:
-                    raise
-                log.warning("%s", error)  # the error that ended the run is raised
+        except VflError as error:
+            if failure is None:
+                raise
+            log.warning("%s", error)  # the error that ended the run is raised
+        finally:
+            for hear in listeners(told)["written"]:
+                hear()
 
 
 @contextmanager

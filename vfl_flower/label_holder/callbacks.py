@@ -134,8 +134,21 @@ class Callback:
     def ended(self) -> None:
         """Act on the end of the run, whether it finished or failed."""
 
+    def written(self) -> None:
+        """Act on the results of a run that has ended, if a ServerApp has written them."""
 
-EVENTS = "began", "evaluated", "progressed", "failed", "returned", "trained", "saved", "ended"
+
+EVENTS = (
+    "began",
+    "evaluated",
+    "progressed",
+    "failed",
+    "returned",
+    "trained",
+    "saved",
+    "ended",
+    "written",
+)
 """Events of a run, each a method of `Callback`."""
 
 

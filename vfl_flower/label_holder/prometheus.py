@@ -20,7 +20,7 @@ from vfl_flower.transport.http.tokens import tokens_of
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_STOPPED = 16.0  # most seconds that a stopped run waits; its results are not written yet
+_STOPPED = 16.0  # most seconds that a stopped run waits
 
 
 class Prometheus(Callback):
@@ -77,7 +77,7 @@ class Prometheus(Callback):
         self._metrics.checkpoints += 1
         self._metrics.saved_at = time.time()
 
-    def ended(self) -> None:
+    def written(self) -> None:
         """Stop listening, and free the port."""
         self._exits.close()
 
