@@ -444,9 +444,10 @@ def test_epsilon_of_a_run_is_of_all_that_it_releases(name: str) -> None:
     sent = {party: np.concatenate(got) for party, got in client.scalars.items()}
     assert all(len(got) == 2 * STEPS for got in sent.values())
     numbers = len({float(each) for got in sent.values() for each in got})
-    assert numbers == (2 * STEPS if "joint" in name else 3 * 2 * STEPS)
+    drawn = 2 * STEPS if "joint" in name else 3 * 2 * STEPS
+    assert drawn - 1 <= numbers <= drawn  # two may be equal once they are rounded to float32
     noise = strategy.run.holder.noise
-    assert noise is not None and noise.drawn == numbers + of_top * STEPS
+    assert noise is not None and noise.drawn == drawn + of_top * STEPS
     if name.startswith("asynchronous"):
         assert client.uploads.max() == 2 * 3
 
