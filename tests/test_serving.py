@@ -978,6 +978,7 @@ def test_a_service_is_not_ready_while_nothing_can_be_answered(
     whole: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full, here or at a party whose audit log is refused."""
+    monkeypatch.setattr("vfl_flower.tasks.inference.serving.parties._FAILING", 1.5)
     one = int(whole.loaded.rows.ids[0])
     body = {"ids": [one]}
 

@@ -558,15 +558,17 @@ def test_a_request_that_the_end_cuts_off_has_one_line_in_the_audit_log(
         began.set()
         await asyncio.Event().wait()
 
-    with serving(newcomers[0], tmp_path) as found, ThreadPoolExecutor(1) as pool:
+    # The service ends first: the caller waits longer than that.
+    with ThreadPoolExecutor(1) as pool, serving(newcomers[0], tmp_path) as found:
         body = {"ids": [int(found.loaded.rows.ids[0])]}
         if waits == "score":
             monkeypatch.setattr(found.service, "admit", never)
         else:
             monkeypatch.setattr(found.service.recording, "run", never)
-        given: Any = {"headers": found.http.headers, "json": body}
+        given: Any = {"headers": found.http.headers, "json": body, "timeout": 60}
         asked = pool.submit(httpx.post, f"{found.url}/v1/predict", **given)
         assert began.wait(30)
+    assert not isinstance(asked.exception(), httpx.TimeoutException)
     assert asked.exception() or asked.result().status_code == 500
     (line,) = [each for each in audited(tmp_path) if each["event"] == "score"]
     assert (line["number"], line["caller"]) == (1, "bank")
