@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ raise SystemExit(3)
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an installed package whose command `tells` writes what it sees to a file."""
-    (tmp_path / "tells.py").write_text(f"def main():\n    exec({TELLS!r})\n")
+    waits = "import sys\ndef wait():\n    open(sys.argv[1]).read()\n"
+    (tmp_path / "tells.py").write_text(f"{waits}def main():\n    exec({TELLS!r})\n")
     for name in ("kept_module", "fresh_module"):
         (tmp_path / f"{name}.py").write_text("import os\nBY = os.getpid()\n")
     last = f"from pathlib import Path\nPath({str(tmp_path)!r}, 'imported').touch()\n"
@@ -50,7 +52,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     about = tmp_path / "tells-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tells\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[console_scripts]\ntells = tells:main\n")
+    scripts = "[console_scripts]\ntells = tells:main\nwaits = tells:wait\n"
+    (about / "entry_points.txt").write_text(scripts)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return tmp_path
 
@@ -96,6 +99,22 @@ def test_a_task_waits_for_the_first_import_alone(tasks: WarmTasks, place: Path) 
     found = told(place / "1.json")
     assert found["kept"] == found["parent"] == tasks._process.pid
     assert found["fresh"] == found["pid"] and not (place / "imported").exists()
+
+
+def test_nothing_is_imported_while_a_task_runs(place: Path) -> None:
+    """A service would miss the processor that imports take."""
+    os.mkfifo(place / "end")
+    begin = "from vfl_flower.transport.nodes import warm; warm._IDLE = 0.05; "
+    begin += "warm._fork_for_each_order(['kept_module', 'last_module'], [])"
+    warm = subprocess.Popen([sys.executable, "-c", begin], stdin=subprocess.PIPE, bufsize=0)
+    assert warm.stdin
+    warm.stdin.write(json.dumps([["waits", str(place / "end")], True]).encode() + b"\n")
+    with open(place / "end", "w"):  # it is open once the task reads it
+        time.sleep(0.5)
+        assert not (place / "imported").exists()
+    until(lambda: (place / "imported").exists())
+    warm.stdin.close()
+    assert warm.wait(60) == 0
 
 
 def test_a_task_starts_although_the_warm_process_was_killed(tasks: WarmTasks, place: Path) -> None:

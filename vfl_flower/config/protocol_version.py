@@ -3,5 +3,5 @@
 VERSION = 1
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "736a1e026cae910b60bc28b3a8c94a7a1fe3bf45f184a097fd2c6d7e33d8d0e7"
+DIGEST = "8b5349b7187a139fcf288d54b5a6ea88cbedada85005fd579341afb013f52475"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

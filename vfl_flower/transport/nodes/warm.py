@@ -25,7 +25,7 @@ from select import select
 
 from vfl_flower.config.provenance import code_digest
 
-_IDLE = 30.0  # seconds after an order, before the next import
+_IDLE = 30.0  # seconds after an order, or between two looks at tasks, before the next import
 
 
 class WarmTasks:
@@ -71,7 +71,8 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
     """Fork for each line of standard input; return an exit code, also in each fork.
 
     The first module is imported before the first fork. The others wait while orders come, because a
-    node that starts again should serve at once.
+    node that starts again should serve at once. They also wait while a task runs: importing takes a
+    core for seconds, which a service would miss.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that gives orders
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for tasks
@@ -79,24 +80,36 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
     first, *others = modules
     _import(first)
     # Without a buffer, which would hand the next task's token to a fork.
-    orders, idle = FileIO(0, closefd=False), 0.0
+    orders, idle, tasks = FileIO(0, closefd=False), 0.0, list[int]()
     while True:
         if others and not select([orders], [], [], idle)[0]:
-            _import(others.pop(0))
-            idle = 0.0
+            tasks = [*filter(_is_running, tasks)]
+            if not tasks:
+                _import(others.pop(0))
+                idle = 0.0
             continue
         gc.freeze()  # else the first collection in a fork would copy all memory
         order = orders.readline()
         if not order:
             return 0
-        if os.fork() == 0:
+        task = os.fork()
+        if not task:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for name in [*sys.modules]:
                 if name.partition(".")[0] in fresh:
                     del sys.modules[name]
             return _run(*json.loads(order))
+        tasks.append(task)
         idle = _IDLE
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError:  # none has this number, or another user's
+        return False
+    return True
 
 
 def _import(name: str) -> None:
