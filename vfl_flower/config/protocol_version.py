@@ -3,5 +3,5 @@
 VERSION = 1
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "8b5349b7187a139fcf288d54b5a6ea88cbedada85005fd579341afb013f52475"
+DIGEST = "e1c7b6643d8733fc4ed92c574e877b211d72052b65da9d264eeda4804f60ecf3"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

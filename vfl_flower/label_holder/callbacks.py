@@ -135,20 +135,10 @@ class Callback:
         """Act on the end of the run, whether it finished or failed."""
 
     def written(self) -> None:
-        """Act on the results of a run that has ended, if a ServerApp has written them."""
+        """Act after the results are written, as far as they can be. The ServerApp tells it."""
 
 
-EVENTS = (
-    "began",
-    "evaluated",
-    "progressed",
-    "failed",
-    "returned",
-    "trained",
-    "saved",
-    "ended",
-    "written",
-)
+EVENTS = tuple(name for name in vars(Callback) if not name.startswith("_"))
 """Events of a run, each a method of `Callback`."""
 
 

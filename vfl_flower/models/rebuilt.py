@@ -36,7 +36,7 @@ ROWS = 32
 """Number of rows to compare."""
 
 _ROUNDED = 0.01
-"""Share of the largest output by which another number of rows may round outputs of bfloat16."""
+"""Largest difference that rounding in bfloat16 makes, as a share of the largest output."""
 
 Build = Callable[[], nn.Module]
 

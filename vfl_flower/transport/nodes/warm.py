@@ -100,7 +100,7 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
                 if name.partition(".")[0] in fresh:
                     del sys.modules[name]
             return _run(*json.loads(order))
-        tasks.append(task)
+        tasks = [*filter(_is_running, tasks), task]
         idle = _IDLE
 
 
