@@ -275,13 +275,13 @@ def transfers(device: str, folder: Path, quick: bool) -> Figures:
 
 def ray(device: str, folder: Path, quick: bool) -> Figures:
     """Return milliseconds of a step of parties in Ray actors that share the device."""
-    found: Figures = {}
-    for parties in (2,) if quick else (2, 8):
-        keys = {**small(device, folder, f"ray-{parties}"), "epochs": 2 if quick else 5}
+    parties, found = 2 if quick else 4, Figures()
+    with utilised(found):
+        keys = {**small(device, folder, "ray"), "epochs": 2 if quick else 40}
         history = run_ray(parties, keys, actors=parties).history
-        first, last = history[0], history[-1]
-        spent, steps = last["seconds"] - first["seconds"], last["steps"] - first["steps"]
-        found[f"{parties} actors"] = {"ms_a_step": round(1000 * spent / steps, 3)}
+    first, last = history[0], history[-1]
+    spent, steps = last["seconds"] - first["seconds"], last["steps"] - first["steps"]
+    found |= {"actors": parties, "ms_a_step": round(1000 * spent / steps, 3)}
     return found
 
 

@@ -120,7 +120,7 @@ class LabelHolder:
             h = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
             rows[:, : self.top.received] = h[:, : self.top.received].to(self.device)
             said = f"top-model = {config.models.top!r}"
-            rebuilt.try_out(said, self._build_top, rows)
+            rebuilt.try_out(said, self._build_top(), self._build_top, rows)
         learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None

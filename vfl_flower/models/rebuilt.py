@@ -41,13 +41,14 @@ _ROUNDED = 0.01
 Build = Callable[[], nn.Module]
 
 
-def try_out(said: str, build: Build, rows: Samples) -> None:
+def try_out(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
     """Train a new model for two steps, and compare it with a rebuilt copy.
 
     Parameters
     ----------
     said : the subject of errors, as in "Party 0's model 'towers.py:Tower'".
-    build : builds the model as for training, on its device.
+    model : the model. It changes.
+    build : builds the copy on the model's device.
     rows : at least two rows, which the model can train on.
 
     Raises
@@ -55,7 +56,6 @@ def try_out(said: str, build: Build, rows: Samples) -> None:
     ConfigError
         If the model cannot be saved, or differs from the copy.
     """
-    model = build()
     before = trained(model)
     try:
         for step in range(2):

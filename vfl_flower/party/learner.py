@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class Learner:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         self._own = own
         self.model = self._build(self.secret)
+        self._rebuilt = cache(self._build)  # initial values of a large model take long to draw
         learn_bins(self.model, inputs.block.train)
         self._check(own)
         rate = own.training.party_lr
@@ -105,13 +107,14 @@ class Learner:
         """Raise `ConfigError` if a user's model would predict otherwise than it is tested."""
         if rebuilt.is_own(self.model) and not self.frozen:
             said = f"Party {self.index}'s model {self.model.name!r}"
-            rebuilt.try_out(said, self._build, self._some(self.inputs.block.train))
+            some = self._some(self.inputs.block.train)
+            rebuilt.try_out(said, self._build(), self._rebuilt, some)
 
     def check(self) -> None:
         """Raise `VflError` if a user's model would predict test rows otherwise than here."""
         if rebuilt.is_own(self.model):
             said, test = f"Party {self.index}'s model {self.model.name!r}", self.inputs.block.test
-            rebuilt.check(said, self.model, self._build, self._some(test))
+            rebuilt.check(said, self.model, self._rebuilt, self._some(test))
 
     def _some(self, rows: Any) -> Samples:
         """Return the first rows of a block, or the sample twice if it has fewer than two rows."""
