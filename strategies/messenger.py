@@ -159,7 +159,7 @@ class Messenger(Outbox):
             if record is None or not isinstance(record.order, kind):
                 continue
             try:
-                upload = self.read(message, Upload, kind.kind)
+                upload = self.read(message, Upload, record.order.kind)
                 if (upload.party, upload.exchange) != (record.party, record.exchange):
                     raise VflError(
                         f"answered as party {upload.party} to message {upload.exchange}, when "
@@ -190,21 +190,21 @@ class Messenger(Outbox):
 
     def use(self, replies: Sequence[Message]) -> None:
         """Use replies to orders that are neither to train nor to evaluate."""
-        for kind in (EmbedOrder, CheckpointOrder, RestoreOrder):
-            list(self.take(kind, replies, self._use))
         for message in replies:
             node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
             record = self._by_node.get(node)
-            if record and isinstance(record.order, RejoinOrder):
-                try:
-                    found = self.read(message, Description, RejoinOrder.kind)
-                    if found.party != record.party:
-                        raise VflError(f"came back as party {found.party}.")
-                    self._check(found)
-                except VflError as error:
-                    self.failed(node, error)
-                    continue
-                self._go_on_with(record, found)
+            if not record or not isinstance(record.order, RejoinOrder):
+                list(self.take(Turn, [message], self._use))
+                continue
+            try:
+                found = self.read(message, Description, RejoinOrder.kind)
+                if found.party != record.party:
+                    raise VflError(f"came back as party {found.party}.")
+                self._check(found)
+            except VflError as error:
+                self.failed(node, error)
+                continue
+            self._go_on_with(record, found)
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Messenger(Outbox):
         # Count every row of the mini-batches, also rows that a party lacks: the top model steps on
         # them too.
         batches = [(each.party, each.batches) for each in group]
-        allowed = self._releases is None or self._releases.answered(batches)
+        allowed = self._releases is None or self._releases.permits_answers(batches)
         for arrival in group:
             record = self._by_party[arrival.party]
             record.staleness.add(self._holder.steps - record.ordered_at_step)

@@ -17,13 +17,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from strategies import hooks
 from strategies.callbacks import callbacks_of
 from strategies.checkpoints import Checkpoints
-from strategies.delay import refresh
 from strategies.enrolment import Member, enrol
+from strategies.fresh_embeddings import begin_surrogates, refresh
 from strategies.history import History
 from strategies.messenger import Replies
 from strategies.party_record import FINAL, PartyRecord, State
 from strategies.run import Run
-from strategies.surrogates import begin_surrogates
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import with_row_masks
@@ -91,7 +90,7 @@ class Vertical(Strategy):
         self.nonce = keeper.nonce if keeper else ""
         self.checkpoints: Checkpoints | None = None
         self.result = Result()
-        self.configs = ConfigRecord(), ConfigRecord()  # of training and of evaluation
+        self.train_config, self.evaluate_config = ConfigRecord(), ConfigRecord()
         # Arrays and metrics are made for hooks that somebody overrides, and for no others.
         self.hooked = hooks.overrides(type(self), Vertical)
 
@@ -133,7 +132,8 @@ class Vertical(Strategy):
         if timeout:
             self.given = self.given.with_values({"party-timeout": timeout})
             self.config = self.config.with_values({"party-timeout": timeout})
-        self.configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        self.train_config = train_config or ConfigRecord()
+        self.evaluate_config = evaluate_config or ConfigRecord()
         found = self.result.evaluate_metrics_serverapp
         if num_rounds:
             self.callbacks.append(hooks.RoundLimit(num_rounds))
@@ -204,8 +204,10 @@ class Vertical(Strategy):
             due = FINAL if run.budget.left <= 0 else run.budget.evaluation
             if due > history.recorded:
                 history.asked = due
-                run.messenger.post(self.configure_evaluate(number, arrays, self.configs[1], grid))
-            run.messenger.post(self.configure_train(number, arrays, self.configs[0], grid))
+                run.messenger.post(
+                    self.configure_evaluate(number, arrays, self.evaluate_config, grid)
+                )
+            run.messenger.post(self.configure_train(number, arrays, self.train_config, grid))
             if self.hooked:
                 hooks.check_sent(run)
             self.take(run.messenger.gather())

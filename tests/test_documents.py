@@ -220,6 +220,7 @@ def lost(text: str) -> list[str]:
         for each in re.findall(r"^(?:\w+/)*\w+\.py$|^(?:\w+/)+$", path or quoted):
             found += [] if any(f"/{each}" in known for known in paths) else [each]
         dotted = re.fullmatch(r"[A-Z]\w+\.([a-z_]+)|([a-z]+_[a-z_]+)", name)
+        dotted = re.fullmatch(r"(?:[A-Z]\w+\.)?(\w+)()", name) if ".py" in path else dotted
         for each in filter(None, dotted.groups() if dotted else ()):
             defined = rf"(?:def|class) {each}\b|^ *{each}\s*[:=]"
             found += [] if re.search(defined, code, re.M) else [name]
@@ -229,6 +230,9 @@ def lost(text: str) -> list[str]:
 def test_paths_and_names_of_the_architecture_are_there() -> None:
     page = HERE / "docs" / "explanation" / "one-mini-batch.md"
     assert not lost(page.read_text())
+    papers = [each.read_text() for each in (HERE / "docs" / "papers").glob("*.md")]
+    parts = [text.partition("## Where it is")[2].partition("\n## ")[0] for text in papers]
+    assert sum(map(bool, parts)) == 5 and not lost("".join(parts))
     places = re.findall(
         r'class="[^"]*place[^"]*"[^>]*>([^<]+)<', page.with_suffix(".svg").read_text()
     )
@@ -238,6 +242,7 @@ def test_paths_and_names_of_the_architecture_are_there() -> None:
 
 
 def test_a_path_and_a_name_that_are_gone_are_found() -> None:
-    assert lost("`strategies/vertical.py: no_such`, `nowhere/any.py`, `Party.none_such`") == [
-        *("no_such", "nowhere/any.py", "Party.none_such"),
+    gone = "`vertical.py: NoSuch`", "`strategies/vertical.py: no_such`", "`nowhere/any.py`"
+    assert lost(", ".join([*gone, "`Party.none_such`"])) == [
+        *("NoSuch", "no_such", "nowhere/any.py", "Party.none_such"),
     ]

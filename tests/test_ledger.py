@@ -246,7 +246,7 @@ def predictions(node: Context, path: Path) -> None:
 def ids(node: Context, path: Path) -> None:
     """16 ids count, 12 of them by services. Among them are 0 to 4, a wrong proof, and 10 ahead."""
     points = np.repeat(np.arange(9, dtype="<u8")[:, None], 4, 1).view(np.uint8)
-    service = asked_ids.Session(node, Rules.of(node.node_config))
+    service = asked_ids.ServiceCount(node, Rules.of(node.node_config))
     allowed, why = service.count(points)
     assert allowed.tolist() == [True] * 5 + [False] * 4 and "half of it for services" in why
     rules = Rules.of(node.node_config)

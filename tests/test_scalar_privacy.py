@@ -46,7 +46,13 @@ from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarAccountant
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.results.figures import headline
-from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
+from vfl_flower.transport.messages import (
+    CheckpointOrder,
+    DescribeOrder,
+    EvaluateOrder,
+    TrainOrder,
+    Turn,
+)
 
 DPZV = {
     **{"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8},
@@ -76,10 +82,10 @@ def test_a_label_has_a_part_in_as_many_releases_as_the_budget_allows_and_no_more
     rows = np.array([1, 2, 2, 4], np.int32)  # a secret sample of two steps has row 2 twice
     window = Window(rows, np.array([2, 2], np.int32))
     other = Window(rows[:1], np.array([1], np.int32))
-    assert releases.answered([(0, window)]) and counted.taken.tolist() == [0, 1, 2, 0, 1]
-    assert not releases.answered([(0, window)])  # row 2 would have a part in four
+    assert releases.permits_answers([(0, window)]) and counted.taken.tolist() == [0, 1, 2, 0, 1]
+    assert not releases.permits_answers([(0, window)])  # row 2 would have a part in four
     assert counted.taken.tolist() == [0, 1, 2, 0, 1]
-    assert [releases.answered([(0, other)]) for _ in range(3)] == [True, True, False]
+    assert [releases.permits_answers([(0, other)]) for _ in range(3)] == [True, True, False]
     assert counted.taken.tolist() == [0, 3, 2, 0, 1]
 
 
@@ -345,8 +351,8 @@ def test_an_epsilon_says_what_it_is_of() -> None:
 def test_a_row_is_counted_in_each_scalar_and_step_that_it_is_in() -> None:
     log, counted = scalar_log(4, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(40, 2, 1, True)
-    assert log.answered([(0, window([0, 3, 1], [2, 1]))])
-    assert log.answered([(1, window([3, 2], [2]))])
+    assert log.permits_answers([(0, window([0, 3, 1], [2, 1]))])
+    assert log.permits_answers([(1, window([3, 2], [2]))])
     assert counted.taken.tolist() == [2, 2, 2, 4]  # each a scalar and a step of the top model
     assert counted.released == 3
     assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, 4, 1e-4))
@@ -369,7 +375,7 @@ def test_a_synchronous_answer_is_a_scalar_for_each_party_and_one_step(
 ) -> None:
     log, counted = scalar_log(4, noise_multiplier=3.0, **keys)
     counted.steps_allowed(12, 3, 3, keys.get("top_model") != "sum")
-    assert log.answered([(party, window([1, 2], [1, 1])) for party in range(3)])
+    assert log.permits_answers([(party, window([1, 2], [1, 1])) for party in range(3)])
     assert counted.taken.tolist() == [0, of_a_row, of_a_row, 0]
     assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, of_a_row))
 
@@ -383,7 +389,7 @@ def test_epsilon_is_that_of_composed_gaussian_mechanisms(multiplier: float, rele
     )
     counted.steps_allowed(4 * releases, 2, 1, False)
     for _ in range(releases):
-        assert log.answered([(0, window([2], [1]))])
+        assert log.permits_answers([(0, window([2], [1]))])
     # Two differences clipped to C are 2 C apart at most. The noise is a multiple of C.
     theirs = PLDAccountant().compose(GaussianDpEvent(multiplier / 2), releases)
     assert counted.figures()["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
@@ -526,22 +532,22 @@ def test_an_answer_beyond_the_budget_is_not_counted_and_not_given(tmp_path: Path
     log.keep(tmp_path / "releases.journal", "a run")
     assert counted.most == 2 * 2
     first, second = (0, window([0, 1, 2], [3])), (0, window([3, 4, 5], [3]))
-    assert log.answered([first]) and log.answered([first])
+    assert log.permits_answers([first]) and log.permits_answers([first])
     taken, size = counted.taken.copy(), (tmp_path / "releases.journal").stat().st_size
     assert gaussian(counted.multiplier, 4) == counted.figures()["epsilon"] == pytest.approx(1.0)
     for again in (first, (1, window([5, 4, 2], [3])), (1, window([3, 2], [1, 1]))):
-        assert not log.answered([again])
+        assert not log.permits_answers([again])
     assert np.array_equal(counted.taken, taken)
     assert (tmp_path / "releases.journal").stat().st_size == size
     assert counted.released == 2
-    assert log.answered([second])
+    assert log.permits_answers([second])
     # Whoever goes on from the journal has the same budget left.
     log_after, after = scalar_log(6, epsilon=1.0, batch_size=3, epochs=1)
     after.steps_allowed(2 * 2, 2, 1, True)
     log_after.keep(tmp_path / "releases.journal")
     assert np.array_equal(after.taken, counted.taken)
-    assert not log_after.answered([first]) and log_after.answered([second])
-    assert not log_after.answered([second])
+    assert not log_after.permits_answers([first]) and log_after.permits_answers([second])
+    assert not log_after.permits_answers([second])
     assert after.figures()["epsilon"] == pytest.approx(1.0)
 
 
@@ -550,8 +556,8 @@ def test_a_group_is_refused_as_a_whole() -> None:
     counted.steps_allowed(2 * 2, 2, 2, True)
     assert counted.most == 2 + 1
     both = [(party, window([0, 1], [2])) for party in range(2)]
-    assert log.answered(both)
-    assert not log.answered([(party, window([1, 2], [2])) for party in range(2)])
+    assert log.permits_answers(both)
+    assert not log.permits_answers([(party, window([1, 2], [2])) for party in range(2)])
     assert counted.taken.tolist() == [3, 3, 0, 0]
 
 
@@ -701,7 +707,7 @@ def test_epsilon_for_who_knows_the_mini_batches() -> None:
     counted.steps_allowed(6, 2, 1, False)
     assert counted.figures()["epsilon"] == counted.figures()["epsilon_secret_batches"] == 0.0
     for party, ids in enumerate(([0, 3, 3], [3, 1, 3])):
-        assert log.answered([(party, window(ids, [2, 0, 1]))])
+        assert log.permits_answers([(party, window(ids, [2, 0, 1]))])
     figures = counted.figures()
     # Row 3 was in four scalars, of both parties; all six count for those who do not know that.
     assert figures["epsilon"] == pytest.approx(gaussian(3.0, 4, 1e-4))
@@ -711,7 +717,7 @@ def test_epsilon_for_who_knows_the_mini_batches() -> None:
 def test_mini_batches_may_all_have_been_empty() -> None:
     log, counted = scalar_log(4, **SECRET, batch_size=1, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(2, 1, 1, False)
-    assert log.answered([(0, window([], [0, 0]))])
+    assert log.permits_answers([(0, window([], [0, 0]))])
     figures = counted.figures()
     assert figures["epsilon"] == 0.0  # it is known that no row was in them
     assert figures["epsilon_secret_batches"] == epsilon_of_scalars(counted.config, 4, 3.0, 2) > 0
@@ -812,3 +818,13 @@ def test_no_label_that_epsilon_covers_ends_a_run_by_its_loss(privacy: str) -> No
         assert evaluated(0) == 0
         with pytest.raises(DivergedError):
             evaluated(2)
+
+
+def test_an_order_whose_uploads_nobody_counts_is_not_sent() -> None:
+    class Another(Turn):
+        kind = "query.another"
+
+    log, _ = scalar_log(4, noise_multiplier=3.0)
+    log.ordered(0, CheckpointOrder(exchange=1, number=1))  # it uploads nothing
+    with pytest.raises(TypeError, match="Another may upload rows that nobody counts"):
+        log.ordered(0, Another(exchange=1))

@@ -292,7 +292,7 @@ def _play(releases: ReleaseLog, holders: Sequence[LabelHolder], rows: int, batch
         at[torch.from_numpy(window.ids > 0)] = 0.0
         pair = at + torch.tensor(away), at - torch.tensor(away)
         parties = range(_PARTIES) if together else [number % _PARTIES]
-        allowed = releases.answered([(party, window) for party in parties])
+        allowed = releases.permits_answers([(party, window) for party in parties])
         for holder in holders:
             for party in parties:
                 holder.table.write(party, window, at)

@@ -215,7 +215,7 @@ def _answer_turn(
             (own, turn), order = turned, turned[1].order
             upload = own.serve(lambda party, order: turn.upload(), order)
             if isinstance(order, EvaluateOrder):
-                state.keep_copy(context.state, order)
+                _keep_copy(context, order)
             return to_reply(upload, message)
         except Exception as error:
             return failure(error, message, context)
@@ -232,10 +232,15 @@ serves(EmbedOrder)(partial(_by_party, Party.embed))
 def evaluate(context: Context, order: EvaluateOrder) -> Payload:
     """The feedback for the last window in, the embeddings of the test rows out."""
     payload = _by_party(Party.evaluate, context, order)
+    _keep_copy(context, order)
+    return payload
+
+
+def _keep_copy(context: Context, order: EvaluateOrder) -> None:
+    """Keep a copy of the evaluated model, and write the state if the last model is the best."""
     state.keep_copy(context.state, order)
     if 0 < order.best == order.last and _keeps_states(context):
         session.save(context)  # a killed party comes back with the copy of a new best model
-    return payload
 
 
 @serves(RestoreOrder)

@@ -287,8 +287,8 @@ def _coverage(config: RunConfig, own: Table, common: Alignment, scored: int = 0)
     rows, known = len(common.rows), common.known
     if not known and common.present is not None:
         known = dict(enumerate(common.present.sum(0).tolist()))
-    why = "too few parties know them" if config.data.align == "any" else "a party lacks them"
-    return coverage(len(own.ids), rows, scored, {why: len(own.ids) - rows}, known)
+    lacks = "too few parties know them" if config.data.align == "any" else "a party lacks them"
+    return coverage(len(own.ids), rows, scored, {lacks: len(own.ids) - rows}, known)
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> RowOrder | None:

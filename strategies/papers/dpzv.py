@@ -1,10 +1,11 @@
 """DPZV: differentially private zeroth-order vertical federated learning (Zhang et al., 2026).
 
 Algorithm 1: a party uploads its embeddings at w + mu u and at w - mu u. The direction u is on the
-sphere of radius sqrt(d) (line 5, Eq. 6). The label holder clips each row's loss difference to
-[-C, C], averages, and adds one Gaussian number (line 6, Eq. 7-8: `clipped_noisy_means` in
-``vfl_flower/protocol/privacy/noise.py``). The party steps along u (line 9, Eq. 9). The top model
-steps by its gradient. With ``server-update = "zeroth-order"``, it steps along directions instead.
+sphere of radius sqrt(d) (line 5, Eq. 6). The label holder takes each row's difference of losses
+(Eq. 7), clips it to [-C, C], averages, and adds one Gaussian number (line 6, Eq. 8:
+`clipped_noisy_means` in ``vfl_flower/protocol/privacy/noise.py``). The party steps along u (line 9,
+Eq. 9). The top model steps by its gradient. With ``server-update = "zeroth-order"``, it steps along
+directions instead.
 
 Differences are divided by 2 mu, as in Eq. (3), and clipped on both sides, as the sensitivity needs.
 The noise is calibrated to ``epsilon`` over the scalars of all parties and the top model's steps. It

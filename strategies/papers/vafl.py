@@ -2,7 +2,8 @@
 
 Algorithm 1: parties draw their own mini-batches and never wait for each other (lines 3-7). The
 label holder answers each upload with its table of the others' embeddings, which may be stale (lines
-8-13, Eq. 2-3). It steps its model once (Eq. 4). Option ``max-delay`` is the bound D of section 2.3.
+11-13, Eq. 2b and 3). It steps its model once (lines 9-10, Eq. 2a). Option ``max-delay`` is the
+bound D of section 2.3.
 
 Algorithm 2, t-synchronous: the label holder waits for t uploads, option ``quorum``.
 

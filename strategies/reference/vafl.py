@@ -4,7 +4,8 @@ Learning" (2020), Algorithms 1 and 2.
 Each party draws its own mini-batches and never waits for another. The label holder keeps the last
 embedding of each row from each party, however old it is, and computes with these embeddings.
 
-Where this page and the paper differ: a table entry is zero until its party first uploads that row.
+Where this page and the paper differ: a table entry is zero until its party first uploads that row,
+and there is no regulariser r.
 
 Notation: M parties; B rows in a mini-batch; E numbers in an embedding.
 """

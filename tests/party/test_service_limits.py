@@ -14,7 +14,7 @@ from tests.aligning import count_of, node_in
 from tests.ledgers import numbers_in
 from tests.party.nodes import Node
 from vfl_flower.alignment import asked_ids
-from vfl_flower.alignment.asked_ids import Session
+from vfl_flower.alignment.asked_ids import ServiceCount
 from vfl_flower.alignment.psi import Points
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import Rules
@@ -55,8 +55,8 @@ def asked_until_refused(context: Context, first: int) -> int:
         return count
 
 
-def session(context: Context) -> Session:
-    return Session(context, Rules.of(context.node_config))
+def session(context: Context) -> ServiceCount:
+    return ServiceCount(context, Rules.of(context.node_config))
 
 
 # --- ids ----------------------------------------------------------------------------------------

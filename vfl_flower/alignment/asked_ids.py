@@ -102,7 +102,7 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
     return proved
 
 
-class Session:
+class ServiceCount:
     """Counts the ids that a service asks about, some ahead (`Budget`).
 
     It writes hashes of new ids to the disk when it closes. After a crash, they count once more.

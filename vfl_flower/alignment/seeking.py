@@ -142,7 +142,7 @@ class OpenSet:
         self._context, self._party, self._order = context, own.party, order
         self._rules = rules_of(context, "psi")
         check_method(self._rules, "psi")
-        self._asked = asked_ids.Session(context, Rules.of(context.node_config))
+        self._asked = asked_ids.ServiceCount(context, Rules.of(context.node_config))
         self.use(own, self.found(own))
 
     def found(self, own: Source) -> blinded_ids.FoundSet | None:

@@ -237,7 +237,7 @@ class LabelHolder:
         batches = TopBatches(
             *(self.top, self.optimizer, h, labels, lengths, divisors),
             *(self.loss, self._noise_of_top, self.key, self.steps),
-            self.copies(h, lengths, self.steps) if self.subsets != "off" else None,
+            self.copies(h, lengths, self.steps),
             self.directions,
         )
         rows, losses = self.server_update.step(batches, gradients)

@@ -147,7 +147,7 @@ class Party:
     def upload_window(
         self, order: TrainOrder, window: Window, blocks: Blocks | None = None
     ) -> Upload:
-        """Upload the embeddings of a window and wait for feedback.
+        """Upload the embeddings of a window, and keep the window until its feedback comes.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ class Party:
             arrays["ids"] = window.ids
             if self.sampling.secret:
                 arrays["lengths"] = window.lengths
-        return Upload(party=self.learner.index, exchange=self.exchange, arrays=arrays)
+        return self._answer(arrays)
 
     def _encode(self, links: Links, blocks: Blocks, window: Window) -> Arrays:
         """Encode the blocks of an upload, each with rows [R, E]."""

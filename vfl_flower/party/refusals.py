@@ -1,4 +1,4 @@
-"""Refusals of a party. Every message passes `check_order` first.
+"""Refusals of a party. The first message of a session, and each about another run, passes here.
 
 A party's rules stand in its own node configuration, which nobody else can set. `check_order` finds
 each configuration that a message refers to, and `check` compares it with the rules. Before these

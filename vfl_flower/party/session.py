@@ -90,22 +90,22 @@ class Session:
 
     def load(self, context: Context) -> None:
         """Load the state of the last message into the party."""
-        party, kept, here = self.party, context.state, self.party.in_process
-        scalars = {"run": str(context.run_id), **state.load_scalars(kept)}
-        party.load_state_dict({"scalars": scalars, "large": state.load_large(kept)})
+        party, records, here = self.party, context.state, self.party.in_process
+        scalars = {"run": str(context.run_id), **state.load_scalars(records)}
+        party.load_state_dict({"scalars": scalars, "large": state.load_large(records)})
         party.limits = builder.limits_of(context, party.origin.counted_since)
         here.stack = None
         model = here.model() if here.model else None
-        shares = model is not None and model is kept.get("model")
+        shares = model is not None and model is records.get("model")
         if not shares:
             if model is not None:  # the other Context keeps its own copy of this model
                 state.settle(model)
             party.learner.trace = None
-            groups = {name: state.load_arrays(kept, name) for name in ("model", "optimizer")}
+            groups = {name: state.load_arrays(records, name) for name in ("model", "optimizer")}
             party.learner.load_state_dict(groups)
         party.learner.learning()  # a failed message may have left another mode
         self.context, self.ahead, self.accepted = context, False, False
-        self.scalars = kept["scalars"] if shares else None
+        self.scalars = records["scalars"] if shares else None
         self.node_config = dict(context.node_config)
 
     def write(self) -> None:

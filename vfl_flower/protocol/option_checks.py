@@ -7,7 +7,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 
 
-def check_task(config: RunConfig, mechanism: Mechanism) -> None:
+def check_task_options(config: RunConfig, mechanism: Mechanism) -> None:
     """Raise `ConfigError` if options contradict task "information"."""
     if config.task != "information":
         return

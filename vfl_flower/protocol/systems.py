@@ -23,7 +23,7 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import aggregation, estimators, sampling
 from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.option_checks import check_calibration, check_task
+from vfl_flower.protocol.option_checks import check_calibration, check_task_options
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.system import BY_ROWS, RATE_KEYS, System, load_system
 from vfl_flower.transport.stream import listen as streams
@@ -73,7 +73,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     rates.check(config.training)
     streams.check(config.running)
     mechanism = mechanism_of(config)
-    check_task(config, mechanism)
+    check_task_options(config, mechanism)
     mechanism.check(estimator)
     sampling.check(config)
     _check_system(system, config, estimator, mechanism)

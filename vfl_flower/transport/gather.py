@@ -213,8 +213,8 @@ def gather_all(
     Parameters
     ----------
     there : parties that may come. A party that fails or is late is left out, with a notice.
-        Names do not matter then. Without it, as many parties must come as the first answers say,
-        and no two names may be alike.
+        Parties with names too alike are then called by their numbers. Without it, as many parties
+        must come as the first answers say, and no two names may be alike.
 
     Raises
     ------
@@ -308,8 +308,8 @@ def _waited_for(found: Mapping[int, Introduction], total: int, without: frozense
     if not found and total == 1:
         return "Waiting for parties: none has answered yet."
     absent = sorted(set(range(total)) - {each.party for each in found.values()} - without)
-    many, names = "y" if len(absent) == 1 else "ies", ", ".join(map(str, absent))
-    return f"Waiting for part{many} {names}: {len(found)} of {total} have answered."
+    many, numbers = "y" if len(absent) == 1 else "ies", ", ".join(map(str, absent))
+    return f"Waiting for part{many} {numbers}: {len(found)} of {total} have answered."
 
 
 def _away(found: Mapping[int, Introduction], there: AvailableParties) -> int:

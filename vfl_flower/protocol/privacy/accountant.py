@@ -85,7 +85,7 @@ class Accountant:
         outputs : outputs of the top model.
         """
 
-    def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
+    def events_within_budget(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
         """Return the events of the answers to a quorum's windows.
 
         Each event has the number of steps, and how often each of its rows has a part in a release.

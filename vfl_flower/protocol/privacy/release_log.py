@@ -22,7 +22,15 @@ from vfl_flower.protocol.privacy.journal import (
     Mark,
     refused,
 )
-from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
+from vfl_flower.transport.messages import (
+    CheckpointOrder,
+    EmbedOrder,
+    EvaluateOrder,
+    Order,
+    RejoinOrder,
+    RestoreOrder,
+    TrainOrder,
+)
 
 
 class ReleaseLog:
@@ -42,19 +50,21 @@ class ReleaseLog:
             self._record(Event(EMBED, party, rows=rows))
         elif isinstance(order, EvaluateOrder):
             self._record(Event(EVALUATE, party))
+        elif not isinstance(order, CheckpointOrder | RejoinOrder | RestoreOrder):
+            raise TypeError(f"{type(order).__name__} may upload rows that nobody counts.")
 
     def received(self, party: int, window: Window) -> None:
         """Record the rows that a party has uploaded."""
         self._record(Event(RECEIVED, party, len(window.lengths), rows=window.ids))
 
-    def answered(self, group: Sequence[tuple[int, Window]]) -> bool:
+    def permits_answers(self, group: Sequence[tuple[int, Window]]) -> bool:
         """Record the answers to a quorum's windows, by party, before they are sent.
 
         Returns
         -------
         Whether the budget allows the answers. Else parties must get answers without information.
         """
-        events = self.accountant.answers(group)
+        events = self.accountant.events_within_budget(group)
         for event in events or ():
             self._record(event)
         return events is not None

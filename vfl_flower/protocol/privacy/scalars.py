@@ -292,7 +292,7 @@ class ScalarAccountant(Accountant):
             )
         return min(allowed, planned)
 
-    def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
+    def events_within_budget(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
         """Return the releases of a group's answers: its scalars, and the top model's step."""
         events: list[Event] = []
         for party, window in group:

@@ -45,7 +45,7 @@ def serve(
         cause = _refusal(order.address, context)
         log.warning("The party %s.", cause)
         return SessionEnd(connected=False, served=0, cause=cause)
-    session = Session(app, context, order.token, largest)
+    session = StreamEnd(app, context, order.token, largest)
     options = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
     # The minimum is also how long gRPC tries to connect.
     options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
@@ -96,7 +96,7 @@ def _permitted(context: Context) -> list[tuple[str, int | None]]:
     return [host_and_port(each.strip()) for each in named.split(",")] if named else []
 
 
-class Session:
+class StreamEnd:
     """A party's end of one session, over as many calls as it takes."""
 
     def __init__(

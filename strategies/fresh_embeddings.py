@@ -1,4 +1,4 @@
-"""Bounded delay (VAFL section 2.3): refresh embeddings that are too old."""
+"""Fresh embeddings outside a party's turns: at the beginning, and if they are too old."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def refresh(
     run: Run, wait_for: Callable[[Sequence[PartyRecord]], None], group: Sequence[Arrival]
 ) -> None:
     """Ask late parties for fresh embeddings of the rows that a quorum's answer uses.
+
+    This bounds the delay (VAFL, section 2.3).
 
     Parameters
     ----------
@@ -40,3 +42,21 @@ def refresh(
         for record, ids in asked
     )
     wait_for([record for record, _ in asked])
+
+
+def begin_surrogates(run: Run, wait_for: Callable[[Sequence[PartyRecord]], None]) -> None:
+    """Have each party upload C(H(x_0)) of all its training rows, before its first step.
+
+    These are the initial surrogates of error feedback (EF-VFL, Algorithms 1 and 2, input).
+
+    A resumed run does not ask again: both ends have restored their surrogates.
+
+    Parameters
+    ----------
+    wait_for : waits until no message is out to these parties.
+    """
+    new = [record for record in run.records if not record.exchange]
+    run.messenger.post(
+        run.messenger.message(record, EmbedOrder(exchange=record.exchange + 1)) for record in new
+    )
+    wait_for(new)
