@@ -8,9 +8,12 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 CHECKOUT = Path(__file__).parent.parent
 SOURCES = "vfl_flower", "strategies", "vfl_attacks", "pyproject.toml", "README.md", "LICENSE"
@@ -148,3 +151,17 @@ def test_make_install_compiles_modules_whatever_the_environment_says(tmp_path: P
     subprocess.run(command, shell=True, cwd=tmp_path, env=slow, check=True)
     compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
     assert compiled == {"a", "c"}
+
+
+def test_the_bundle_has_each_file_that_code_at_a_node_reads(tmp_path: Path) -> None:
+    copy_sources(tmp_path / "app")
+    with ZipFile(BytesIO(build_fab_from_disk(tmp_path / "app"))) as bundle:
+        packed = set(bundle.namelist())
+    folders = (CHECKOUT / "vfl_flower", CHECKOUT / "strategies")
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    named = {path.relative_to(CHECKOUT).as_posix() for path in files}
+    needed = {name for name in named if "__pycache__" not in name} - {
+        *("vfl_flower/py.typed", "strategies/py.typed"),
+    }
+    assert not needed - packed
+    assert "vfl_flower/tasks/inference/serving/docs.toml" in packed

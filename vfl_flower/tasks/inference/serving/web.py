@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -255,10 +256,11 @@ def _refusal(
 
 def _page(about: dict[str, Any]) -> str:
     """Return an OpenAPI description as a page of plain HTML, with examples and without scripts."""
-    folder = FileSystemLoader(Path(__file__).parent)
-    pages = Environment(loader=folder, autoescape=True, undefined=StrictUndefined)
+    file = Path(__file__).with_name("docs.toml")  # Flower packs no files of templates
+    pages = Environment(autoescape=True, undefined=StrictUndefined)
     pages.filters["json"] = partial(json.dumps, indent=2)
-    return pages.get_template("docs.html.j2").render(about=about)
+    template = tomllib.loads(file.read_text(encoding="utf-8"))["page"]
+    return pages.from_string(template).render(about=about)
 
 
 def _sentence(error: ValidationError) -> str:
