@@ -38,7 +38,7 @@ printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "127.0.0.1:%s
     "$inner" "$folder/loopback.crt" > "$folder/config.toml"
 
 listen=0.0.0.0
-[ "$host" != 127.0.0.1 ] || listen=127.0.0.1
+[ "$host" != 127.0.0.1 ] && [ "$host" != localhost ] || listen=127.0.0.1
 mkdir -p "$folder/proxy"
 sed -e "s|@FOLDER@|$folder|g" -e "s|@OWN@|$own|g" -e "s|@LISTEN@|$listen|g" -e "s|@PORT@|$port|g" -e "s|@INNER@|$inner|g" \
     "$here/proxy.conf" > "$folder/proxy.conf"

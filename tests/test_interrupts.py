@@ -177,6 +177,30 @@ def test_a_run_in_a_terminal_that_is_closed_keeps_a_checkpoint(tmp_path: Path) -
     assert not checkpoint.load(folder).finished
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_nodes_have_trained(tmp_path: Path) -> None:
+    folder, home = tmp_path / "run", tmp_path / "home"
+    command = [sys.executable, "-m", "vfl_flower.tools.cli", "run", "--out", str(folder)]
+    command += ["--engine", "supernodes", "--parties", "2", "-c"]
+    command += ["dataset='breast-cancer' epochs=9000 patience=0 window=1"]
+    environment = {**os.environ, "FLWR_HOME": str(home)}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        until, history = time.monotonic() + 120, folder / "history.jsonl"
+        while not (history.exists() and len(history.read_text().splitlines()) > 3):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(120) == 128 + signal.SIGINT
+    finally:
+        process.kill()
+    summary, entries = json.loads((folder / "summary.json").read_text()), history.read_text()
+    assert summary["failure"].startswith("`flwr stop` ended the run after ")
+    assert checkpoint.load(folder).strategy["holder"]["steps"] >= 3 * 26
+    assert json.loads(entries.splitlines()[-1])["epoch"] >= 3
+
+
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("number", "code"), [(each, 128 + each) for each in (signal.SIGINT, *TERMINATING)]

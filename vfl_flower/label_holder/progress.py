@@ -323,6 +323,7 @@ def from_elsewhere(folder: Path) -> Iterator[Callable[[], None]]:
     if not display:
         yield lambda: None
         return
+    path.unlink(missing_ok=True)  # of a run that was killed
     path.touch(0o600)
     display.begin()
     said = b""

@@ -42,6 +42,7 @@ from vfl_flower.transport.nodes.certificates import self_signed, supernode_keys
 
 _CLOSED = [sys.executable, "-P", "-m", "vfl_flower.transport.nodes.superlink"]
 _STARTING_SECONDS = 60.0
+_END_SECONDS = 12.0  # a stopped run has 8 s to save a checkpoint
 
 
 class SuperLink:
@@ -148,6 +149,12 @@ class SuperLink:
                     resources += f" client-resources-num-gpus={share:g}"
             command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
         return self.start(command, log)
+
+    def end_run(self, number: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        """Stop a run as `flwr stop` does, and wait until its process has ended, or some seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self.start(["flwr", "stop", number, "own"], log).wait(_END_SECONDS)
+            process.wait(_END_SECONDS)
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a Flower command; `stop` ends it and all that it starts."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.config.errors import VflError
+from vfl_flower.config.errors import Terminated, VflError
 from vfl_flower.config.files import make_folder
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import KEYS, opened
@@ -31,6 +31,7 @@ _BOILERPLATE = re.compile(
     r"During handling|An exception occurred !!|(Simulation|ServerApp) raised an exception|"
     r"RuntimeError: (Simulation Runtime crashed|An error was encountered)|.*FutureWarning|Error$)"
 )
+_STARTED = re.compile(r"Successfully started run (\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR) *: +", re.MULTILINE)
 _ENDED = re.compile(
@@ -111,9 +112,14 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
         for _ in range(_STARTS):
             read = log.stat().st_size if log.exists() else 0
             process = superlink.submit(run_config, parties, log)
-            while process.poll() is None:
-                time.sleep(0.2)
-                look()
+            try:
+                while process.poll() is None:
+                    time.sleep(0.2)
+                    look()
+            except (KeyboardInterrupt, Terminated):
+                if number := _STARTED.search(said_in(log, read)):  # it keeps a checkpoint
+                    superlink.end_run(number[1], process, log)
+                raise
             said = said_in(log, read)
             if sentence := sentence_of(said):
                 raise VflError(sentence)

@@ -176,7 +176,9 @@ class Parties:
         if connected != (party.state in (READY, ASKED)):
             self._metrics.connected(party.number, connected)
             if state in (DOWN, LATE):
-                notice.warning("Party %d is %s: scores leave it out.", party.number, state)
+                any_subset = self._model.predictor.aggregation.any_subset
+                then = "scores leave it out" if any_subset else "no score until it returns"
+                notice.warning("Party %d is %s: %s.", party.number, state, then)
             elif connected:
                 log.info("Party %d answers.", party.number)
         party.state = state
