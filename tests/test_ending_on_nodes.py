@@ -159,14 +159,19 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_run_without_its_superlink_says_so_and_ends(
-    quick: None, signals: list[int], caplog: pytest.LogCaptureFixture
+    quick: None,
+    signals: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     transport: Any = Asked(Event())
+    monkeypatch.setattr(watch, "senders", senders := dict[int, str]())
     with caplog.at_level("INFO", "flwr.notice"), watch.watched(transport):
         until(lambda: transport.silent, 30)
         until(lambda: "has not answered for" in caplog.text, 30)
         until(lambda: len(signals) >= 2, 30)  # each ends one call that waits
     assert set(signals) == {signal.SIGTERM}
+    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 1 s"}  # for the summary
     transport.answers.set()
 
 

@@ -228,9 +228,13 @@ TERMINATING = signal.SIGTERM, signal.SIGHUP
 """Signals that end a process. A terminal that closes sends SIGHUP."""
 
 
+senders: dict[int, str] = {signal.SIGINT: "`flwr stop`"}
+"""What sends a signal to a ServerApp, if it is known."""
+
+
 def signal_in_words(number: int) -> str:
-    """Return what has sent a signal to a ServerApp, or the signal's name."""
-    return "`flwr stop`" if number == signal.SIGINT else signal.Signals(number).name
+    """Return what has sent a signal, or the signal's name."""
+    return senders.get(number) or signal.Signals(number).name
 
 
 @contextmanager

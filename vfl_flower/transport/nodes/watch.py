@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
+from vfl_flower.config.errors import senders
 from vfl_flower.transport.base import Transport
 
 notice = logging.getLogger("flwr.notice")
@@ -51,6 +52,7 @@ def watched(transport: Transport) -> Iterator[None]:
                 )
             told = silent[0] >= _TOLD or (told and transport.silent)
             if silent[0] >= _GONE:
+                senders[signal.SIGTERM] = f"A SuperLink that did not answer for {_GONE:g} s"
                 os.kill(os.getpid(), signal.SIGTERM)
                 over.wait(_AGAIN)
 
