@@ -61,6 +61,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "gpu": "--quick",
     "images": "--cifar {cifar} --epochs 1",
     "information": "--npz {credit} --draws 2 --epsilons 8",
+    "keys": "--febrl {febrl} --left-out 20 --seeds 1",
     "large_table": "--rows 3000 --columns 12 --both 3000",
     "losslessness": "--credit {credit} --trials 2 --epochs 1",
     "memory": "--hidden 50",
@@ -114,6 +115,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "credit.npz", X=table, y=defaulted)
     (folder / "cifar").mkdir()
     (folder / "sst2").mkdir()
+    (folder / "febrl").mkdir()
+    febrl = ["rec_id,given_name,surname,date_of_birth,postcode,suburb,address_1,street_number"]
+    febrl += [f"rec-{n}-org,ann{n},lee{n},19{n:02}0301,{n},town,road{n},{n}" for n in range(100)]
+    for name in "ab":
+        (folder / "febrl" / f"dataset4{name}.csv").write_text("\n".join(febrl))
     words = np.array(
         ["a", "film", "that", "is", "not", "good", "bad", "at", "all", "and", "we", "saw", "it"]
     )
@@ -164,6 +170,7 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
     picture, before = tmp_path / "picture.png", files()
     places = {"mnist": data / "mnist.npz", "credit": data / "credit.npz"}
     places |= {"cifar": data / "cifar", "sst2": data / "sst2", "picture": picture}
+    places["febrl"] = data / "febrl"
     words = [word.format(**places) for word in SMALL[name].split()]
     if name in TRAINS:
         monkeypatch.setattr(sys, "argv", [name, *words])

@@ -168,6 +168,11 @@ def _train(
     own = own_table(config.data) if config.data.own_data else None
     if own:
         own.check()
+        if config.data.match and mechanism_of(config).hides_labels and not own.names_people:
+            raise ConfigError(
+                f"Noise on labels counts people by their ids, and {own.path} has no column "
+                f"{own.id!r}. Add a column of ids of your own, and name it by id."
+            )
     else:
         load_labels(config)
     folder = results_folder(config)
@@ -288,7 +293,8 @@ def _coverage(config: RunConfig, own: Table, common: Alignment, scored: int = 0)
     if not known and common.present is not None:
         known = dict(enumerate(common.present.sum(0).tolist()))
     lacks = "too few parties know them" if config.data.align == "any" else "a party lacks them"
-    return coverage(len(own.ids), rows, scored, {lacks: len(own.ids) - rows}, known)
+    covered = coverage(len(own.ids), rows, scored, {lacks: len(own.ids) - rows}, known)
+    return {**covered, "rules": list(common.rules)} if common.rules else covered
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> RowOrder | None:

@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.alignment import party_sets, psi
+from vfl_flower.alignment.by_rules import RuleSteps
 from vfl_flower.alignment.party_sets import PartySet
 from vfl_flower.alignment.psi import MANY, Blinding, Places, shuffled
+from vfl_flower.alignment.rule_figures import lines_of
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import by_id, chosen
 from vfl_flower.data.row_mask import Alignment
-from vfl_flower.data.source import Source
+from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     Aligned,
@@ -47,7 +49,7 @@ Questions = Mapping[int, Introduction]
 def align(
     transport: Transport,
     config: RunConfig,
-    own: Source,
+    own: Table,
     run: str,
     available: AvailableParties | None = None,
     lasting: bool = True,
@@ -74,13 +76,15 @@ def align(
         If ids cannot be used or compared, if no row is common, or if a party refuses.
     """
     steps = _Steps(transport, config, own, available)
+    if config.data.match and config.data.align == "ids":
+        raise ConfigError("match finds people by rules, not by ids. Set align = 'psi' or 'any'.")
     if config.data.align == "ids":
         questions = steps.ask_about_all()
     else:
         if lasting:
             steps.blinding = lasting_blinding()
-        steps.find_sets(run, lasting, node)
-        places = steps.match()
+        steps.find_sets(run, lasting and not config.data.match, node)
+        places = steps.match_by_rules() if config.data.match else steps.match()
         steps.choose_rows(places, order)
         questions = steps.tell(places)
     return steps.confirm(questions, lasting)
@@ -102,7 +106,7 @@ class _Steps:
         self,
         transport: Transport,
         config: RunConfig,
-        own: Source,
+        own: Table,
         available: AvailableParties | None,
     ) -> None:
         self.transport, self.config, self.own, self.available = transport, config, own, available
@@ -114,6 +118,7 @@ class _Steps:
         self.rows = by_id(own.ids)
         self.present: NDArray[np.bool_] | None = None
         self.known: dict[int, int] = {}
+        self.by_rules: RuleSteps | None = None
 
     # --- method "ids" ---------------------------------------------------------------------------
 
@@ -184,6 +189,30 @@ class _Steps:
                 )
         return places
 
+    def match_by_rules(self) -> dict[int, NDArray[np.int32]]:
+        """Return node -> the place of each row in the party's order, or -1, [N]."""
+        parties = {node: each.party for node, each in self.sets.items()}
+        order = AlignOrder(method="psi", config=self.about)
+        self.by_rules = RuleSteps(
+            self.transport, self.config, self.own.keys, parties, self.blinding, order, self.lenient
+        )
+        self.by_rules.match()
+        for each in self.by_rules.matches.values():
+            found = self.known[each.party] = int((each.places >= 0).sum())
+            notice.info(
+                "Party %d has %d of the label holder's %d people.",
+                *(each.party, found, len(each.places)),
+            )
+            for line in lines_of(each.figures):
+                notice.info("  %s", line)
+            if not found and not self.available:
+                raise ConfigError(
+                    f"Party {each.party} has none of the {len(each.places)} people of "
+                    f"{self.own.whose}, by any rule. Check match-columns at both, and that the "
+                    "columns hold the same."
+                )
+        return {node: each.places for node, each in self.by_rules.matches.items()}
+
     def _matched(self, answer: Aligned, known: PartySet, sent: Places) -> NDArray[np.int32]:
         """Return the place of each row in the party's order, or -1, [N].
 
@@ -221,7 +250,9 @@ class _Steps:
         wanted = self.config.data.min_parties if self.any else len(places)
         used = present.sum(1) >= (0 if self.available else wanted)
         self.rows, present = self.rows[used], present[used]
-        if self.any:  # in id order, the gaps between a party's own rows would tell it about others
+        if (
+            self.any or self.by_rules
+        ):  # in id order, the gaps between a party's own rows would tell it about others
             seed = self.config.privacy.noise_seed
             secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
             at = shuffled(len(self.rows), secret)
@@ -264,7 +295,7 @@ class _Steps:
         for node, question in questions.items():
             party = self.sets[node].party if self.sets else question.party
             try:
-                answer = self._answer(question, party)
+                answer = self._answer(question, party, node)
             except VflError as error:
                 raise ConfigError(
                     f"Party {party} asked an invalid question: {error} Start it anew."
@@ -275,15 +306,16 @@ class _Steps:
         done = gather(self.transport, orders, Introduction, self.timeout, self.lenient)
         none = np.zeros((0, 32), np.uint8)
         for node, each in self.sets.items():
-            if lasting and (node in done or each.stored):
+            if lasting and not self.by_rules and (node in done or each.stored):
                 each.keep(answers.get(each.party, none))
         told = {(self.sets or done)[node].party: node for node in done}
         agreed = [answers[party] for party in sorted(answers) if party in told]
         shown = np.concatenate(agreed or [none])
         known = self.known if self.sets else dict.fromkeys(told, len(self.rows))
-        return Alignment(name, self.rows, self.present, told, shown, known)
+        rules = self.by_rules.figures() if self.by_rules else []
+        return Alignment(name, self.rows, self.present, told, shown, known, rules)
 
-    def _answer(self, question: Introduction, party: int) -> psi.Points:
+    def _answer(self, question: Introduction, party: int, node: int) -> psi.Points:
         """Return the answer to a question, or raise `VflError`."""
         point = checked(question.arrays, "question", "uint8", (1, 32))
         if not self.sets:
@@ -295,7 +327,8 @@ class _Steps:
             raise VflError("it names rows that do not exist, or a row twice.")
         if self.present is not None and not self.present[asked, party].all():
             raise VflError("it names rows that the party lacks.")
-        return psi.answer(chosen(self.own.ids, self.rows[asked]), point)
+        rows, rules = self.rows[asked], self.by_rules
+        return psi.answer(rules.keys_of(node, rows) if rules else chosen(self.own.ids, rows), point)
 
 
 def lasting_blinding() -> Blinding:

@@ -35,7 +35,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, blinded_ids, psi
+from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, psi
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.party_rows import (
     IDS,
@@ -104,6 +104,9 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
         If the party's rules forbid it, or its ids cannot be used.
     """
     assert own.party is not None
+    if order.rule:
+        return by_rules.blind(context, own, parties, order)
+    by_rules.check_ids(own)
     rules, theirs = rules_of(context, order.method), order.arrays.get("ids", np.zeros(0))
     check_method(rules, order.method)
     with _subject("was sent"):
@@ -183,7 +186,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     named = places[has]
     if not len(named) or named.min() < 0 or named.max() >= len(at) or at[named].min() < 0:
         raise VflError("was told rows that it does not have. Start the run anew.")
-    if len(np.unique(named)) < len(named):
+    if len(np.unique(at[named])) < len(named):
         raise VflError("was told a row more than once. Start the run anew.")
     if len(places) > asked:
         raise VflError(
@@ -197,13 +200,15 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     first = first[np.argsort(kept["shown"][named[first]], kind="stable")]
     new = len(mine) - int(kept["shown"][named].sum())
     some = np.sort(first[: min(max(1, new), _SAMPLE)])
-    question, secret = psi.question(chosen(own.ids, mine[some]))
+    ids = by_rules.keys_at(own, kept, named[some]) if "by" in kept else chosen(own.ids, mine[some])
+    question, secret = psi.question(ids)
     rows = np.full(len(places), -1, np.int64)
     rows[has] = mine
     of_set = {name: kept[name] for name in kept if name in _OF_SET}
     if "key" in kept:
         of_set["marks"] = blinded_ids.keyed_hashes(own.ids, kept["key"])[at]
     about = {"digest": digest_of(own, mine), "method": PSI, "file": kept["file"]}
+    about |= {"rules": kept["rules"]} if "rules" in kept else {}
     proved_by = {"secret": np.frombuffer(secret, np.uint8), "places": named}
     save_state(context, told=rows, **proved_by, **about, **of_set)
     arrays: Arrays = {"question": question, "rows": has[some].astype(np.int32)}
@@ -241,7 +246,7 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
         )
     check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    which = {each: kept[each] for each in ("digest", "method", "file")}
+    which = {name: kept[name] for name in ("digest", "method", "file", "rules") if name in kept}
     save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
     if by_psi:
         _keep_set(context, party, kept, answer[-1:])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.psi import Places
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.match_rules import parse
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
 from vfl_flower.transport.messages import Arrays
@@ -99,6 +100,8 @@ def rules_of(context: Context, method: str) -> Rules:
         rules = replace(rules, align=method)
     if simulated(context) and "min-rows" not in named:
         rules = replace(rules, min_rows=1)
+    if simulated(context) and "match-bits" not in named:
+        rules = replace(rules, match_bits=0.0)
     return rules
 
 
@@ -107,6 +110,12 @@ def _check_rules(context: Context, kept: Arrays) -> None:
     rules = rules_of(context, method)
     check_method(rules, method)
     check_fewest(rules, int((kept["rows"] >= 0).sum()))
+    used = parse("; ".join(text_of(kept["rules"]).splitlines())) if "rules" in kept else ()
+    if rules.match and (new := set(used) - set(parse(rules.match))):
+        raise VflError(
+            f"matched people by {min(map(str, new))}, and its rule is match = {rules.match!r}. "
+            "Align anew."
+        )
 
 
 def check_method(rules: Rules, method: str) -> None:

@@ -161,9 +161,11 @@ class Blinding:
         return Blinding(inverse.raw).again(points)
 
 
-def outputs(ids: Sequence[bytes], points: Points) -> Points:
-    """Return F(id) of each id [n, 32], from the points H(id)^b."""
-    made, name, hashed = np.empty_like(points), b"vfl-flower psi output|", hashlib.blake2b
+def outputs(
+    ids: Sequence[bytes], points: Points, name: bytes = b"vfl-flower psi output|"
+) -> Points:
+    """Return F(id) of each id [n, 32], from the points H(id)^b; another function by its name."""
+    made, hashed = np.empty_like(points), hashlib.blake2b
     if len(ids) != len(points):
         raise ValueError(f"{len(points)} points of {len(ids)} ids")
     for start in range(0, len(points), _CHUNK):

@@ -17,6 +17,7 @@ such alignment.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
@@ -30,12 +31,16 @@ from vfl_flower.alignment import party_rows
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import RowOrder, align
 from vfl_flower.alignment.psi import Places, Points
+from vfl_flower.alignment.rule_figures import tables_of
 from vfl_flower.alignment.store import StoredAlignment
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.match_rules import parse
+from vfl_flower.data.normalised import VERSION
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
+from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Reused, ReuseOrder
 from vfl_flower.transport.gather import AvailableParties, gather_all
@@ -59,7 +64,7 @@ _SAID = {
 def aligned(
     transport: Transport,
     config: RunConfig,
-    own: Source,
+    own: Table,
     run: str,
     available: AvailableParties | None = None,
     order: RowOrder | None = None,
@@ -90,6 +95,8 @@ def aligned(
     arrays: Arrays = {"rows": new.rows, "answers": new.answers, "known": known}
     if new.present is not None:
         arrays["present"] = new.present
+    if new.rules:
+        arrays["rules"] = np.frombuffer(json.dumps(new.rules).encode(), np.uint8)
     stored = StoredAlignment(new.name, len(new.answers), time.time(), file, arrays)
     path = files.of_label_holder(folder, own.whose, file, _method(config), stored.parties)
     try:
@@ -135,7 +142,10 @@ def _reused(
     whose = "are common to all" if present is None else "are used"
     notice.info("%d rows %s, by the alignment of %s ago.", len(rows), whose, ago)
     known = dict(stored.arrays.get("known", np.zeros((0, 2), np.int64)).tolist())
-    return Alignment(stored.name, rows, present, answers=answers, known=known)
+    rules = json.loads(stored.arrays["rules"].tobytes()) if "rules" in stored.arrays else []
+    for line in tables_of(rules):
+        notice.info("%s", line)
+    return Alignment(stored.name, rows, present, answers=answers, known=known, rules=rules)
 
 
 def _last(
@@ -175,7 +185,11 @@ def _is_half(stored: StoredAlignment, config: RunConfig, own: Source) -> bool:
 def _method(config: RunConfig) -> str:
     """Return the method that chooses the rows, as a part of a file's name."""
     data = config.data
-    return f"any{data.min_parties}" if data.align == "any" else data.align
+    method = f"any{data.min_parties}" if data.align == "any" else data.align
+    if data.match:
+        text = f"{VERSION}|{data.match_error}|{';'.join(map(str, parse(data.match)))}"
+        method += hashlib.sha256(text.encode()).hexdigest()[:16]
+    return method
 
 
 # --- a party ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from vfl_flower.config.errors import ConfigError, shown
 from vfl_flower.config.names import MUST, alike, is_name
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.memory import NO_COLUMN, ArraySource, DataSetSource, Frame
+from vfl_flower.data.own_columns import match_columns_of
 from vfl_flower.data.source import Source
 
 
@@ -87,7 +88,13 @@ def handed_over(
     for party, part in enumerate(features):
         _check_columns(part, f"The features of party {party}", id)
         _check_no_labels(part, party, labels)
-    if id:
+    if data.match:
+        if not all(hasattr(each, "columns") for each in (labels, *features)):
+            raise ConfigError(
+                "match is for frames with columns that tell who a person is. Give frames of labels "
+                "and of features."
+            )
+    elif id:
         labels, *features = _common(features, labels, data, id)
     elif data.align == "any":
         raise ConfigError("align = 'any' is for frames with ids. Name the column of ids by id.")
@@ -96,7 +103,7 @@ def handed_over(
     _check_columns(table, "The labels", id)
     if not len(sources[0].id_column):
         raise ConfigError("The features have no rows. Give at least one.")
-    if not id:
+    if not id and not data.match:
         theirs = f"party 0 {len(table)}" if labels is None else f"there are {len(table)} labels"
         for party, source in enumerate(sources):
             if len(source.id_column) != len(table):
@@ -113,6 +120,10 @@ def _frame(path: str, frame: Any, data: DataConfig, id: str, **more: Any) -> Fra
     """Return a table of a frame. All frames share the options of the run."""
     options = ("missing", "missing_words", "text", "dates")
     more |= {name: getattr(data, name) for name in options}
+    if data.match:
+        known = match_columns_of(data.match, data.match_columns).split()
+        there = [each for each in known if each.split("=")[-1].split(":")[0] in frame.columns]
+        more["match_columns"] = " ".join(there)
     return Frame(path, id=id or NO_COLUMN, frame=frame, **more)
 
 

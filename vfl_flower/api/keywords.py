@@ -24,7 +24,6 @@ class Options(TypedDict, total=False):
     label: str | None
     target: Literal["classification", "regression"] | None
     class_weights: str | None
-    label_range: str | None
     columns: str | None
     segments: str | None
     missing: Literal["refuse", "median"] | None
@@ -33,6 +32,7 @@ class Options(TypedDict, total=False):
     dates: Literal["refuse", "days"] | None
     align: Literal["psi", "any", "ids"] | None
     min_parties: int | None
+    match: str | None
     presence: float | None
     test_fraction: float | None
     validation_fraction: float | None

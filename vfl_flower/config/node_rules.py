@@ -21,6 +21,7 @@ from vfl_flower.config.names import Name
 _OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "missing-words", "text", "dates"),
+    "match-columns",
     *("model", "model-args", "embedding-size", "log-format"),
     *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )
@@ -71,6 +72,18 @@ class Rules:
         "Limits the new ids that label holders may ask about in one day of UTC. Services may ask "
         "about half of them.",
         "max-ids-per-day=10000",
+    )
+    match: str = rule(
+        "",
+        "Names the rules by which people may be matched without a common id, as the option `match` "
+        "does. The empty text permits all rules of columns in `match-columns`.",
+        "match='surname+date(birthdate)+postcode'",
+    )
+    match_bits: Amount = rule(
+        20.0,
+        "Refuses a rule whose keys are easier to guess than this, in bits. The party's own people "
+        "tell the bits. In a simulation, the rule applies only if it is set.",
+        "match-bits=25",
     )
     alignment_days: Count = rule(
         30,

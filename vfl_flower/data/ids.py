@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,32 @@ def encoded(one: int | str) -> bytes:
 def _of_text(text: str) -> bytes:
     known = text.encode("utf-8", "surrogatepass")
     return (b"i:" if _DIGITS.fullmatch(text) else b"t:") + known
+
+
+def identities(columns: Mapping[str, Any], whose: str) -> list[bytes]:
+    """Return what stands for an id of each row: a digest of its columns as they are written.
+
+    Rows with equal columns get different digests, by their order.
+    """
+    seen: Counter[str] = Counter()
+    made = []
+    texts = [[_written(value) for value in np.asarray(each, object)] for each in columns.values()]
+    for row in zip(*texts, strict=True):
+        data = "\0".join(row).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        seen[digest] += 1
+        made.append(f"p:{digest}.{seen[digest]}".encode())
+    if not made and columns:
+        raise ConfigError(f"{whose} has no rows. Name a file with rows.")
+    return made
+
+
+def missing(value: Any) -> bool:
+    """Return whether a cell has no value: None, NaN, NaT or NA."""
+    from pandas import NA
+
+    return value is None or value is NA or bool(value != value)
+
+
+def _written(value: Any) -> str:
+    return "" if missing(value) else str(value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
+from vfl_flower.data.match_rules import ID, parse
 from vfl_flower.data.source import Source
 
 log = logging.getLogger("flwr")
@@ -38,6 +39,7 @@ class OwnColumns(Source):
     missing_words: str = ""  # texts that are missing values, separated by commas
     text: str = "refuse"
     dates: str = "refuse"
+    match_columns: str = ""  # names in rules of own columns, as in 'surname=last_name birthdate'
     label: str = ""  # at the label holder
     segments: str = ""  # at the label holder; names of columns, as in ``columns``
     party: int | None = None  # None: the label holder
@@ -57,6 +59,36 @@ class OwnColumns(Source):
         """Return the texts that are missing values, beside the empty one."""
         return tuple(filter(None, _listed(self.missing_words)))
 
+    @property
+    def matching(self) -> dict[str, str]:
+        """Return the own column of each name in rules, if people have no common id."""
+        given = {name: column for name, (column, _) in self._matched_columns().items()}
+        if self.party is None:  # rules name columns that the label holder may lack
+            given = {k: v for k, v in given.items() if k != v or v in self._names}
+        if self.match_columns and not given:
+            raise self.wrong(
+                "does not have any column of the rules that match people. Name them in "
+                "match-columns.",
+                f"match-columns = {self.match_columns!r}.",
+            )
+        if absent := next((each for each in given.values() if each not in self._names), None):
+            raise self.wrong(
+                "does not have a column that `match-columns` names. Correct it.",
+                f"match-columns = {self.match_columns!r}, and there is no column {absent!r}.",
+            )
+        return given
+
+    @property
+    def date_orders(self) -> dict[str, str]:
+        """Return the order of dates in columns of rules, where `match-columns` names it."""
+        return {name: order for name, (_, order) in self._matched_columns().items() if order}
+
+    def _matched_columns(self) -> dict[str, tuple[str, str]]:
+        """Return name -> (own column, order of dates) from NAME=COLUMN:ORDER."""
+        named = (text.partition("=") for text in self.match_columns.replace(",", " ").split())
+        columns = {name: (column or name).partition(":") for name, _, column in named}
+        return {name: (column, order) for name, (column, _, order) in columns.items()}
+
     # --- features -------------------------------------------------------------------------------
 
     @property
@@ -69,7 +101,8 @@ class OwnColumns(Source):
     def feature_names(self) -> list[str]:
         """Return the feature columns: named ones, or all except ids, labels and segments."""
         others = [name for name in self._names if name not in (self.id, self.label)]
-        plain = [name for name in others if name not in self.segment_names]
+        kept_out = {*self.segment_names, *self.matching.values()}
+        plain = [name for name in others if name not in kept_out]
         if self.columns in ("", "none"):
             return [] if self.columns else plain
         named = _listed(self.columns)
@@ -103,6 +136,11 @@ class OwnColumns(Source):
     def has_ids(self) -> bool:
         """Return whether a column has the ids."""
         return True
+
+    @property
+    def names_people(self) -> bool:
+        """Return whether there is a column of ids."""
+        return self.has_ids and self.id in self._names
 
     @property
     def names_besides_ids(self) -> list[str]:
@@ -174,3 +212,11 @@ class OwnColumns(Source):
 def _listed(names: str) -> list[str]:
     """Return the names in an option, which commas separate."""
     return [name.strip() for name in names.split(",")]
+
+
+def match_columns_of(match: str, given: str) -> str:
+    """Return an option ``match-columns`` that also has the columns of rules which it leaves out."""
+    pairs = given.replace(",", " ").split() if match else []
+    named = [text.partition("=")[0] for text in pairs]
+    columns = [name for rule in (parse(match) if match else ()) for name in rule.columns]
+    return " ".join([*pairs, *dict.fromkeys(c for c in columns if c not in (*named, ID))])

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.own_columns import match_columns_of
 from vfl_flower.data.table_file import TableError, TableFile, check_place, is_csv
 from vfl_flower.data.tables import Table
 
-OPTIONS = ("id", "columns", "missing", "missing_words", "text", "dates")
+OPTIONS = ("id", "columns", "missing", "missing_words", "text", "dates", "match_columns")
 """Options of a table that a party and the label holder have."""
 
 
@@ -35,6 +36,7 @@ class OwnFile(Table):
         """Return the file that ``dataset = "files:PATH"`` names."""
         path = data.dataset.partition(":")[2]
         words = {name: getattr(data, name) for name in (*OPTIONS, "label", "segments")}
+        words["match_columns"] = match_columns_of(data.match, data.match_columns)
         return cls(path, **words)
 
     @property

@@ -6,9 +6,10 @@ knows the masks of all parties.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,7 @@ class Alignment:
     answers : proofs [parties, 32] that the label holder knows each party's ids. Nobody else has
         seen them.
     known : party -> number of the label holder's ids that it has, as far as this is known.
+    rules : figures of each rule at each party (`alignment.by_rules.RuleFigures`), without ids.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Alignment:
     nodes: Mapping[int, int] = field(default_factory=dict)
     answers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
     known: Mapping[int, int] = field(default_factory=dict)
+    rules: Sequence[Mapping[str, Any]] = ()
 
 
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:

@@ -26,6 +26,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {  # option -> its default, and its type
     "missing-words": ("", str),
     "text": ("refuse", Literal["refuse", "one-hot", "tokens"]),
     "dates": ("refuse", Literal["refuse", "days"]),
+    "match-columns": ("", str),
     "images": ("", str),
     "image-size": (0, _Length),
     "tokenizer": ("", str),

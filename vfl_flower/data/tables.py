@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,6 +28,9 @@ from vfl_flower.data.frames import (
     raw_columns,
     texts_of,
 )
+from vfl_flower.data.ids import identities
+from vfl_flower.data.keys import KeyTable
+from vfl_flower.data.match_rules import ID
 from vfl_flower.data.needs import (
     EMPTY,
     Need,
@@ -37,6 +41,7 @@ from vfl_flower.data.needs import (
     spared,
     told_of,
 )
+from vfl_flower.data.normalised import VERSION
 from vfl_flower.data.own_columns import OwnColumns
 from vfl_flower.data.source import Preparation, scaled, scaling
 
@@ -63,14 +68,54 @@ class Table(OwnColumns):
     @cached_property
     def id_column(self) -> Any:
         """Return the id column."""
+        if self.id not in self._names and self.match_columns:
+            return np.arange(1, 1 + self.count)
         if self.id not in self._names:
             raise self.wrong(
                 "does not have the id column that `id` names. Correct `id`."
-                + " Join several columns of ids to one." * ("," in self.id),
+                + " Join several columns of ids to one." * ("," in self.id)
+                + " Without a common id, set match and match-columns." * (self.id == "id"),
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
             )
         return self._read_ids()
+
+    @cached_property
+    def ids(self) -> Sequence[bytes]:
+        """Return the encoded ids; digests of the columns for matching, if there is no id column."""
+        if self.match_columns and self.id not in self._names:
+            return identities(self._keyed(), self.whose)
+        return super().ids
+
+    def digest(self, rows: Array) -> str:
+        """Return a digest of these rows' ids, and of what tells who their people are."""
+        of_ids = super().digest(rows)
+        if not self.match_columns:
+            return of_ids
+        keyed = self._keyed()
+        about = [VERSION, sorted(self.matching), sorted(self.date_orders.items()), of_ids]
+        people = identities({name: keyed[name].iloc[rows] for name in sorted(keyed)}, self.whose)
+        return hashlib.sha256(repr(about).encode() + b"".join(people)).hexdigest()
+
+    @cached_property
+    def keys(self) -> KeyTable:
+        """Return the keys of people without a common id."""
+        return KeyTable(self._keyed(), self.whose, self.date_orders)
+
+    def _keyed(self) -> dict[str, Any]:
+        """Return the columns that tell who a person is, by their names in rules."""
+        from pandas import Series
+
+        matching = self.matching
+        frame = self._read([*dict.fromkeys(matching.values())], [*matching.values()])
+        columns = {name: frame[own] for name, own in matching.items() if name != ID}
+        has_id = self.id in self._names and (self.party is None or ID in matching)
+        return columns | ({ID: Series(self._read_ids())} if has_id else {})
+
+    def forget_ids(self) -> None:
+        """Drop the cached ids and keys."""
+        super().forget_ids()
+        vars(self).pop("keys", None)
 
     def labels(self, rows: Array) -> Array:
         """Return the label column of these rows."""

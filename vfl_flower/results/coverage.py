@@ -46,6 +46,14 @@ def lines(found: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str,
     return [
         ("in the label holder's file", found.get("asked")),
         *((f"at {names.get(each, each)}", number) for each, number in by_party.items()),
+        *(
+            (
+                f"at {names.get(str(each['party']), each['party'])} by {each['rule']}",
+                each["matched"],
+            )
+            for each in found.get("rules") or ()
+            if each["matched"]
+        ),
         ("aligned", found.get("aligned")),
         ("scored", found.get("scored")),
         *((f"left out: {why}", number) for why, number in left_out.items()),

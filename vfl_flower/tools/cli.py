@@ -154,6 +154,10 @@ def _align(
         keys["task"] = "align"
         summary = start(len(node_configs), keys, node_configs=node_configs).summary
     what = "are used" if summary["config"]["align"] == "any" else "are common to all"
+    if engine != "local" and (rules := summary["coverage"].get("rules")):  # else the run says so
+        from vfl_flower.alignment.rule_figures import tables_of
+
+        print(*tables_of(rules), sep="\n")
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 

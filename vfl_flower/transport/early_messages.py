@@ -10,6 +10,8 @@ from pydantic import Field
 from vfl_flower.config.checks import Line
 from vfl_flower.transport.messages import ConfigText, Introduction, Number, Order, Payload, Text
 
+RuleText = Annotated[str, Field(max_length=800), Line]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyOrder(Order):
@@ -62,12 +64,18 @@ class AlignOrder(EarlyOrder):
     ``arrays["ids"]``, uint8 [n, 32], are the label holder's blinded ids; with method "ids", one
     blinded digest of all ids. Unless ``anew``, they are only the ids added since the set of
     blinded ids that `SetOrder` found.
+
+    With a ``rule``, the ids are keys of people (`alignment.by_rules`). Unless ``anew``, it is not
+    the first rule. ``arrays["matched"]``, int32 [m], are then places in the party's order of the
+    last rule, of people that have matched. ``arrays["proofs"]``, uint8 [m, 32], show that the label
+    holder knows their keys.
     """
 
     kind: ClassVar[str] = "query.align"
-    names: ClassVar = ("ids",)
+    names: ClassVar = ("ids", "matched", "proofs")
     method: Text
     anew: bool = True
+    rule: RuleText = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +191,15 @@ class Aligned(Introduction):
     party too. ``arrays["own"]``, uint8 [n, 32], are outputs of the party's ids (`psi.outputs`) in a
     secret order. It leaves out outputs that the label holder knows. ``arrays["gone"]``, int32 [m],
     are places of ids that the party's file has lost. With method "ids" there is only
-    ``arrays["question"]``, as in the answer to `CommonOrder`.
+    ``arrays["question"]``, as in the answer to `CommonOrder`. With a rule, ``missing`` names
+    columns of the rule that the party lacks. ``ambiguous`` counts people whose key is not theirs
+    alone. ``why`` names the party's rule that forbids an answer.
     """
 
     names: ClassVar = ("again", "own", "gone", "question")
+    missing: RuleText = ""
+    ambiguous: Number = 0
+    why: RuleText = ""
 
 
 @dataclass(frozen=True, kw_only=True)

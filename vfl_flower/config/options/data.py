@@ -52,6 +52,7 @@ class DataConfig:
         "Clips regression labels to a lowest and a highest value. Noise on labels or on scalars "
         "needs this range.",
         example="dataset='csv:people.csv' label='age' target='regression' label-range='0,120'",
+        expert=True,
         related=("target", "privacy"),
     )
     id: str = key(
@@ -126,6 +127,30 @@ class DataConfig:
         example="dataset='files:labels.csv' align='any' min-parties=2",
         least=0,
         related=("align",),
+    )
+    match: str = key(
+        "",
+        "Matches people without a common id, by rules of columns between semicolons, one after the "
+        "other. `person` is a list of rules for people. The empty text matches by `id`.",
+        example="dataset='files:labels.csv' match='surname+date(birthdate); person'",
+        related=("id", "match-columns", "match-error"),
+    )
+    match_columns: str = key(
+        "",
+        "Says which column of the label holder's file has which name in rules. Without it, the "
+        "names are equal. A party says so in its node configuration.",
+        example="dataset='files:labels.csv' match='person' match-columns='surname=last_name'",
+        expert=True,
+        related=("match",),
+    )
+    match_error: float = key(
+        0.001,
+        "Sets the largest share of a rule's matches that may be false. A rule above it is not "
+        "used.",
+        example="dataset='files:labels.csv' match='person' match-error=0.01",
+        expert=True,
+        above=0,
+        related=("match",),
     )
     presence: float = key(
         1.0,

@@ -252,6 +252,7 @@ def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
 _OF_FILE = (
     *("dataset", "id", "label", "columns", "segments", "missing", "missing-words", "text", "dates"),
     "align",
+    "match-columns",
     "party-timeout",
 )
 

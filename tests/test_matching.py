@@ -1,0 +1,520 @@
+"""People without a common id, matched by rules over private set intersection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Context, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.aligning import asked, count_of
+from tests.organisations import Recorder, forget_alignments
+from vfl_flower import client_app
+from vfl_flower.alignment import at_label_holder, party_rows, psi
+from vfl_flower.alignment.by_rules import _MATCHED, _keys_of, whole_keys
+from vfl_flower.alignment.psi import Blinding, match, outputs
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.data.at_label_holder import own_table
+from vfl_flower.data.ids import identities
+from vfl_flower.data.keys import KeyTable, join
+from vfl_flower.data.match_rules import parse
+from vfl_flower.data.row_mask import Alignment
+from vfl_flower.launch.engines import predict_local, run_local, run_supernodes
+from vfl_flower.party.inputs import own_source
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.early_messages import Aligned, AlignOrder, CommonOrder, ConfirmOrder
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import Arrays
+
+RULES = "given_name+surname+date(birthdate); surname+date(birthdate); given_name+postcode"
+COLUMNS = "given_name surname birthdate postcode"
+SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+
+
+def people(n: int, seed: int = 0, few: int = 40) -> pd.DataFrame:
+    """Made-up people; names repeat the more, the fewer there are."""
+    random = np.random.default_rng(seed)
+    days = pd.Timestamp("1950-01-01") + pd.to_timedelta(random.integers(0, 9 * few, n), "D")
+    return pd.DataFrame(
+        {
+            "given_name": [f"Anna{at}" for at in random.integers(0, few, n)],
+            "surname": [f"Öz-{at}" for at in random.integers(0, few, n)],
+            "birthdate": days.strftime("%Y-%m-%d"),
+            "postcode": random.integers(1000, 1000 + few, n),
+            "label": random.integers(0, 2, n),
+            "size": random.standard_normal(n).round(3),
+        }
+    )
+
+
+def changed(table: pd.DataFrame, seed: int, share: float = 0.2) -> pd.DataFrame:
+    """Return the people as another side has written them: other cases, errors, and gaps."""
+    random, table = np.random.default_rng(seed), table.copy()
+    table["surname"] = table["surname"].str.upper().str.replace("-", " ")
+    for name in COLUMNS.split():
+        wrong = random.random(len(table)) < share
+        others = table[name].to_numpy()[random.integers(0, len(table), len(table))]
+        table[name] = table[name].mask(wrong, others)
+        table[name] = table[name].astype(object).mask(random.random(len(table)) < share / 4, "")
+    return table
+
+
+class World:
+    """A label holder and parties with people in files, in this process."""
+
+    def __init__(
+        self, folder: Path, labels: pd.DataFrame, *parties: pd.DataFrame, **keys: Any
+    ) -> None:
+        self.labels = folder / "bank.csv"
+        labels.to_csv(self.labels, index=False)
+        self.nodes: list[dict[str, Any]] = []
+        for number, table in enumerate(parties):
+            path = folder / f"party-{number}.csv"
+            table.drop(columns="label").to_csv(path, index=False)
+            self.nodes.append({"file": str(path), "match-columns": COLUMNS})
+        dataset = f"files:{self.labels}"
+        self.keys = {"dataset": dataset, "match": RULES, "match-error": 1.0, **keys}
+
+    def align(self) -> tuple[Alignment, list[np.ndarray[Any, Any]]]:
+        """Return the label holder's alignment, and the rows that each party uses."""
+        forget_alignments()
+        config, parties = resolve(self.keys), len(self.nodes)
+        grid = LocalGrid(client_app.app, parties, self.keys, config, self.nodes)
+        own = own_table(config.data)
+        made = at_label_holder.align(grid, config, own, "1")
+        rows = [party_rows.saved_state(each)["rows"] for each in grid.contexts.values()]
+        self.plain = [
+            join(own.keys, _keys_of(own_source(each)), parse(self.keys["match"]))[0]
+            for each in grid.contexts.values()
+        ]
+        return made, rows
+
+
+def of_plain(world: World) -> list[dict[int, int]]:
+    """Return label holder's row -> row, at each party, by a plain join."""
+    return [dict(pairs.tolist()) for pairs in world.plain]
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.0, 0.2, 0.5]))
+def test_a_plain_join_matches_the_same_people(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, share: float
+) -> None:
+    table = people(120, seed)
+    first, second = changed(table, seed + 1, share)[10:], changed(table, seed + 2, share)[:-10]
+    world = World(tmp_path_factory.mktemp("world"), table, first, second)
+    made, rows = world.align()
+    joined = of_plain(world)
+    assert len(made.rows) == len(set(made.rows.tolist()) & joined[0].keys() & joined[1].keys())
+    assert set(made.rows.tolist()) == joined[0].keys() & joined[1].keys()
+    for mine, pairs in zip(rows, joined, strict=True):
+        assert mine.tolist() == [pairs[row] for row in made.rows.tolist()]
+    by_party = {party: len(pairs) for party, pairs in enumerate(joined)}
+    assert made.known == by_party
+    matched = [sum(r["matched"] for r in made.rules if r["party"] == p) for p in range(2)]
+    assert matched == [len(pairs) for pairs in joined]
+
+
+def test_people_that_a_party_lacks_stay_if_parties_may_lack_rows(tmp_path: Path) -> None:
+    table = people(120)
+    world = World(tmp_path, table, changed(table, 1)[30:], changed(table, 2), align="any")
+    made, rows = world.align()
+    joined = of_plain(world)
+    assert (
+        made.present is not None and set(made.rows.tolist()) == joined[0].keys() | joined[1].keys()
+    )
+    for party, mine in enumerate(rows):
+        due = [joined[party].get(row, -1) for row in made.rows.tolist()]
+        assert mine.tolist() == due and (made.present[:, party] == (mine >= 0)).all()
+
+
+def test_a_run_by_rules_is_the_run_by_ids(tmp_path: Path) -> None:
+    table = people(400, few=400)
+    world = World(tmp_path, table, table.sample(frac=1, random_state=0))
+    run = run_local(
+        1, {**world.keys, **SHORT, "out": str(tmp_path / "run")}, node_configs=world.nodes
+    )
+    coverage = run.summary["coverage"]
+    rule = str(parse(RULES)[0])
+    assert coverage["aligned"] == 400 and coverage["rules"][0]["rule"] == rule
+    card = (tmp_path / "run" / "model_card.md").read_text()
+    assert "people at party 0 by date(birthdate)" in card.replace("\\\\", "")
+    new = people(50, seed=9, few=400)
+    new.drop(columns="label").to_csv(tmp_path / "new.csv", index=False)
+    new.drop(columns="label").to_csv(world.nodes[0]["file"], index=False)
+    words = {"model": str(tmp_path / "run"), "dataset": f"files:{tmp_path / 'new.csv'}"}
+    told = pd.read_csv(predict_local(words, world.nodes))
+    assert told["id"].tolist() == list(range(1, 51))  # people without ids have their row's number
+
+
+def test_masked_sums_and_partial_rows_work_by_rules(tmp_path: Path) -> None:
+    table = people(300, few=300)
+    world = World(tmp_path, table, table.sample(frac=1, random_state=0), table.iloc[30:])
+    for keys, rows in ({"aggregation": "secure", "combine": "mean"}, 270), ({"align": "any"}, 300):
+        words = {**world.keys, **SHORT, "out": str(tmp_path / str(rows)), **keys}
+        forget_alignments()
+        assert run_local(2, words, node_configs=world.nodes).summary["coverage"]["aligned"] == rows
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_nodes_match_the_same_people_as_one_process(tmp_path: Path) -> None:
+    table = people(300, few=300)
+    world = World(tmp_path, table, changed(table, 1), changed(table, 2))
+    runs: list[Any] = [run_local, run_supernodes]
+    found = []
+    for number, run in enumerate(runs):
+        forget_alignments()
+        words = {**world.keys, **SHORT, "out": str(tmp_path / f"run-{number}")}
+        summary = run(2, words, node_configs=world.nodes).summary
+        found.append(summary["coverage"])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("order", ["", "day-month-year"])
+def test_a_party_names_the_order_of_dates_that_can_be_read_in_two(
+    tmp_path: Path, order: str
+) -> None:
+    table = people(60, few=60)
+    table["birthdate"] = [f"1970-{1 + row % 12:02}-{1 + row // 5 % 12:02}" for row in range(60)]
+    theirs = table.assign(birthdate=pd.to_datetime(table["birthdate"]).dt.strftime("%d/%m/%Y"))
+    world = World(tmp_path, table, theirs, match="surname+date(birthdate)+given_name")
+    if not order:
+        with pytest.raises(PartyError, match="Name its order in match-columns"):
+            world.align()
+        return
+    world.nodes[0]["match-columns"] = f"given_name surname birthdate=birthdate:{order}"
+    made, (rows,) = world.align()
+    assert len(made.rows) > 55 and (made.rows == rows).all()
+
+
+# --- what a side may not do ----------------------------------------------------------------------
+
+
+def node_of(world: World, folder: Path, **words: Any) -> Context:
+    """A party's node that is not simulated, before any message."""
+    begin_task()
+    config: dict[str, Any] = {
+        "partition-id": 0,
+        "num-partitions": 1,
+        "states": str(folder),
+        "min-rows": 1,
+        "match-bits": 0.0,
+    }
+    return Context(
+        run_id=1,
+        node_id=2,
+        node_config={**config, **world.nodes[0], **words},
+        state=RecordDict(),
+        run_config={"dataset": "files:elsewhere.csv", "match": RULES},
+    )
+
+
+class Curious:
+    """A label holder that asks one node about the keys of its table, rule by rule."""
+
+    def __init__(self, node: Context, table: KeyTable) -> None:
+        self.node, self.table, self.a = node, table, Blinding()
+
+    def ask(self, rule: str, matched: Any = (), anew: bool = True, proofs: Any = None) -> Aligned:
+        (self.rule,) = parse(rule)
+        self.rows, _ = self.table.once(self.rule)
+        self.keys = whole_keys(self.table, self.rule, self.rows)
+        arrays: Arrays = {"ids": self.a.of_ids(self.keys), "matched": np.array(matched, np.int32)}
+        arrays["proofs"] = np.zeros((0, 32), np.uint8) if proofs is None else proofs
+        order = AlignOrder(method="psi", rule=rule, anew=anew, arrays=arrays)
+        answer: Aligned = asked(self.node, order, Aligned)
+        return answer
+
+    def found(self, answer: Aligned) -> tuple[Any, Any]:
+        """Return rows whose keys the party has, and their places."""
+        undone = self.a.undone(answer.arrays["again"])
+        at, places = match(outputs(self.keys, undone), answer.arrays["own"])
+        self.proofs = outputs(self.keys, undone, _MATCHED)[at]
+        return self.rows[at], places
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    table = people(90, few=90)
+    return World(tmp_path, table, table.iloc[::-1])
+
+
+@pytest.fixture
+def curious(world: World, tmp_path: Path) -> Curious:
+    return Curious(node_of(world, tmp_path), own_table(resolve(world.keys).data).keys)
+
+
+def test_sides_must_both_match_by_columns(tmp_path: Path) -> None:
+    table = people(90).assign(id=range(90))
+    world = World(tmp_path, table, table)
+    with pytest.raises(PartyError, match="matches people by columns, and the run aligns ids"):
+        run_local(1, {**world.keys, **SHORT, "match": ""}, node_configs=world.nodes)
+    world.nodes[0].pop("match-columns")
+    with pytest.raises(PartyError, match="does not say which columns tell who a person is"):
+        run_local(1, {**world.keys, **SHORT}, node_configs=world.nodes)
+
+
+def test_one_rule_is_asked_at_a_time(curious: Curious) -> None:
+    ids = {"ids": curious.a.of_ids([b"one"])}
+    with pytest.raises(VflError, match="was asked by several rules at once"):
+        asked(curious.node, AlignOrder(method="psi", rule="person", arrays=ids), Aligned)
+
+
+FIRST, SECOND = "surname+date(birthdate)", "given_name+postcode"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"match-columns": ""}, "does not say which columns tell who a person is"),
+        ({"max-ids": 80}, "its rule is max-ids = 80"),
+    ],
+)
+def test_a_party_refuses_rules_by_its_own(
+    world: World, tmp_path: Path, words: dict[str, Any], sentence: str
+) -> None:
+    node = node_of(world, tmp_path, **words)
+    with pytest.raises((ConfigError, VflError), match=sentence):
+        Curious(node, own_table(resolve(world.keys).data).keys).ask(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"match": "given_name+postcode"}, "match"),
+        ({"match-bits": 30.0}, "match-bits"),
+        ({"min-rows": 91}, "min-rows"),
+        ({}, ""),
+    ],
+)
+def test_a_party_answers_no_rule_that_its_own_forbid(
+    world: World, tmp_path: Path, words: dict[str, Any], why: str
+) -> None:
+    node = node_of(world, tmp_path, **words)
+    answer = Curious(node, own_table(resolve(world.keys).data).keys).ask(FIRST)
+    assert answer.why == why and bool(answer.arrays) == (not why)
+
+
+def test_keys_of_few_values_are_refused_by_default(world: World, tmp_path: Path) -> None:
+    node = node_of(world, tmp_path)
+    node.node_config = {k: v for k, v in node.node_config.items() if k != "match-bits"}
+    assert Curious(node, own_table(resolve(world.keys).data).keys).ask("postcode").why
+
+
+def test_each_key_counts_once(curious: Curious, tmp_path: Path) -> None:
+    for _ in range(2):
+        curious.ask(FIRST)
+        curious.ask(SECOND, anew=False)
+    sent = len(whole_keys(curious.table, parse(FIRST)[0], curious.table.once(parse(FIRST)[0])[0]))
+    assert count_of(curious.node)["asked"] == sent + len(curious.keys)
+
+
+@pytest.mark.parametrize("matched", [[200], [-1], np.zeros(1), np.zeros((1, 1), np.int32)])
+def test_people_that_a_party_was_not_asked_about_are_refused(
+    curious: Curious, matched: Any
+) -> None:
+    curious.ask(FIRST)
+    told = np.array(matched, np.int32) if isinstance(matched, list) else matched
+    arrays = {"ids": curious.a.of_ids([b"one"]), "matched": told}
+    order = AlignOrder(method="psi", rule=SECOND, anew=False, arrays=arrays)
+    with pytest.raises(VflError, match="was told people that it was not asked about"):
+        asked(curious.node, order, Aligned)
+
+
+def test_a_later_rule_needs_a_first_one(curious: Curious) -> None:
+    with pytest.raises(VflError, match="has seen no first one"):
+        curious.ask(SECOND, anew=False)
+
+
+def test_people_who_have_matched_are_in_no_later_answer(curious: Curious) -> None:
+    rows, places = curious.found(curious.ask(FIRST))
+    assert len(rows) > 60
+    later = curious.ask(SECOND, places[:50], anew=False, proofs=curious.proofs[:50])
+    control = curious.ask(SECOND, anew=True)
+    assert len(later.arrays["own"]) <= len(control.arrays["own"]) - 40
+
+
+def test_nobody_is_left_over_by_a_label_holder_that_does_not_know_the_others(
+    curious: Curious,
+) -> None:
+    """Else the rules of one column would read the columns of the one who is left."""
+    every = np.arange(len(curious.ask(FIRST).arrays["own"]))[:-1]
+    for proofs in (None, np.zeros((len(every), 32), np.uint8)):
+        curious.found(curious.ask(FIRST))
+        with pytest.raises(VflError, match="has not shown to know"):
+            curious.ask(SECOND, every, anew=False, proofs=proofs)
+    _, places = curious.found(curious.ask(FIRST))
+    with pytest.raises(VflError, match="has not shown to know"):
+        curious.ask(SECOND, places, anew=False, proofs=curious.proofs[::-1])
+    assert count_of(curious.node)["wrong"] == 3
+
+
+def test_a_rule_is_asked_once_and_with_keys(curious: Curious) -> None:
+    curious.ask(FIRST)
+    with pytest.raises(VflError, match="a rule twice, or without keys"):
+        curious.ask(FIRST, anew=False)
+    curious.ask(FIRST)
+    none: Arrays = {"ids": np.zeros((0, 32), np.uint8)}
+    with pytest.raises(VflError, match="a rule twice, or without keys"):
+        asked(curious.node, AlignOrder(method="psi", rule=SECOND, anew=False, arrays=none), Aligned)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_label_holder_must_know_the_keys_of_rows(curious: Curious, knows: bool) -> None:
+    rows, places = curious.found(curious.ask(FIRST))
+    told = asked(curious.node, CommonOrder(arrays={"places": places.astype(np.int32)})).arrays
+    keys = whole_keys(curious.table, curious.rule, rows[told["rows"]])
+    shown = psi.answer(keys if knows else [*keys[1:], b"a guess"], told["question"])
+    confirm = ConfirmOrder(alignment="0" * 32, arrays={"answer": shown})
+    if knows:
+        asked(curious.node, confirm)
+    else:
+        with pytest.raises(VflError, match="has other ids than the label holder has shown"):
+            asked(curious.node, confirm)
+    assert count_of(curious.node)["wrong"] == (not knows)
+
+
+def test_a_person_is_not_used_twice(curious: Curious) -> None:
+    first = curious.ask(FIRST)
+    curious.ask("given_name+surname+date(birthdate)", anew=False)  # nobody has matched so far
+    at = party_rows.saved_state(curious.node)["at"]
+    before = len(first.arrays["own"])
+    again = before + int(np.flatnonzero(at[before:] == at[0])[0])
+    with pytest.raises(VflError, match="was told a row more than once"):
+        asked(curious.node, CommonOrder(arrays={"places": np.array([0, again], np.int32)}))
+
+
+def test_a_rule_without_columns_is_skipped_and_said(world: World, tmp_path: Path) -> None:
+    world.nodes[0]["match-columns"] = "surname birthdate"
+    world.keys["match"] = f"{SECOND}; suburb; {FIRST}"
+    made, _ = world.align()
+    why = [(figures["why"], *figures["lacks"]) for figures in made.rules]
+    assert why == [("party 0", "given_name", "postcode"), ("the label holder", "suburb"), ("",)]
+
+
+def test_a_rule_with_too_many_false_matches_is_not_used(tmp_path: Path) -> None:
+    table = people(300, few=90)
+    world = World(tmp_path, table.iloc[:200], table.iloc[100:], **{"match-error": 0.001})
+    world.keys["match"] = f"{FIRST}+given_name; surname+given_name; postcode"
+    made, _ = world.align()
+    assert [figures["matched"] > 0 for figures in made.rules] == [True, False, False]
+    assert "matches would be false, and match-error = 0.001" in made.rules[-1]["why"]
+
+
+def test_an_alignment_is_used_again_until_people_or_rules_change(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def says(**keys: Any) -> str:
+        caplog.clear()
+        words = {**world.keys, **SHORT, "out": str(tmp_path / f"run-{len(keys)}"), **keys}
+        found = run_local(1, {**words, "out": ""}, node_configs=world.nodes)
+        assert found.summary["coverage"]["rules"]
+        return caplog.text
+
+    forget_alignments()
+    caplog.set_level("INFO", "flwr.notice")
+    assert "people." in says()
+    assert "are common to all, by the alignment of" in says()
+    assert "Party 0 has" in says(match=f"{FIRST}; {SECOND}")
+    table = pd.read_csv(world.nodes[0]["file"])
+    table.loc[0, "surname"] = "Another"
+    table.to_csv(world.nodes[0]["file"], index=False)
+    assert "ids have changed since the alignment" in says()
+
+
+def test_corrected_columns_are_matched_anew(tmp_path: Path) -> None:
+    table = people(200, few=200)
+    world = World(tmp_path, table, table, match="given_name+surname+date(birthdate)")
+    names = "given_name surname birthdate"
+    wrong = "given_name=surname surname=given_name birthdate"
+    forget_alignments()
+    found = []
+    for columns, expert in (
+        (wrong, "given_name=surname surname=given_name"),
+        (names, ""),
+        (wrong, "given_name=surname surname=given_name"),
+    ):
+        world.nodes[0]["match-columns"] = columns
+        words = {**world.keys, **SHORT, "match-columns": expert}
+        run = run_local(1, words, node_configs=world.nodes)
+        found.append(run.summary["coverage"]["aligned"])
+    assert found == [200, 200, 200]  # each is aligned anew
+    world.nodes[0]["match-columns"] = names
+    with pytest.raises(ConfigError, match="has none of the 200 people"):
+        run_local(1, words, node_configs=world.nodes)
+
+
+def test_a_stricter_rule_ends_an_alignment(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    forget_alignments()
+    caplog.set_level("INFO", "flwr.notice")
+    words = {**world.keys, **SHORT, "match": f"{SECOND}; {FIRST}"}
+    run_local(1, words, node_configs=world.nodes)
+    world.nodes[0]["match"] = FIRST
+    run = run_local(1, words, node_configs=world.nodes)
+    assert "rules no longer permit the alignment" in caplog.text
+    assert run.summary["coverage"]["rules"][0]["why"] == "not used: by the rule match of party 0"
+
+
+def test_labels_of_people_without_ids_get_no_noise(world: World, tmp_path: Path) -> None:
+    """Else a person would be another one whenever a column is written otherwise."""
+    words = {**world.keys, **SHORT, "privacy": "labels", "epsilon": 1.0}
+    with pytest.raises(ConfigError, match="has no column 'id'"):
+        run_local(1, words, node_configs=world.nodes)
+    pd.read_csv(world.labels).assign(id=range(90)).to_csv(world.labels, index=False)
+    assert run_local(1, words, node_configs=world.nodes).summary["epsilon"]
+
+
+def test_parts_that_others_decide_make_no_key_harder_to_guess(world: World) -> None:
+    table = own_table(resolve(world.keys).data).keys
+    of_date = table.bits(parse("date(birthdate)")[0])
+    rule = "date(birthdate)+year(birthdate)+month(birthdate)+day(birthdate)"
+    assert table.bits(parse(rule)[0]) == of_date
+    assert table.bits(parse("surname+sound(surname)+prefix3(surname)")[0]) == table.bits(
+        parse("surname")[0]
+    )
+
+
+def test_a_party_that_is_left_out_leaves_nobody_to_match(tmp_path: Path) -> None:
+    table = people(200, few=200)
+    world = World(tmp_path, table, table, table, align="any", subsets="sampled")
+    words = {**world.keys, **SHORT, "out": str(tmp_path / "run")}
+    run_local(2, words, node_configs=world.nodes)
+    for node in world.nodes:
+        node["max-ids"] = 1
+    forget_alignments()
+    table.drop(columns="label").iloc[:90].to_csv(tmp_path / "new.csv", index=False)
+    keys = {"model": str(tmp_path / "run"), "dataset": f"files:{tmp_path / 'new.csv'}"}
+    told = pd.read_csv(predict_local(keys, world.nodes))
+    assert len(told) == 90  # by no party
+
+
+def test_ids_and_rules_are_not_mixed(world: World) -> None:
+    with pytest.raises(ConfigError, match="Set align = 'psi' or 'any'"):
+        run_local(1, {**world.keys, **SHORT, "align": "ids"}, node_configs=world.nodes)
+    assert identities({"a": [pd.NA, None, "x"]}, "")[0] != identities({"a": ["x"]}, "")[0]
+
+
+def test_messages_tell_nothing_about_one_person_who_has_not_matched(tmp_path: Path) -> None:
+    """In two worlds with another stranger at each side, all messages have equal sizes."""
+    table = people(90, few=90)
+    sizes = []
+    for number in range(3):  # in the third world, the stranger is a common person
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        mine, theirs = (people(1, seed=77 + number + at, few=900) for at in (0, 40))
+        theirs = mine if number == 2 else theirs
+        world = World(folder, pd.concat([table, mine]), pd.concat([theirs, table.iloc[20:]]))
+        seen: Any = Recorder()
+        forget_alignments()
+        config = resolve(world.keys)
+        grid = LocalGrid(seen, 1, world.keys, config, world.nodes)
+        at_label_holder.align(grid, config, own_table(config.data), "1")
+        sizes.append([len(each) for each in seen.orders + seen.sent])
+    assert sizes[0] == sizes[1] != sizes[2]

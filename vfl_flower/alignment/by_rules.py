@@ -1,0 +1,357 @@
+"""Align people without a common id: keys by rules, one rule after the other.
+
+A rule joins columns to a key (`data.keys`). Each rule is steps 1 to 3 of `alignment.psi` about the
+keys of the people that no earlier rule has matched. Each key counts if it is whole, and stands once
+at its side among these people. The label holder says with the next rule which of the party's people
+have matched. Steps 4 to 6 follow once, about all rules: the question is about the keys by which the
+rows have matched.
+
+So the label holder learns by which rule each common person has matched, and how many people each
+rule compared. A party learns which of its people the label holder has, and by which rule. So each
+side learns that their columns of this rule are equal. About people who have not matched, neither
+learns more than that their keys differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.alignment import asked_ids, psi
+from vfl_flower.alignment.blinded_ids import where
+from vfl_flower.alignment.party_rows import (
+    check_method,
+    digest_of,
+    rules_of,
+    save_state,
+    saved_state,
+    text_of,
+)
+from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
+from vfl_flower.alignment.rule_figures import RuleFigures
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.keys import KeyTable, expected_false
+from vfl_flower.data.match_rules import MOST_RULES, Rule, parse
+from vfl_flower.data.source import Source
+from vfl_flower.data.tables import Table
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import Aligned, AlignOrder
+from vfl_flower.transport.gather import gather
+from vfl_flower.transport.messages import SMALL, Arrays
+
+log = logging.getLogger("flwr")
+
+_NONE = np.zeros(0, np.int32)
+_MATCHED = b"vfl-flower psi matched|"  # for the proof that the label holder knows a matched key
+
+
+# --- the label holder -----------------------------------------------------------------------------
+
+
+class RuleMatch:
+    """The label holder's knowledge of one party's people.
+
+    places : place of each row in the party's order, of all rules together, or -1, [N].
+    by : number of the rule by which each row has matched, or -1, [N].
+    left : rows that have not matched.
+    told : places in the order of the last rule that have matched, for the party to know.
+    proofs : a proof for each of them, [m, 32].
+    """
+
+    def __init__(self, party: int, rows: int) -> None:
+        self.party, self.left = party, np.arange(rows)
+        self.places, self.by = np.full(rows, -1, np.int32), np.full(rows, -1, np.int16)
+        self.told, self.proofs = _NONE, np.zeros((0, 32), np.uint8)
+        self.first, self.offset = True, 0
+        self.figures: list[RuleFigures] = []
+
+    def learn(self, number: int, rows: Places, found: Places, theirs: int, proofs: Points) -> None:
+        """Note the place [n], or -1, of these rows among ``theirs`` places of a rule."""
+        new = np.flatnonzero(found >= 0)
+        new = new[np.argsort(found[new])]
+        self.places[rows[new]], self.by[rows[new]] = self.offset + found[new], number
+        self.told, self.proofs = found[new].astype(np.int32), proofs[new]
+        self.left = np.setdiff1d(self.left, rows[new], assume_unique=True)
+        self.offset += theirs
+
+
+class RuleSteps:
+    """Steps 1 to 3 with all parties, rule by rule.
+
+    matches : node -> what is known of its party's people.
+    order : order with the run's method and configuration.
+    lenient : whether a party that fails is left out.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RunConfig,
+        keys: KeyTable,
+        parties: Mapping[int, int],
+        blinding: Blinding,
+        order: AlignOrder,
+        lenient: bool,
+    ) -> None:
+        self.transport, self.config, self.keys = transport, config, keys
+        self.blinding, self.order, self.lenient = blinding, order, lenient
+        self.rules = parse(config.data.match)
+        self.matches = {node: RuleMatch(party, len(keys)) for node, party in parties.items()}
+
+    def match(self) -> None:
+        """Compare the keys of all rules.
+
+        Raises
+        ------
+        ConfigError, PartyError
+            If a party refuses or fails, or its answer does not fit.
+        """
+        for number, rule in enumerate(self.rules if self.matches else ()):
+            missing = self.keys.missing(rule)
+            figures = {
+                node: RuleFigures(each.party, str(rule), lacks=missing, why="the label holder")
+                for node, each in self.matches.items()
+            }
+            if not missing and self.matches:
+                figures = self._ask(number, rule)
+            for node, each in self.matches.items():
+                each.figures.append(figures[node])
+
+    def _ask(self, number: int, rule: Rule) -> dict[int, RuleFigures]:
+        """Compare the keys of one rule with all parties."""
+        rows_of, figures, orders = {}, {}, {}
+        for node, each in self.matches.items():
+            rows, ambiguous = self.keys.once(rule, each.left)
+            rows_of[node] = rows[shuffled(len(rows), secrets.token_bytes(16))]
+            figures[node] = RuleFigures(each.party, str(rule), ambiguous=ambiguous)
+        every = np.unique(np.concatenate(list(rows_of.values())))
+        points = self.blinding.of_ids(whole_keys(self.keys, rule, every))
+        self.transport.expect({AlignOrder.kind: SMALL + points.nbytes + 36 * Rules.max_ids})
+        for node, each in self.matches.items():
+            if not len(rows_of[node]):
+                figures[node].why = "not used: no key stands alone"
+                continue
+            arrays: Arrays = {
+                "ids": points[np.searchsorted(every, rows_of[node])],
+                **{"matched": each.told, "proofs": each.proofs},
+            }
+            orders[node] = replace(self.order, rule=str(rule), anew=each.first, arrays=arrays)
+            each.told, each.proofs, each.first = _NONE, each.proofs[:0], False
+        timeout = self.config.running.party_timeout
+        answers = gather(self.transport, orders, Aligned, timeout, self.lenient)
+        stay = answers.keys() | (self.matches.keys() - orders.keys())
+        self.matches = {node: each for node, each in self.matches.items() if node in stay}
+        for node, each in self.matches.items():
+            if node not in answers:
+                continue
+            try:
+                self._read(answers[node], each, rows_of[node], figures[node], number)
+            except VflError as error:
+                raise ConfigError(f"Party {each.party} sent {error}") from None
+        return figures
+
+    def _read(
+        self, answer: Aligned, match: RuleMatch, rows: Places, figures: RuleFigures, number: int
+    ) -> None:
+        """Note which rows the party has, unless too many matches would be false."""
+        if answer.party != match.party:
+            raise VflError(f"an answer as party {answer.party}. Start it anew.")
+        if answer.missing:
+            figures.lacks = tuple(answer.missing.split(", "))
+            figures.why = f"party {match.party}"
+            if not set(figures.lacks) <= set(self.rules[number].columns):
+                raise VflError("names of columns that the rule does not have. Start it anew.")
+            return
+        if answer.why:
+            figures.why = f"not used: by the rule {answer.why} of party {match.party}"
+            return
+        figures.their_ambiguous = answer.ambiguous
+        again, rule = answer.arrays.get("again", np.zeros(0)), self.rules[number]
+        if again.shape[:1] != rows.shape:
+            raise VflError(f"{len(again)} blinded keys, where {len(rows)} were asked about.")
+        theirs = answer.arrays.get("own", again[:0])
+        psi.check_points(theirs)
+        undone = self.blinding.undone(again)
+        psi.check_distinct(undone)
+        keys = whole_keys(self.keys, rule, rows)
+        found = where(psi.outputs(keys, undone), theirs)
+        matched, most = int((found >= 0).sum()), self.config.data.match_error
+        if matched:
+            chance = self.keys.chance(rule)
+            figures.false = expected_false(chance, len(rows), len(theirs), matched)
+        if figures.false > most * matched:
+            figures.why = (
+                f"not used: {figures.false:.2g} of {matched} matches would be false, and "
+                f"match-error = {most}"
+            )
+            found, matched = np.full(len(rows), -1), 0
+        figures.matched = matched
+        match.learn(number, rows, found, len(theirs), psi.outputs(keys, undone, _MATCHED))
+
+    def keys_of(self, node: int, rows: Places) -> list[bytes]:
+        """Return the keys by which rows have matched at a party."""
+        return _keys_by(self.keys, self.rules, rows, self.matches[node].by[rows])
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the figures of all rules, by party."""
+        every = sorted(self.matches.values(), key=lambda each: each.party)
+        return [asdict(figures) for each in every for figures in each.figures]
+
+
+# --- a party --------------------------------------------------------------------------------------
+
+
+def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
+    """Blind the label holder's keys of a rule again, and the keys of the party's people.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If the party's rules forbid it, or its data have no such keys.
+    """
+    assert own.party is not None
+    rule, rules = _one_rule(order.rule), rules_of(context, order.method)
+    check_method(rules, order.method)
+    keys = _keys_of(own)
+    theirs, file = order.arrays.get("ids", np.zeros(0)), digest_of(own)
+    try:
+        psi.check_points(theirs)
+        psi.check_distinct(theirs)
+    except VflError as error:
+        raise VflError(f"was sent {error}") from None
+    kept = _begun(context, rules, len(keys), file, order)
+    answer = Aligned(party=own.party, parties=parties)
+    missing, why, ambiguous = keys.missing(rule), "", 0
+    texts = text_of(kept["rules"]).splitlines()
+    if not len(theirs) or str(rule) in texts or len(texts) >= MOST_RULES:
+        raise VflError("was asked about a rule twice, or without keys. Start the run anew.")
+    log.info("Party %d is asked to match people by %s: %d keys", own.party, rule, len(theirs))
+    if rules.match and rule not in parse(rules.match):
+        why = "match"
+    elif not missing and keys.bits(rule) < rules.match_bits:
+        why = "match-bits"
+    elif not missing:
+        rows, ambiguous = keys.once(rule, np.flatnonzero(kept["left"]))
+        why = "min-rows" if len(rows) + ambiguous < rules.min_rows else ""
+    if missing or why:  # an answer about few people could tell of one
+        save_state(context, **kept)
+        return replace(answer, missing=", ".join(missing) if not why else "", why=why)
+    asked_ids.count(context, rules, theirs)
+    rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
+    made, blinding = whole_keys(keys, rule, rows), Blinding()
+    try:
+        again = blinding.again(theirs)
+    except VflError as error:
+        raise VflError(f"was sent {error}") from None
+    texts.append(str(rule))
+    points = blinding.of_ids(made)
+    at = np.concatenate([kept["at"], rows])
+    kept |= {
+        "last": np.array([len(kept["at"])]),
+        "at": at,
+        "by": np.concatenate([kept["by"], np.full(len(rows), len(texts) - 1, np.int16)]),
+        "rules": np.frombuffer("\n".join(texts).encode(), np.uint8),
+        "asked": kept["asked"] + len(theirs),
+        "shown": np.zeros(len(at), np.uint8),
+        "tags": psi.outputs(made, points, _MATCHED),
+    }
+    save_state(context, **kept)
+    arrays = {"again": again, "own": psi.outputs(made, points)}
+    return replace(answer, ambiguous=ambiguous, arrays=arrays)
+
+
+def _begun(
+    context: Context, rules: Rules, people: int, file: NDArray[np.uint8], order: AlignOrder
+) -> Arrays:
+    """Return the state of the rules so far, without the people that have matched.
+
+    The label holder proves that it knows their keys. Else it could leave one person over, whose
+    keys of later rules would all stand alone.
+    """
+    none, points = np.zeros(0, np.int64), np.zeros((0, 32), np.uint8)
+    if order.anew:
+        return {
+            **{"left": np.ones(people, bool), "at": none, "by": none.astype(np.int16)},
+            **{"last": np.zeros(1, np.int64), "asked": np.zeros(1, np.int64), "tags": points},
+            **{"rules": points[:, 0], "shown": points[:, 0], "file": file},
+        }
+    kept, matched = saved_state(context), order.arrays.get("matched", none.astype(np.int32))
+    proofs = order.arrays.get("proofs", points)
+    if "left" not in kept:
+        raise VflError(
+            "was asked about a later rule, and has seen no first one. Start the run anew."
+        )
+    if not np.array_equal(kept["file"], file):
+        raise VflError(
+            "has other people than a moment ago: its file has changed. Start the run anew."
+        )
+    last, tags = int(kept["last"][0]), kept["tags"]
+    valid = matched.dtype == np.int32 and matched.ndim == 1
+    if not valid or (len(matched) and not 0 <= matched.min() <= matched.max() < len(tags)):
+        raise VflError("was told people that it was not asked about. Start the run anew.")
+    if not asked_ids.judge(context, rules, lambda: np.array_equal(tags[matched], proofs)):
+        save_state(context)
+        raise VflError("was told people whose keys the label holder has not shown to know.")
+    kept["left"] = kept["left"].copy()
+    kept["left"][kept["at"][last + matched]] = False
+    return {**kept, "last": np.array([len(kept["at"])]), "tags": points}
+
+
+def keys_at(own: Source, kept: Arrays, places: Places) -> list[bytes]:
+    """Return the keys at places of a party's order, of all rules together."""
+    rules = [rule for text in text_of(kept["rules"]).splitlines() for rule in parse(text)]
+    return _keys_by(_keys_of(own), rules, kept["at"][places], kept["by"][places])
+
+
+def _one_rule(text: str) -> Rule:
+    rule, *others = parse(text)
+    if others:
+        raise VflError("was asked by several rules at once. Start the run anew.")
+    return rule
+
+
+def check_ids(own: Source) -> None:
+    """Raise `ConfigError` if a party's people have no ids to align."""
+    if isinstance(own, Table) and own.match_columns:
+        raise ConfigError(
+            f"Party {own.party} matches people by columns, and the run aligns ids. Set match in "
+            "the run configuration, or leave match-columns out of the party's node configuration."
+        )
+
+
+def _keys_of(own: Source) -> KeyTable:
+    if not isinstance(own, Table) or not own.match_columns:
+        raise ConfigError(
+            f"Party {own.party} does not say which columns tell who a person is, and the run "
+            "matches people by such columns. Give it match-columns='surname birthdate' in its node "
+            "configuration."
+        )
+    return own.keys
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def whole_keys(keys: KeyTable, rule: Rule, rows: Places) -> list[bytes]:
+    """Return the keys of rows that have whole ones."""
+    made = [key for key in keys.keys(rule, rows) if key is not None]
+    assert len(made) == len(rows)
+    return made
+
+
+def _keys_by(keys: KeyTable, rules: Sequence[Rule], rows: Places, by: NDArray[Any]) -> list[bytes]:
+    """Return the key of each row, by the rule of its number in ``by``."""
+    made: dict[int, bytes] = {}
+    for number in np.unique(by).tolist():
+        which = np.flatnonzero(by == number)
+        made |= zip(which.tolist(), whole_keys(keys, rules[number], rows[which]), strict=True)
+    return [made[place] for place in range(len(rows))]

@@ -1,0 +1,293 @@
+"""Keys of people without a common id: rules join normalised columns (`data.normalised`).
+
+Rules (`data.match_rules`) are tried in order on the people that no earlier rule has matched. A key
+counts only if it is whole, and stands once at its side among these people. So ambiguous people
+wait for a later rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.ids import encoded
+from vfl_flower.data.match_rules import ID, Part, Rule
+from vfl_flower.data.normalised import VERSION, Coded, as_written, dates, normalised
+
+_SURE = 10  # pairs that share a key; fewer are too few to estimate a chance from
+_UNSEEN = 0.5  # pairs that share a key, if the table has none: the mean by Jeffreys' prior
+
+Rows = NDArray[np.int64]
+Columns = Mapping[str, Any]
+"""NumPy or pandas columns [n] of one side by their names in rules."""
+
+
+@dataclass
+class KeyTable:
+    """Columns of one side's n people, whose keys it makes. Each column is normalised once.
+
+    columns : by their names in rules; ids by the name ``id``.
+    whose : name of the table in errors: "The party's file".
+    orders : orders of dates by column, where its own dates do not tell (`data.normalised.ORDERS`).
+    """
+
+    columns: Columns
+    whose: str
+    orders: Mapping[str, str] = field(default_factory=dict)
+    _parts: dict[Part, Coded] = field(default_factory=dict, init=False, repr=False)
+    _chances: dict[frozenset[Part], float] = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def missing(self, rule: Rule) -> tuple[str, ...]:
+        """Return the columns that a rule needs and this side lacks."""
+        return tuple(name for name in rule.columns if name not in self.columns)
+
+    def part(self, part: Part) -> Coded:
+        """Return the texts of a part of a rule, one for each row."""
+        if part not in self._parts:
+            self._parts[part] = self._made(part)
+        return self._parts[part]
+
+    def _made(self, part: Part) -> Coded:
+        name, function = part.column, part.function
+        if part == Part(ID):
+            return as_written(self.columns[name], name, self.whose).by(_of_id)
+        if function == "date":
+            return dates(self.columns[name], name, self.whose, self.orders.get(name, ""))
+        if not function:
+            return normalised(self.columns[name], name, self.whose)
+        if function in _OF_DATES:
+            return self.part(Part(name, "date")).by(_OF_DATES[function])
+        return self.part(Part(name)).by(_OF_TEXTS[function])
+
+    def groups(self, parts: Iterable[Part]) -> Rows:
+        """Return a number of each row's key, -1 where a part is missing, [n]."""
+        import pandas as pd
+
+        numbers, size = np.zeros(len(self), np.int64), 1
+        for part in parts:
+            column = self.part(part)
+            more = len(column.texts) + 1
+            if size * more > 2**62:
+                known, distinct = pd.factorize(np.where(numbers < 0, -1, numbers))
+                numbers, size = np.where(numbers < 0, -1, known), len(distinct) + 1
+            whole = (numbers >= 0) & (column.codes >= 0)
+            numbers, size = np.where(whole, numbers * more + column.codes, -1), size * more
+        return numbers
+
+    def once(self, rule: Rule, rows: Rows | None = None) -> tuple[Rows, int]:
+        """Return the rows whose key is whole and stands once among these rows, and the ambiguous.
+
+        Parameters
+        ----------
+        rows : rows of the people that no earlier rule has matched; by default, all.
+        """
+        rows = np.arange(len(self)) if rows is None else rows
+        numbers = self.groups(rule.parts)[rows]
+        rows, numbers = rows[numbers >= 0], numbers[numbers >= 0]
+        _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+        alone = counts[places] == 1
+        return rows[alone], int((~alone).sum())
+
+    def keys(self, rule: Rule, rows: Rows | None = None) -> list[bytes | None]:
+        """Return the key of each of these rows, None where a part is missing.
+
+        A key is the version of normalisation, the rule and the parts, with a NUL between each two.
+        No normalised text has a NUL, so that different people differ, and so do keys of two rules.
+        """
+        start = f"{VERSION}\0{rule}\0".encode()
+        columns = [self.part(part) for part in rule.parts]
+        codes = [each.codes if rows is None else each.codes[rows] for each in columns]
+        texts = [[text.encode("utf-8", "surrogatepass") for text in each.texts] for each in columns]
+        whole = np.logical_and.reduce([each >= 0 for each in codes])
+        parts = [
+            map(each.__getitem__, places[whole].tolist())
+            for each, places in zip(texts, codes, strict=True)
+        ]
+        joined = map(b"\0".join, zip(*parts, strict=True))
+        return [start + next(joined) if there else None for there in whole.tolist()]
+
+    def chance(self, rule: Rule) -> float:
+        """Estimate the chance that two people, drawn as this table's people are, share the key.
+
+        N people with a whole key make N(N-1)/2 pairs, and C pairs share the key. If the people are
+        drawn from a population, then the mean of C / pairs is the chance. Its relative error is
+        about 1 / sqrt(C). With 10 such pairs or more, it is the estimate.
+
+        With fewer pairs, C may be 0 although the chance is not. The chance of all parts is then
+        taken from smaller groups of parts. Split the parts into A and B: if the two are
+        independent, the chance is the product of both chances, each estimated in the same way. If
+        A and B go together, as surname and address do in a family, the product is too small. So
+        the estimate is the largest product over all splits, or C / pairs if that is larger. It is
+        too small only if every split separates parts that go together, and this table still has
+        fewer than 10 such pairs. A single part that never repeats has the chance 0.5 / pairs: the
+        mean by Jeffreys' prior.
+
+        The estimate assumes that each row is another person, and that the other side's people are
+        drawn from the same population. The chance of an id is 0.
+        """
+        return 0.0 if rule.parts == (Part(ID),) else self._chance(_telling(rule.parts))
+
+    def _chance(self, parts: frozenset[Part]) -> float:
+        if parts not in self._chances:
+            self._chances[parts] = self._estimate(parts)
+        return self._chances[parts]
+
+    def _estimate(self, parts: frozenset[Part]) -> float:
+        numbers = self.groups(sorted(parts))
+        counts = np.unique(numbers[numbers >= 0], return_counts=True)[1].astype(float)
+        people = float(counts.sum())
+        pairs, shared = people * (people - 1) / 2, float((counts * (counts - 1)).sum()) / 2
+        if pairs == 0:
+            return 1.0
+        if shared >= _SURE:
+            return shared / pairs
+        if len(parts) == 1:
+            return max(shared, _UNSEEN) / pairs
+        first, *others = sorted(parts)
+        splits = (
+            frozenset({first, *some})
+            for size in range(len(others))
+            for some in combinations(others, size)
+        )
+        return max(
+            shared / pairs, *(self._chance(some) * self._chance(parts - some) for some in splits)
+        )
+
+    def bits(self, rule: Rule) -> float:
+        """Return how hard a key is to guess: -log2 of `chance`, the collision entropy.
+
+        A side that asks G keys of people from the same population finds G * N / 2**bits of this
+        table's N people by chance. Min-entropy would count the most frequent key alone. But a
+        table of N rows cannot tell a share below 1 / N, whereas its pairs tell a chance of 1 / N².
+        A side that asks the most frequent keys first finds more, at most G * N / 2**(bits / 2).
+        An id has no bits to tell: infinity.
+        """
+        chance = self.chance(rule)
+        return -math.log2(chance) if chance else math.inf
+
+
+def expected_false(chance: float, left: int, right: int, matched: int = 0) -> float:
+    """Return how many matches of a rule are false, as expected.
+
+    ``left`` and ``right`` people have keys that stand once at their side. Before the rule is tried
+    (``matched`` = 0), anyone may lack a partner. So left * right pairs are compared, and each
+    shares its key by ``chance``: the mean is at most chance * left * right. A side has no more
+    matches than people.
+
+    Of the matches M, let F be false. The M - F people who have found themselves have keys that
+    stand once, so no other person shares these. False matches are then among the others:
+    F = chance * (left - M + F) * (right - M + F). The smaller root is the estimate. If there is no
+    root, then all matches may be false.
+
+    Parameters
+    ----------
+    chance : chance that two people share the key (`KeyTable.chance`).
+    matched : people that the rule has matched.
+    """
+    if not matched:
+        return min(chance * left * right, float(left), float(right))
+    a, b = left - matched, right - matched
+    slope = 1 - chance * (a + b)
+    root = slope**2 - 4 * chance**2 * a * b
+    if slope <= 0 or root < 0:
+        return float(matched)
+    return min(float(matched), 2 * chance * a * b / (slope + math.sqrt(root)))
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """Figures of one rule of a join.
+
+    ambiguous : people left whose key is whole and repeats, at each side.
+    false : matches that are false, as expected (`expected_false`).
+    missing : columns that each side lacks. If there are any, the rule is skipped.
+    """
+
+    rule: Rule
+    matched: int = 0
+    ambiguous: tuple[int, int] = (0, 0)
+    false: float = 0.0
+    missing: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+
+def join(
+    left: KeyTable, right: KeyTable, rules: Sequence[Rule]
+) -> tuple[NDArray[np.int64], list[RuleResult]]:
+    """Match the people of two tables by rules in order, without any cryptography.
+
+    Returns
+    -------
+    pairs : rows of both tables that are the same person, [k, 2], in the order of the rules.
+    table : results of the rules. Chances are estimated from the left table.
+    """
+    import pandas as pd
+
+    left_rows, right_rows = np.arange(len(left)), np.arange(len(right))
+    pairs, table = [np.empty((0, 2), np.int64)], []
+    for rule in rules:
+        missing = left.missing(rule), right.missing(rule)
+        if any(missing):
+            table.append(RuleResult(rule, missing=missing))
+            continue
+        mine, my_ambiguous = left.once(rule, left_rows)
+        theirs, their_ambiguous = right.once(rule, right_rows)
+        places = pd.Index(right.keys(rule, theirs)).get_indexer(pd.Index(left.keys(rule, mine)))
+        new = np.column_stack([mine[places >= 0], theirs[places[places >= 0]]])
+        pairs.append(new)
+        left_rows = np.setdiff1d(left_rows, new[:, 0], assume_unique=True)
+        right_rows = np.setdiff1d(right_rows, new[:, 1], assume_unique=True)
+        false = 0.0
+        if len(new):
+            false = expected_false(left.chance(rule), len(mine), len(theirs), len(new))
+        table.append(RuleResult(rule, len(new), (my_ambiguous, their_ambiguous), false))
+    return np.concatenate(pairs), table
+
+
+def _telling(parts: Iterable[Part]) -> frozenset[Part]:
+    """Return the parts that no other part decides: a date decides its year."""
+    functions = {
+        column: {p.function for p in parts if p.column == column}
+        for (column,) in {(p.column,) for p in parts}
+    }
+
+    def decided(part: Part) -> bool:
+        others = functions[part.column] - {part.function}
+        whole = "" in others or (part.function in _OF_DATES and "date" in others)
+        return bool(part.function) and (
+            whole or (part.function == "prefix1" and "prefix3" in others)
+        )
+
+    return frozenset(part for part in parts if not decided(part))
+
+
+def _of_id(text: str) -> str:
+    """Return an id as `data.ids` compares it: nothing is normalised."""
+    return encoded(text).decode("utf-8", "surrogatepass") if text else ""
+
+
+def _sound(name: str) -> str:
+    from jellyfish import nysiis
+
+    code: str = nysiis(name)  # equal in releases 1.1 to 1.3
+    return code
+
+
+_OF_TEXTS: Mapping[str, Callable[[str], str]] = {
+    "sound": _sound,
+    "prefix1": lambda text: text[:1],
+    "prefix3": lambda text: text[:3],
+}
+_OF_DATES: Mapping[str, Callable[[str], str]] = {
+    "year": lambda day: day[:4],
+    "month": lambda day: day[5:7],
+    "day": lambda day: day[8:],
+}
