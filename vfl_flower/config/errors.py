@@ -229,7 +229,7 @@ TERMINATING = signal.SIGTERM, signal.SIGHUP
 
 
 senders: dict[int, str] = {signal.SIGINT: "`flwr stop`"}
-"""What sends a signal to a ServerApp, if it is known."""
+"""Senders of signals to a ServerApp, as far as they are known."""
 
 
 def signal_in_words(number: int) -> str:

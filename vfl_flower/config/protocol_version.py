@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "08fa43a9eab1f077266d17ccde4999bcce760642930ee34089c1acf825b9b9a0"
+DIGEST = "9b5c32f02245dd421ba38e81d2b37fb132eab810b4fb6080f9c12d242cfe2e27"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""
