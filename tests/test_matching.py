@@ -37,6 +37,11 @@ COLUMNS = "given_name surname birthdate postcode"
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 
+@pytest.fixture(autouse=True)
+def results_stay_in_the_tests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def people(n: int, seed: int = 0, few: int = 40) -> pd.DataFrame:
     """Made-up people; names repeat the more, the fewer there are."""
     random = np.random.default_rng(seed)
