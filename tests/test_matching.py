@@ -349,7 +349,7 @@ def test_people_who_have_matched_are_in_no_later_answer(curious: Curious) -> Non
 def test_nobody_is_left_over_by_a_label_holder_that_does_not_know_the_others(
     curious: Curious,
 ) -> None:
-    """Else the rules of one column would read the columns of the one who is left."""
+    """Else rules of one column would read the last person's columns."""
     every = np.arange(len(curious.ask(FIRST).arrays["own"]))[:-1]
     for proofs in (None, np.zeros((len(every), 32), np.uint8)):
         curious.found(curious.ask(FIRST))
@@ -394,6 +394,32 @@ def test_a_person_is_not_used_twice(curious: Curious) -> None:
     again = before + int(np.flatnonzero(at[before:] == at[0])[0])
     with pytest.raises(VflError, match="was told a row more than once"):
         asked(curious.node, CommonOrder(arrays={"places": np.array([0, again], np.int32)}))
+
+
+def test_a_run_without_a_match_says_which_rules_were_not_used(tmp_path: Path) -> None:
+    table = people(120, few=90)
+    world = World(tmp_path, table.iloc[:80], table.iloc[40:], match=f"suburb; {SECOND}")
+    world.keys["match-error"] = 1e-9
+    with pytest.raises(ConfigError, match=r"would be false.*; 1 rule is not used, since the label"):
+        world.align()
+
+
+def test_a_rule_that_nobody_s_key_stands_alone_for_asks_nobody(tmp_path: Path) -> None:
+    table = people(90, few=90).assign(sex=[row % 2 for row in range(90)])
+    world = World(tmp_path, table, table, match=f"sex; {FIRST}")
+    world.nodes[0]["match-columns"] += " sex"
+    made, _ = world.align()
+    assert [figures["why"] for figures in made.rules] == ["not used: no key stands alone", ""]
+
+
+def test_ids_are_a_rule_if_the_party_names_them(tmp_path: Path) -> None:
+    table = people(90, few=90).assign(id=[f"u{row}" for row in range(90)])
+    world = World(tmp_path, table, table.iloc[10:], match=f"id; {FIRST}")
+    for columns, lacks in ((COLUMNS, ("id",)), (f"id {COLUMNS}", ())):
+        world.nodes[0]["match-columns"] = columns
+        made, _ = world.align()
+        assert made.rules[0]["lacks"] == lacks
+        assert made.rules[0]["matched"] == (0 if lacks else 80)
 
 
 def test_a_rule_without_columns_is_skipped_and_said(world: World, tmp_path: Path) -> None:

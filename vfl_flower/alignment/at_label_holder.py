@@ -203,13 +203,17 @@ class _Steps:
                 "Party %d has %d of the label holder's %d people.",
                 *(each.party, found, len(each.places)),
             )
-            for line in lines_of(each.figures):
+            lines = lines_of(each.figures)
+            for line in lines:
                 notice.info("  %s", line)
             if not found and not self.available:
+                unused = [
+                    " ".join(line.split()).rstrip(".") for line in lines if "not used" in line
+                ]
+                why = "; ".join(unused) or "No key is equal at both"
                 raise ConfigError(
                     f"Party {each.party} has none of the {len(each.places)} people of "
-                    f"{self.own.whose}, by any rule. Check match-columns at both, and that the "
-                    "columns hold the same."
+                    f"{self.own.whose}. {why}. Check match-columns."
                 )
         return {node: each.places for node, each in self.by_rules.matches.items()}
 
@@ -250,9 +254,8 @@ class _Steps:
         wanted = self.config.data.min_parties if self.any else len(places)
         used = present.sum(1) >= (0 if self.available else wanted)
         self.rows, present = self.rows[used], present[used]
-        if (
-            self.any or self.by_rules
-        ):  # in id order, the gaps between a party's own rows would tell it about others
+        # In id order, the gaps between a party's own rows would tell it about others.
+        if self.any or self.by_rules:
             seed = self.config.privacy.noise_seed
             secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
             at = shuffled(len(self.rows), secret)

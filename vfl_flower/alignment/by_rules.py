@@ -1,15 +1,20 @@
 """Align people without a common id: keys by rules, one rule after the other.
 
-A rule joins columns to a key (`data.keys`). Each rule is steps 1 to 3 of `alignment.psi` about the
-keys of the people that no earlier rule has matched. Each key counts if it is whole, and stands once
-at its side among these people. The label holder says with the next rule which of the party's people
-have matched. Steps 4 to 6 follow once, about all rules: the question is about the keys by which the
-rows have matched.
+A rule joins columns to a key (`data.keys`). Each rule is steps 1 to 3 of `alignment.psi` for the
+people that no earlier rule has matched. A key counts if it is whole, and stands once at its side
+among these people. With the next rule, the label holder says which people of the party have
+matched, and proves that it knows their keys. Steps 4 to 6 follow once. Their question is about the
+key of each row, by the rule that matched it.
 
-So the label holder learns by which rule each common person has matched, and how many people each
-rule compared. A party learns which of its people the label holder has, and by which rule. So each
-side learns that their columns of this rule are equal. About people who have not matched, neither
-learns more than that their keys differ.
+The label holder learns which rule matched each common person. It learns how many people of the
+party each rule compared, and how many share a key. If it does not say who has matched, it learns
+which later rules agree too. A party learns which of its people the label holder has, and which rule
+matched them. Both learn that these people's columns of the rule are equal. About other people, a
+side learns only that their keys differ.
+
+Without the proof, the label holder could leave one person over. Rules of one column would then read
+this person's columns. For the same reason, a party answers no rule for fewer than `min-rows`
+people, no rule twice, and none without keys. It answers none below `match-bits`.
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ class RuleMatch:
     """The label holder's knowledge of one party's people.
 
     places : place of each row in the party's order, of all rules together, or -1, [N].
-    by : number of the rule by which each row has matched, or -1, [N].
+    by : number of the rule that matched each row, or -1, [N].
     left : rows that have not matched.
     told : places in the order of the last rule that have matched, for the party to know.
     proofs : a proof for each of them, [m, 32].
@@ -198,7 +203,7 @@ class RuleSteps:
         match.learn(number, rows, found, len(theirs), psi.outputs(keys, undone, _MATCHED))
 
     def keys_of(self, node: int, rows: Places) -> list[bytes]:
-        """Return the keys by which rows have matched at a party."""
+        """Return the keys that matched these rows at a party."""
         return _keys_by(self.keys, self.rules, rows, self.matches[node].by[rows])
 
     def figures(self) -> list[dict[str, Any]]:
@@ -272,11 +277,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
 def _begun(
     context: Context, rules: Rules, people: int, file: NDArray[np.uint8], order: AlignOrder
 ) -> Arrays:
-    """Return the state of the rules so far, without the people that have matched.
-
-    The label holder proves that it knows their keys. Else it could leave one person over, whose
-    keys of later rules would all stand alone.
-    """
+    """Return the state of the rules so far, without the people that have matched."""
     none, points = np.zeros(0, np.int64), np.zeros((0, 32), np.uint8)
     if order.anew:
         return {

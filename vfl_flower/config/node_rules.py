@@ -75,8 +75,8 @@ class Rules:
     )
     match: str = rule(
         "",
-        "Names the rules by which people may be matched without a common id, as the option `match` "
-        "does. The empty text permits all rules of columns in `match-columns`.",
+        "Names the rules that may match people without a common id, as the option `match` does. "
+        "The empty text permits all rules of columns in `match-columns`.",
         "match='surname+date(birthdate)+postcode'",
     )
     match_bits: Amount = rule(

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9b5c32f02245dd421ba38e81d2b37fb132eab810b4fb6080f9c12d242cfe2e27"
+DIGEST = "6c872e636546fcd1ef03f2caf5eddfece51a7c31943324fcf06eb77e841d9fab"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -84,7 +84,7 @@ class Table(OwnColumns):
     def ids(self) -> Sequence[bytes]:
         """Return the encoded ids; digests of the columns for matching, if there is no id column."""
         if self.match_columns and self.id not in self._names:
-            return identities(self._keyed(), self.whose)
+            return identities(self._keyed, self.whose)
         return super().ids
 
     def digest(self, rows: Array) -> str:
@@ -92,7 +92,7 @@ class Table(OwnColumns):
         of_ids = super().digest(rows)
         if not self.match_columns:
             return of_ids
-        keyed = self._keyed()
+        keyed = self._keyed
         about = [VERSION, sorted(self.matching), sorted(self.date_orders.items()), of_ids]
         people = identities({name: keyed[name].iloc[rows] for name in sorted(keyed)}, self.whose)
         return hashlib.sha256(repr(about).encode() + b"".join(people)).hexdigest()
@@ -100,8 +100,9 @@ class Table(OwnColumns):
     @cached_property
     def keys(self) -> KeyTable:
         """Return the keys of people without a common id."""
-        return KeyTable(self._keyed(), self.whose, self.date_orders)
+        return KeyTable(self._keyed, self.whose, self.date_orders)
 
+    @cached_property
     def _keyed(self) -> dict[str, Any]:
         """Return the columns that tell who a person is, by their names in rules."""
         from pandas import Series
@@ -109,13 +110,15 @@ class Table(OwnColumns):
         matching = self.matching
         frame = self._read([*dict.fromkeys(matching.values())], [*matching.values()])
         columns = {name: frame[own] for name, own in matching.items() if name != ID}
-        has_id = self.id in self._names and (self.party is None or ID in matching)
+        of_label_holder = self.party is None and self.id in self._names
+        has_id = of_label_holder or matching.get(ID) == self.id
         return columns | ({ID: Series(self._read_ids())} if has_id else {})
 
     def forget_ids(self) -> None:
         """Drop the cached ids and keys."""
         super().forget_ids()
-        vars(self).pop("keys", None)
+        for name in ("keys", "_keyed"):
+            vars(self).pop(name, None)
 
     def labels(self, rows: Array) -> Array:
         """Return the label column of these rows."""
