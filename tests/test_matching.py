@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.keys import join
 from tests.aligning import asked, count_of
 from tests.organisations import Recorder, forget_alignments
 from vfl_flower import client_app
@@ -21,7 +22,7 @@ from vfl_flower.alignment.psi import Blinding, match, outputs
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.ids import identities
-from vfl_flower.data.keys import KeyTable, join
+from vfl_flower.data.keys import KeyTable
 from vfl_flower.data.match_rules import parse
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.launch.engines import predict_local, run_local, run_supernodes

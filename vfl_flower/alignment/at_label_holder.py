@@ -23,7 +23,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.ids import by_id, chosen
+from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
@@ -182,6 +182,8 @@ class _Steps:
                 "Party %d has %d of the label holder's %d ids%s.",
                 *(each.party, found, len(ids), said),
             )
+            if hint := hint_of_forms(ids, places[node] >= 0):
+                notice.info("Party %d, by your own ids: %s.", each.party, hint)
             if not found and not self.available:
                 raise ConfigError(
                     f"Party {each.party} has none of the {len(ids)} ids of {self.own.whose}. Use "
@@ -203,7 +205,7 @@ class _Steps:
                 "Party %d has %d of the label holder's %d people.",
                 *(each.party, found, len(each.places)),
             )
-            lines = lines_of(each.figures)
+            lines = [*lines_of(each.figures), *filter(None, [each.hint()])]
             for line in lines:
                 notice.info("  %s", line)
             if not found and not self.available:
@@ -213,7 +215,8 @@ class _Steps:
                 why = "; ".join(unused) or "No key is equal at both"
                 raise ConfigError(
                     f"Party {each.party} has none of the {len(each.places)} people of "
-                    f"{self.own.whose}. {why}. Check match-columns."
+                    f"{self.own.whose}. {why}. "
+                    f"{each.hint() or 'Check match-columns.'}"
                 )
         return {node: each.places for node, each in self.by_rules.matches.items()}
 

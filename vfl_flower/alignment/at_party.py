@@ -26,6 +26,7 @@ to align, and the most ids that it may be asked about in total (`asked_ids`).
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ from vfl_flower.alignment.psi import Blinding, Points
 from vfl_flower.alignment.store import check_name
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.ids import by_id, chosen
+from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.source import Source
 from vfl_flower.transport.early_messages import (
     Aligned,
@@ -63,6 +64,8 @@ from vfl_flower.transport.early_messages import (
     SetOrder,
 )
 from vfl_flower.transport.messages import Arrays, Introduction
+
+log = logging.getLogger("flwr")
 
 _OF_SET = "set", "key", "points", "at", "asked"
 _SAMPLE = 10_000  # most rows of a question; enough to find one stranger in a thousand rows
@@ -193,6 +196,11 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
             f"was told {len(places)} rows, but was sent only {asked} ids. Start the run anew."
         )
     mine = at[named]
+    if "by" not in kept:
+        used = np.zeros(len(own.ids), bool)
+        used[mine] = True
+        if hint := hint_of_forms(own.ids, used):
+            log.warning("Party %d, by its own ids: %s.", own.party, hint)
     check_fewest(rules_of(context, "psi"), len(mine))
     # The question is about rows whose ids the label holder has not yet shown to know: all of them,
     # or a sample. If it has shown all, the question is about one row.

@@ -56,6 +56,7 @@ from vfl_flower.transport.messages import SMALL, Arrays
 log = logging.getLogger("flwr")
 
 _NONE = np.zeros(0, np.int32)
+_LARGER = 0.01  # `match-error` of a hint; an even larger one is no advice
 _MATCHED = b"vfl-flower psi matched|"  # for the proof that the label holder knows a matched key
 
 
@@ -78,6 +79,7 @@ class RuleMatch:
         self.told, self.proofs = _NONE, np.zeros((0, 32), np.uint8)
         self.first, self.offset = True, 0
         self.figures: list[RuleFigures] = []
+        self.refused: list[tuple[float, Places]] = []  # false matches of a rule, all its rows
 
     def learn(self, number: int, rows: Places, found: Places, theirs: int, proofs: Points) -> None:
         """Note the place [n], or -1, of these rows among ``theirs`` places of a rule."""
@@ -87,6 +89,17 @@ class RuleMatch:
         self.told, self.proofs = found[new].astype(np.int32), proofs[new]
         self.left = np.setdiff1d(self.left, rows[new], assume_unique=True)
         self.offset += theirs
+
+    def hint(self) -> str:
+        """Say what a larger `match-error` would match, from what is known already, if anything."""
+        some = [each for each in self.refused if each[0] <= _LARGER * len(each[1])]
+        people = np.intersect1d(np.concatenate([_NONE, *(rows for _, rows in some)]), self.left)
+        hint = (
+            f"expert='match-error={_LARGER}' would use {len(some)} more rule{'s' * (len(some) > 1)}"
+            f" and match up to {len(people)} more people, {sum(each for each, _ in some):.2g} of "
+            "them falsely."
+        )
+        return hint if len(people) else ""
 
 
 class RuleSteps:
@@ -198,6 +211,7 @@ class RuleSteps:
                 f"not used: {figures.false:.2g} of {matched} matches would be false, and "
                 f"match-error = {most}"
             )
+            match.refused.append((figures.false, rows[found >= 0]))
             found, matched = np.full(len(rows), -1), 0
         figures.matched = matched
         match.learn(number, rows, found, len(theirs), psi.outputs(keys, undone, _MATCHED))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +137,10 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
         )
     if repeated:
         rows = "1 row that repeats" if repeated == 1 else f"{repeated} rows that repeat"
-        raise ConfigError(f"{whose} has {rows} the id of an earlier row. Keep one row of each id.")
+        raise ConfigError(
+            f"{whose} has {rows} the id of an earlier row. Keep one row of each id. A party's file "
+            "may instead set rows='last', 'mean' or 'sequence'."
+        )
     return encoded
 
 
@@ -148,6 +152,50 @@ def encoded(one: int | str) -> bytes:
 def _of_text(text: str) -> bytes:
     known = text.encode("utf-8", "surrogatepass")
     return (b"i:" if _DIGITS.fullmatch(text) else b"t:") + known
+
+
+_FORMS: Mapping[str, Callable[[str], bool]] = {  # forms of ids that another side may not have
+    "blanks": lambda text: text != "".join(text.split()),
+    "leading zeros": lambda text: len(text) > 1 and text[0] == "0",
+    "capital letters": lambda text: text != text.lower(),
+    "small letters": lambda text: text != text.upper(),
+    "letters of several Unicode forms": lambda text: text != normalize("NFKC", text),
+}
+_MISSED = 0.01  # share of a side's ids that would match too, from which on a hint is worth it
+_FEWEST = 5  # such ids; fewer may be chance
+
+
+def hint_of_forms(ids: Sequence[bytes], matched: NDArray[np.bool_]) -> str:
+    """Return a hint if ids of one form match far more rarely than others, or the empty text.
+
+    A side knows its own ids and their matches, and only its own log has the hint. So nobody
+    learns more, as from a second comparison, of normalised ids. If two ids differ in such a form
+    only, one side has ids of this form, and fewer matches among them, by 1 % of its ids or more.
+
+    Parameters
+    ----------
+    matched : which ids the other side has, [n].
+    """
+    if isinstance(ids, WholeIds) or matched.mean() > 1 - _MISSED:
+        return ""
+    least, hints = max(_MISSED * len(ids), _FEWEST), dict[tuple[int, ...], str]()
+    texts = (each[2:].decode("utf-8", "surrogatepass") for each in ids)
+    forms = (sum(has(text) << at for at, has in enumerate(_FORMS.values())) for text in texts)
+    bits = np.fromiter(forms, np.uint8, len(ids))
+    for at, name in enumerate(_FORMS):
+        form = (bits >> at & 1).astype(bool)
+        of_form = [(int(matched[some].sum()), int(some.sum())) for some in (form, ~form)]
+        (low, rare), (high, others) = sorted(of_form, key=lambda each: each[0] / max(1, each[1]))
+        due = rare * high / max(1, others)
+        word = "with" if (low, rare) == of_form[0] else "without"
+        if due - low >= least and low <= due / 10:
+            hint = f"{low} of {rare} ids {word} {name} match, and {high} of {others} others"
+            hints.setdefault((low, rare), hint)  # small letters are often the others' capitals
+        elif not matched.any() and of_form[0][1] >= least:
+            hint = f"{of_form[0][1]} of {len(ids)} ids have {name}, and none matches"
+            hints.setdefault(of_form[0], hint)
+    ask = ". If the other side writes the same ids otherwise, write them alike"
+    return "; ".join(hints.values()) + ask * bool(hints)
 
 
 def identities(columns: Mapping[str, Any], whose: str) -> list[bytes]:

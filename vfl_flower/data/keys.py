@@ -8,7 +8,7 @@ wait for a later rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -201,55 +201,6 @@ def expected_false(chance: float, left: int, right: int, matched: int = 0) -> fl
     if slope <= 0 or root < 0:
         return float(matched)
     return min(float(matched), 2 * chance * a * b / (slope + math.sqrt(root)))
-
-
-@dataclass(frozen=True)
-class RuleResult:
-    """Figures of one rule of a join.
-
-    ambiguous : people left whose key is whole and repeats, at each side.
-    false : matches that are false, as expected (`expected_false`).
-    missing : columns that each side lacks. If there are any, the rule is skipped.
-    """
-
-    rule: Rule
-    matched: int = 0
-    ambiguous: tuple[int, int] = (0, 0)
-    false: float = 0.0
-    missing: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-
-
-def join(
-    left: KeyTable, right: KeyTable, rules: Sequence[Rule]
-) -> tuple[NDArray[np.int64], list[RuleResult]]:
-    """Match the people of two tables by rules in order, without any cryptography.
-
-    Returns
-    -------
-    pairs : rows of both tables that are the same person, [k, 2], in the order of the rules.
-    table : results of the rules. Chances are estimated from the left table.
-    """
-    import pandas as pd
-
-    left_rows, right_rows = np.arange(len(left)), np.arange(len(right))
-    pairs, table = [np.empty((0, 2), np.int64)], []
-    for rule in rules:
-        missing = left.missing(rule), right.missing(rule)
-        if any(missing):
-            table.append(RuleResult(rule, missing=missing))
-            continue
-        mine, my_ambiguous = left.once(rule, left_rows)
-        theirs, their_ambiguous = right.once(rule, right_rows)
-        places = pd.Index(right.keys(rule, theirs)).get_indexer(pd.Index(left.keys(rule, mine)))
-        new = np.column_stack([mine[places >= 0], theirs[places[places >= 0]]])
-        pairs.append(new)
-        left_rows = np.setdiff1d(left_rows, new[:, 0], assume_unique=True)
-        right_rows = np.setdiff1d(right_rows, new[:, 1], assume_unique=True)
-        false = 0.0
-        if len(new):
-            false = expected_false(left.chance(rule), len(mine), len(theirs), len(new))
-        table.append(RuleResult(rule, len(new), (my_ambiguous, their_ambiguous), false))
-    return np.concatenate(pairs), table
 
 
 def _telling(parts: Iterable[Part]) -> frozenset[Part]:

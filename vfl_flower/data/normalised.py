@@ -77,8 +77,18 @@ def normal_text(text: str) -> str:
         whole, rest = number[1].lstrip("0") or "0", (number[2] or "").rstrip("0")
         return f"{whole}.{rest}" if rest else whole
     if text.isascii():
-        return _OTHERS.sub("", text.lower())
-    return "".join(letter for letter in text if category(letter)[0] in "LMN")
+        text = _OTHERS.sub("", text.lower())
+    else:
+        text = "".join(letter for letter in text if category(letter)[0] in "LMN")
+    return text.lstrip("0") or "0" if text.isdecimal() else text
+
+
+def spelling(text: str) -> str:
+    """Return what tells the person of a row from others of its table.
+
+    A date keeps its form, since 1.12.2024 and 11.2.2024 have the same digits.
+    """
+    return text.strip() if _readings(text.strip()) else normal_text(text)
 
 
 def _digit(letter: str) -> str:

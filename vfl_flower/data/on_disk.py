@@ -62,7 +62,7 @@ class KeptSource(Source):
     @cached_property
     def count(self) -> int:
         """Return the number of rows."""
-        return len(self.id_column)
+        return len(self.ids)
 
     def forget_ids(self) -> None:
         """Drop the ids as any source does, but keep their number."""
@@ -129,8 +129,8 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
     @cached_property
     def _columns(self) -> TableFile:
         """Return a parquet file with the columns: the file itself, or a converted csv file."""
-        if not self._is_csv:
-            return self._file
+        if not self._is_csv or self.repeats != "refuse":
+            return super()._columns
         import pyarrow as pa
         import pyarrow.parquet as pq
 

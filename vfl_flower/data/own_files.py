@@ -16,8 +16,12 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.normalised import as_written, spelling
 from vfl_flower.data.own_columns import match_columns_of
+from vfl_flower.data.repeated_rows import Combined, LastRows, People, numbered
 from vfl_flower.data.table_file import TableError, TableFile, check_place, is_csv
 from vfl_flower.data.tables import Table
 
@@ -30,6 +34,8 @@ class OwnFile(Table):
     """A csv or parquet file, and its owner's options for it."""
 
     kind = "file"
+
+    repeats: str = "refuse"  # or how several rows of a person become one: last, mean, sequence
 
     @classmethod
     def of_label_holder(cls, data: DataConfig) -> OwnFile:
@@ -46,12 +52,36 @@ class OwnFile(Table):
 
     @cached_property
     def _file(self) -> TableFile:
-        return TableFile(self.place, is_csv(self.path), self.words)
+        return TableFile(*self._about)
+
+    @property
+    def _about(self) -> tuple[Path, bool, tuple[str, ...]]:
+        return self.place, is_csv(self.path), self.words
 
     @cached_property
     def _columns(self) -> TableFile:
         """Return the file to read columns from, except ids."""
-        return self._file
+        if self.repeats in ("mean", "sequence"):
+            return Combined(*self._about, self._people, self.repeats)
+        return self._last_rows
+
+    @cached_property
+    def _last_rows(self) -> TableFile:
+        return self._file if self.repeats == "refuse" else LastRows(*self._about, self._people)
+
+    @cached_property
+    def _people(self) -> People:
+        """Return the number of each row's person, by the id, or else by all `match-columns`."""
+        if self.id not in self._names and self.match_columns:
+            names = [*dict.fromkeys(self.matching.values())]
+            columns = self._file.read(names, names).items()
+            texts = [as_written(column, name, self.whose) for name, column in columns]
+            return numbered([each.by(spelling).codes for each in texts])
+        from pandas import factorize
+
+        ids = factorize(self._file.ids(self.id))[0]
+        alone = len(ids) + np.arange(len(ids))  # for rows without an id
+        return numbered([np.where(ids < 0, alone, ids)])
 
     @cached_property
     def _names(self) -> list[str]:
@@ -75,13 +105,15 @@ class OwnFile(Table):
 
     def _read_ids(self) -> Any:
         with self._reading():
-            return self._file.ids(self.id)
+            return self._last_rows.ids(self.id)
 
     @cached_property
     def count(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows; of people, if they may have several."""
         import pyarrow.parquet as pq
 
+        if self.repeats != "refuse":
+            return len(self.ids)
         if self._is_csv:
             return len(self._frame)
         with self._reading():
@@ -99,6 +131,8 @@ class OwnFile(Table):
         import pyarrow as pa
 
         names = set(self.feature_names)
+        if self.repeats == "sequence":
+            return "sequences"
         if self._is_csv:
             return "table"
         types = {self._file.type_of(name) for name in names}

@@ -19,7 +19,7 @@ from vfl_flower.data.source import Moments, Preparation, scaled
 
 @dataclass(frozen=True)
 class SequenceColumn(KeptFile):
-    """A parquet file whose only feature column holds lists."""
+    """A parquet file whose only feature column holds lists, or a file of rows of people."""
 
     piece: ClassVar[int] = 1024
 
@@ -40,7 +40,11 @@ class SequenceColumn(KeptFile):
                 "has no sequence in the training rows. Fill some in.", "all are empty."
             )
         shape = [self.length or longest, signals]
-        return Preparation({}, {}, *moments.result(), shape=shape)
+        names = self.feature_names if self.repeats == "sequence" else ()  # to keep their order
+        return Preparation(dict.fromkeys(names, 0.0), {}, *moments.result(), shape=shape)
+
+    def _needed(self, preparation: Preparation) -> list[str]:
+        return self._check_columns(preparation) if preparation.numbers else self.feature_names
 
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
         length, signals = preparation.shape
@@ -57,9 +61,9 @@ class SequenceColumn(KeptFile):
 
     def _values(self, piece: Any, signals: int) -> list[Array]:
         """Return the values [T, signals] of each row of a piece."""
-        (column,) = (piece[name] for name in piece)
         sequences = []
-        for place, cell in column.items():
+        for place, *cells in piece.itertuples(name=None):
+            cell = cells[0] if len(cells) == 1 else np.stack(cells, 1)  # of numeric columns
             try:
                 values = np.array([np.asarray(each, np.float64) for each in cell], np.float64)
             except (TypeError, ValueError):

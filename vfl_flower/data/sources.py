@@ -27,6 +27,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {  # option -> its default, and its type
     "text": ("refuse", Literal["refuse", "one-hot", "tokens"]),
     "dates": ("refuse", Literal["refuse", "days"]),
     "match-columns": ("", str),
+    "rows": ("refuse", Literal["refuse", "last", "mean", "sequence"]),
     "images": ("", str),
     "image-size": (0, _Length),
     "tokenizer": ("", str),
@@ -62,9 +63,8 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
             f"Party {party} has named no file. Start its SuperNode with --node-config "
             "\"partition-id=... num-partitions=... file='/path/features.parquet' id='id'\"."
         )
-    own = OwnFile(
-        given["file"], **{name: given[name.replace("_", "-")] for name in OPTIONS}, party=party
-    )
+    words = {name: given[name.replace("_", "-")] for name in OPTIONS}
+    own = OwnFile(given["file"], **words, repeats=given["rows"], party=party)
     if own.text == "tokens":
         tokens = {"tokenizer": given["tokenizer"], "length": given["text-length"]}
         return _one_column(own, TextColumn, "text", **tokens)
@@ -90,8 +90,11 @@ def _option(node_config: Mapping[str, Any], name: str, party: int) -> Any:
 
 
 def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
-    """Return the file as a source of this kind, which has a single feature column."""
-    if len(own.feature_names) != 1:
+    """Return the file as a source of this kind, which has a single feature column.
+
+    Columns that become sequences may be several.
+    """
+    if len(own.feature_names) != 1 and own.repeats != "sequence":
         raise own.wrong(
             f"holds {what} beside other columns, but a party has one kind of data. Name the one "
             "column by `columns`.",
