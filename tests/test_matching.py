@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import vfl_flower
 from benchmarks.keys import join
 from tests.aligning import asked, count_of
 from tests.organisations import Recorder, forget_alignments
+from vfl_attacks import guessing
 from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, party_rows, psi
 from vfl_flower.alignment.by_rules import _MATCHED, _keys_of, whole_keys
@@ -22,14 +25,16 @@ from vfl_flower.alignment.psi import Blinding, match, outputs
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.ids import identities
-from vfl_flower.data.keys import KeyTable
+from vfl_flower.data.keys import KeyTable, expected_false
 from vfl_flower.data.match_rules import parse
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.launch.engines import predict_local, run_local, run_supernodes
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results.report import write_report
+from vfl_flower.tools.cli import main
 from vfl_flower.transport.early_messages import Aligned, AlignOrder, CommonOrder, ConfirmOrder
-from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.flower_internals import begin_task, lasting_home
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import Arrays
 
@@ -458,7 +463,7 @@ def test_an_alignment_is_used_again_until_people_or_rules_change(
     table = pd.read_csv(world.nodes[0]["file"])
     table.loc[0, "surname"] = "Another"
     table.to_csv(world.nodes[0]["file"], index=False)
-    assert "ids have changed since the alignment" in says()
+    assert "Party 0's people have changed since the alignment" in says()
 
 
 def test_corrected_columns_are_matched_anew(tmp_path: Path) -> None:
@@ -525,6 +530,97 @@ def test_a_party_that_is_left_out_leaves_nobody_to_match(tmp_path: Path) -> None
     keys = {"model": str(tmp_path / "run"), "dataset": f"files:{tmp_path / 'new.csv'}"}
     told = pd.read_csv(predict_local(keys, world.nodes))
     assert len(told) == 90  # by no party
+
+
+def test_scores_in_python_have_the_index_of_the_label_holder_s_frame() -> None:
+    table = people(300, few=300)
+    bank = table.drop(columns="size").sample(frac=1, random_state=1)
+    clinic = changed(table, 1).drop(columns="label").iloc[40:]
+    words: dict[str, Any] = {"label": "label", "match": f"{FIRST}; {SECOND}", "epochs": 2}
+    model = vfl_flower.train({"clinic": clinic}, bank, **words)
+    new = bank.drop(columns="label").iloc[:100]
+    told = model.predict({"clinic": clinic}, own=new)
+    assert told.index.isin(new.index).all() and 40 < len(told) < 100
+    assert told.index.equals(new.index[new.index.isin(told.index)])
+    assert model.predict_proba({"clinic": clinic}, own=new).index.equals(told.index)
+    named = new.assign(pid=[f"p{row}" for row in new.index])  # the clinic has no such ids
+    by_id = model.predict({"clinic": clinic}, own=named, id="pid")
+    assert by_id.index.tolist() == [f"p{row}" for row in told.index]
+    assert by_id.tolist() == told.tolist()
+    other = clinic.rename(columns={"birthdate": "born", "postcode": "zip"})
+    with pytest.raises(ConfigError, match=r"frame has given_name, surname, birthdate.*born, zip"):
+        vfl_flower.train({"clinic": other}, bank, **words)
+
+
+def test_a_model_keeps_its_rules_and_shows_them(world: World, tmp_path: Path) -> None:
+    run, out = str(tmp_path / "run"), tmp_path / "said.csv"
+    run_local(1, {**world.keys, **SHORT, "out": run}, node_configs=world.nodes)
+    keys = {"model": run, "dataset": f"files:{world.labels}", "out": str(out)}
+    with pytest.raises(ConfigError, match=r"finds people by these rules[.] Leave match out"):
+        predict_local({**keys, "match": FIRST}, world.nodes)
+    predict_local({**keys, "match-error": 1e-4}, world.nodes)
+    rules = json.loads(out.with_suffix(".json").read_text())["coverage"]["rules"]
+    assert [each["rule"] for each in rules] == [str(each) for each in parse(RULES)]
+    page = write_report([tmp_path / "run"], None).read_text()
+    assert "expected false" in page and all(each["rule"] in page for each in rules)
+    assert main(["run", "-c", f"task='serve' model='{run}'"]) == 1
+
+
+def test_few_new_people_are_matched_by_what_training_has_learnt_of_keys(tmp_path: Path) -> None:
+    table = people(900, few=900)
+    options = {"match-error": 0.001, "out": str(tmp_path / "run")}
+    world = World(tmp_path, table, table.iloc[1:], **options)
+    run_local(1, {**world.keys, **SHORT}, node_configs=world.nodes)
+    table.iloc[:4].to_csv(tmp_path / "new.csv", index=False)
+    keys = {"model": str(tmp_path / "run"), "dataset": f"files:{tmp_path / 'new.csv'}"}
+    assert len(pd.read_csv(predict_local(keys, world.nodes))) == 3
+    few = own_table(resolve({**world.keys, "dataset": keys["dataset"]}).data).keys
+    by_few = expected_false(few.chance(parse(RULES)[0]), 4, 899, 3)
+    assert by_few > 0.001 * 3  # the control: their own estimate would refuse the rule
+
+
+def test_the_audit_guesses_keys_of_few_values_and_rules_stop_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guessing, "MOST", 1700)  # given_name+postcode has 1,600 values
+    table, few = people(400), "given_name+postcode"
+    many = "date(birthdate)+given_name+surname"
+    world = World(tmp_path, table.iloc[:250], table.iloc[150:])
+    words = ["audit", "--strategy", "split-nn", "--out", "found"]
+    words += ["-c", f"dataset='{world.keys['dataset']}' match='{many}; {few}'"]
+    columns = f"file='{world.nodes[0]['file']}' match-columns='{COLUMNS}'"
+    assert main([*words, "--node-config", columns]) == 0
+    attacks = json.loads(Path("found", "audit.json").read_text())["attacks"]
+    printed = capsys.readouterr().out
+    assert all(each["attack"] in printed and each["attacker"] in printed for each in attacks)
+    of = {(each["attack"], each["attacker"].partition(":")[0]): each for each in attacks}
+    stops = {"label holder": "by the rule match-bits of party 0", "party 0": "by match-error"}
+    for attacker, why in stops.items():
+        control, ruled = (of[f"guesses{name}: {few}", attacker] for name in (", control", ""))
+        assert control["success"] > 0.9 and 100 < control["people"] <= control["rows"]
+        assert why in ruled["refused"] and ruled["people"] == ruled["success"] == 0
+        likely = of[f"guesses, control: {many}", attacker]
+        assert likely["guesses"] == 1700 and likely["success"] < 0.1
+
+
+def test_an_attacker_spends_no_guess_beyond_max_ids(world: World) -> None:
+    rule, node = "given_name+postcode", {**world.nodes[0], "match-bits": 0.0, "max-ids": 60}
+    words = {**world.keys, "match": rule}
+    count = lasting_home() / "party-0.ids"
+    before = count.read_bytes() if count.exists() else b""
+    ruled, control, *_ = guessing.of_guesses(words, resolve(words), [node], most=600)
+    assert (ruled.guesses, control.guesses) == (60, 600) and ruled.people <= control.people
+    assert before == (count.read_bytes() if count.exists() else b"")  # nothing is counted
+
+
+def test_an_audit_of_rules_needs_a_file_and_a_rule(world: World) -> None:
+    for nodes, sentence in (
+        ([], "needs a party's file"),
+        ([{"file": world.nodes[0]["file"]}], "has no match-columns"),
+        ([{**world.nodes[0], "match-columns": "postcode"}], "can use no rule"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            guessing.of_guesses(world.keys, resolve(world.keys), nodes)
 
 
 def test_ids_and_rules_are_not_mixed(world: World) -> None:

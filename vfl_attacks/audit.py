@@ -24,6 +24,7 @@ from vfl_attacks.canary import Canary, canary
 from vfl_attacks.clients import Curious, Ids, Wiretap, summed
 from vfl_attacks.drift import drift_counts
 from vfl_attacks.explanation import of_explanation
+from vfl_attacks.guessing import of_guesses
 from vfl_attacks.information import of_information
 from vfl_attacks.labels import Finding, direct, finding, with_known_rows
 from vfl_flower.config.errors import ConfigError
@@ -34,7 +35,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder.results import results_folder
+from vfl_flower.label_holder.results import in_use, results_folder
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.protocol import estimators
@@ -59,7 +60,11 @@ _INVERTED = 100  # rows: each takes a search
 
 
 def audit(
-    parties: int, run_config: Mapping[str, Any], known: int = 4, shown: int = 500
+    parties: int,
+    run_config: Mapping[str, Any],
+    known: int = 4,
+    shown: int = 500,
+    node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[Finding], Canary | None, Path]:
     """Attack a system, and write ``audit.json`` into the results folder of the run.
 
@@ -67,6 +72,8 @@ def audit(
     ----------
     known : labelled rows of each class that some attackers know.
     shown : rows whose features the label holder knows for its decoder, at most a tenth of all.
+    node_configs : node configuration of each party. They are for ``match`` alone, where keys are
+        guessed (`of_guesses`) and nothing is trained.
 
     Raises
     ------
@@ -85,6 +92,8 @@ def audit(
             "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
             "audit labels = 'private'."
         )
+    if config.data.match:
+        return _of_match(run_config, config, node_configs)
     if config.data.own_data:
         raise ConfigError(
             "An audit reads both sides of a run, so it needs one data set divided among the "
@@ -137,19 +146,42 @@ def audit(
     findings += of_information(config, parties)
     findings += of_explanation(config, parties, folder, known, shown)
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
+    attacks = [asdict(each) for each in findings]
+    figures = {"test_accuracy": run.summary["test_accuracy"], "attacks": attacks}
+    _write(folder, config, parties, {**figures, "epsilon": asdict(claim) if claim else None})
+    return findings, claim, folder
+
+
+def _of_match(
+    run_config: Mapping[str, Any], config: RunConfig, node_configs: Sequence[Mapping[str, Any]]
+) -> tuple[list[Finding], None, Path]:
+    """Guess the keys of a run that matches people by rules."""
+    found = of_guesses(run_config, config, node_configs)
+    folder = results_folder(config)
+    with in_use(folder):
+        _write(folder, config, len(node_configs), {"failure": None}, "summary.json")
+        _write(folder, config, len(node_configs), {"attacks": [asdict(each) for each in found]})
+    return [*found], None, folder
+
+
+def _write(
+    folder: Path,
+    config: RunConfig,
+    parties: int,
+    figures: Mapping[str, Any],
+    name: str = "audit.json",
+) -> None:
+    """Write figures and the configuration that they are of."""
     report = {
         "strategy": config.strategy,
         "dataset": config.data.dataset,
         "parties": parties,
-        "test_accuracy": run.summary["test_accuracy"],
-        "attacks": [asdict(finding) for finding in findings],
-        "epsilon": asdict(claim) if claim else None,
+        **figures,
         "config": config.values(),
         "versions": versions(),
         "code": code_digest(),
     }
-    write_whole(folder / "audit.json", (json.dumps(report, indent=2) + "\n").encode())
-    return findings, claim, folder
+    write_whole(folder / name, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def _run(

@@ -293,8 +293,8 @@ def _coverage(config: RunConfig, own: Table, common: Alignment, scored: int = 0)
     if not known and common.present is not None:
         known = dict(enumerate(common.present.sum(0).tolist()))
     lacks = "too few parties know them" if config.data.align == "any" else "a party lacks them"
-    covered = coverage(len(own.ids), rows, scored, {lacks: len(own.ids) - rows}, known)
-    return {**covered, "rules": list(common.rules)} if common.rules else covered
+    left_out = {lacks: len(own.ids) - rows}
+    return coverage(len(own.ids), rows, scored, left_out, known, rules=common.rules)
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> RowOrder | None:

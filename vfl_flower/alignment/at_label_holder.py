@@ -268,6 +268,10 @@ class _Steps:
             self.rows, present = self.rows[at], present[at]
         if not len(self.rows):
             where = f"{wanted} or more of the" if self.any else "all"
+            if self.by_rules:
+                raise ConfigError(
+                    f"Nobody in {self.own.whose} is at {where} {len(places)} parties."
+                )
             raise ConfigError(
                 f"No id of {self.own.whose} is at {where} {len(places)} parties. Check that all "
                 "use the same ids. Ids are compared as texts: 007 and 7 are two people."

@@ -203,9 +203,9 @@ class RuleSteps:
         keys = whole_keys(self.keys, rule, rows)
         found = where(psi.outputs(keys, undone), theirs)
         matched, most = int((found >= 0).sum()), self.config.data.match_error
+        figures.chance = self.keys.chance(rule)
         if matched:
-            chance = self.keys.chance(rule)
-            figures.false = expected_false(chance, len(rows), len(theirs), matched)
+            figures.false = expected_false(figures.chance, len(rows), len(theirs), matched)
         if figures.false > most * matched:
             figures.why = (
                 f"not used: {figures.false:.2g} of {matched} matches would be false, and "

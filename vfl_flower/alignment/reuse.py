@@ -53,7 +53,7 @@ _KEPT, _GONE, _CHANGED, _ENDED = "kept", "gone", "changed", "ended"  # values of
 _OF_PARTY = {"answer", "digest", "method", "name"}  # arrays of a party's half, besides rows
 _SAID = {
     _GONE: "Party {} does not have the alignment of {} ago any more",
-    _CHANGED: "Party {}'s ids have changed since the alignment of {} ago",
+    _CHANGED: "Party {}'s {what} have changed since the alignment of {} ago",
     _ENDED: "Party {}'s rules no longer permit the alignment of {} ago",
 }
 
@@ -135,7 +135,7 @@ def _reused(
         return None
     lost = next((each for each in said.values() if each.became != _KEPT), None)
     if lost:
-        why = _SAID.get(lost.became, _SAID[_GONE]).format(lost.party, ago)
+        why = _SAID.get(lost.became, _SAID[_GONE]).format(lost.party, ago, what=_what(config))
         notice.info("%s: rows are aligned anew.", why)
         return None
     present = stored.arrays.get("present")
@@ -165,8 +165,8 @@ def _last(
     other = newest(own.whose, "*", "*")
     if other and other.file != file:
         notice.info(
-            "The ids of %s have changed since the alignment of %s ago: rows are aligned anew.",
-            *(own.whose, files.in_words(files.age(other))),
+            "The %s of %s have changed since the alignment of %s ago: rows are aligned anew.",
+            *(_what(config), own.whose, files.in_words(files.age(other))),
         )
     return None
 
@@ -180,6 +180,10 @@ def _is_half(stored: StoredAlignment, config: RunConfig, own: Source) -> bool:
     shown = answers.dtype == np.uint8 and answers.shape == (stored.parties, 32)
     by_any = config.data.align == "any"
     return whole and shown and (present is not None) == by_any and _are_places(rows, own)
+
+
+def _what(config: RunConfig) -> str:
+    return "people" if config.data.match else "ids"
 
 
 def _method(config: RunConfig) -> str:

@@ -14,6 +14,7 @@ class RuleFigures:
     ambiguous, their_ambiguous : people whose key stands more than once, at the label holder and at
         the party.
     false : matches that are false, as expected (`data.keys.expected_false`).
+    chance : chance that two people of the label holder share the key, if it was asked about.
     lacks : columns that ``why`` lacks: the label holder or a party.
     why : why the rule was not used, if a column is missing or too many matches would be false.
     """
@@ -24,6 +25,7 @@ class RuleFigures:
     ambiguous: int = 0
     their_ambiguous: int = 0
     false: float = 0.0
+    chance: float = 0.0
     lacks: tuple[str, ...] = ()
     why: str = ""
 

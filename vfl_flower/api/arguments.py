@@ -13,6 +13,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, shown
 from vfl_flower.config.names import MUST, alike, is_name
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.match_rules import ID, parse
 from vfl_flower.data.memory import NO_COLUMN, ArraySource, DataSetSource, Frame
 from vfl_flower.data.own_columns import match_columns_of
 from vfl_flower.data.source import Source
@@ -86,7 +87,7 @@ def handed_over(
             "frame['id'] = frame['a'].astype(str) + '/' + frame['b'].astype(str). Then set id='id'."
         )
     for party, part in enumerate(features):
-        _check_columns(part, f"The features of party {party}", id)
+        _check_columns(part, f"The features of party {party}", "" if data.match else id)
         _check_no_labels(part, party, labels)
     if data.match:
         if not all(hasattr(each, "columns") for each in (labels, *features)):
@@ -113,7 +114,25 @@ def handed_over(
                 )
         _check_order(features, labels)
     own = _frame("labels", table, data, id, label=data.label)
+    if data.match:
+        for source in sources:
+            assert isinstance(source, Frame)
+            _check_match(own, source, data.match)
     return replace(own, columns=data.columns, segments=data.segments), sources
+
+
+def _check_match(own: Frame, source: Frame, match: str) -> None:
+    """Raise `ConfigError` if no rule has all its columns in both frames."""
+    rules = parse(match)
+    common = {ID, *own.matching} & {ID, *source.matching}
+    if any(common.issuperset(rule.columns) for rule in rules):
+        return
+    mine, theirs = (", ".join(map(str, each.frame.columns)) for each in (own, source))
+    names = ", ".join(dict.fromkeys(name for rule in rules for name in rule.columns))
+    raise ConfigError(
+        f"No rule of match has all its columns in both frames: rules name {names}. The label "
+        f"holder's frame has {mine}, and party {source.party}'s frame has {theirs}. Rename columns."
+    )
 
 
 def _frame(path: str, frame: Any, data: DataConfig, id: str, **more: Any) -> Frame:
@@ -197,6 +216,7 @@ def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> 
 
 def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
     if hasattr(features, "columns"):
+        id = id if id in features.columns else ""  # rules need no ids at parties
         return _frame("features", features, data, id, label=NO_COLUMN, party=party)
     lists = isinstance(features, list | tuple)
     if lists or hasattr(features, "shape") or not hasattr(features, "__getitem__"):

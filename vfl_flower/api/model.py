@@ -166,21 +166,24 @@ class Model:
     def predict(self, features: Features = (), *, own: Any = None, id: str = "") -> Any:
         """Return the class or number of each row, [N]; with ids, a pandas Series by id.
 
+        If rules match people (`match`), return a Series by the index of ``own``. It has the people
+        that the parties know, in the order of ``own``. With ``id``, it has their ids.
+
         Parameters
         ----------
         features : of each party, as for `train`; by default the test rows of a divided data set.
             A mapping has the names of training, in any order.
         own : a frame of the label holder's features, if training had some.
-        id : name of the id column of all frames.
+        id : name of the id column of all frames; with `match`, of ``own``.
         """
         frame, _ = self._predicted(features, own, id)
-        return _by_id(frame["prediction"], frame, id)
+        return self._by_id(frame["prediction"], frame, own, id)
 
     def predict_proba(self, features: Features = (), *, own: Any = None, id: str = "") -> Any:
-        """Return class probabilities [N, classes]; with ids, a pandas frame by id."""
+        """Return class probabilities [N, classes]; by ids or index, as `predict` does."""
         frame, _ = self._predicted(features, own, id)
         chances = frame.iloc[:, 1:].filter(like="probability_")
-        return _by_id(chances, frame, id)
+        return self._by_id(chances, frame, own, id)
 
     def evaluate(
         self, features: Features = (), labels: Any = None, *, id: str = ""
@@ -220,6 +223,14 @@ class Model:
             )
         found: dict[str, Any] = figures["assessment"]
         return found
+
+    def _by_id(self, values: Any, frame: Any, own: Any, id: str) -> Any:
+        """Return predictions by id; without ids, by the index of ``own`` if rules match people."""
+        if id:
+            return values.set_axis(frame.iloc[:, 0]).rename_axis(id)
+        if own is not None and _checkpoint(self.folder).config.data.match:
+            return values.set_axis(own.index[frame.iloc[:, 0]])
+        return values.to_numpy()
 
     def save(self, folder: str | Path) -> None:
         """Copy the results folder, from which `load` reads the model.
@@ -343,7 +354,3 @@ def _checkpoint(folder: Path) -> Checkpoint:
                 "has only a history and a summary. Train another strategy for a model."
             )
     return checkpoint.load(folder)
-
-
-def _by_id(values: Any, frame: Any, id: str) -> Any:
-    return values.set_axis(frame.iloc[:, 0]).rename_axis(id) if id else values.to_numpy()

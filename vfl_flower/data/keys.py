@@ -34,12 +34,14 @@ class KeyTable:
 
     columns : by their names in rules; ids by the name ``id``.
     whose : name of the table in errors: "The party's file".
+    chances : text of a rule -> its `chance` in a larger table of such people, which is then used.
     orders : orders of dates by column, where its own dates do not tell (`data.normalised.ORDERS`).
     """
 
     columns: Columns
     whose: str
     orders: Mapping[str, str] = field(default_factory=dict)
+    chances: Mapping[str, float] = field(default_factory=dict)
     _parts: dict[Part, Coded] = field(default_factory=dict, init=False, repr=False)
     _chances: dict[frozenset[Part], float] = field(default_factory=dict, init=False, repr=False)
 
@@ -134,6 +136,8 @@ class KeyTable:
         The estimate assumes that each row is another person, and that the other side's people are
         drawn from the same population. The chance of an id is 0.
         """
+        if str(rule) in self.chances:
+            return self.chances[str(rule)]
         return 0.0 if rule.parts == (Part(ID),) else self._chance(_telling(rule.parts))
 
     def _chance(self, parts: frozenset[Part]) -> float:

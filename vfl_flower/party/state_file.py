@@ -164,8 +164,10 @@ def load(context: Context, run: str, number: int) -> Saved:
     """
     known = re.fullmatch(r"\d+(-[0-9a-f]+)?", run)
     kept = _checkpoints(context, run) if known else {}
+    found = max((each for each in kept if each <= number), default=None)
     try:
-        found = max(each for each in kept if each <= number)
+        if found is None:  # no path is made of what the label holder says
+            raise VflError("there is none of that run.")
         return Saved(_read(kept[found], _mark(context, run, found)), found)
     except (ValueError, OSError, VflError) as error:
         log.warning("There is no intact file %s: %s", place(context, number, run), error)

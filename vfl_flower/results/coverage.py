@@ -13,6 +13,7 @@ def coverage(
     left_out: Mapping[str, int],
     by_party: Mapping[int, int],
     left_out_parties: Sequence[str] = (),
+    rules: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the field ``coverage`` of a summary, or of the figures of predictions.
 
@@ -24,6 +25,7 @@ def coverage(
     left_out : reason -> number of people.
     by_party : party -> number of people that it has, as far as this is known.
     left_out_parties : sentences about parties that were left out.
+    rules : figures of each rule at each party, if rules matched the people.
     """
     return {
         "asked": asked,
@@ -32,6 +34,7 @@ def coverage(
         "left_out": {why: number for why, number in left_out.items() if number},
         "by_party": {str(party): by_party[party] for party in sorted(by_party)},
         "left_out_parties": list(left_out_parties),
+        **({"rules": list(rules)} if rules else {}),
     }
 
 

@@ -98,6 +98,10 @@ def _run(
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     options.name_system(keys, system)
     config = earlier_run.configured(keys)
+    if config.task != "train":
+        raise ConfigError(
+            f"task = {config.task!r} is no training. Leave task out, or use `vfl {config.task}`."
+        )
     if config.running.resume and keys.get("out"):
         raise ConfigError(
             "A resumed run continues in its own folder: leave out --out and the option out."
@@ -281,6 +285,7 @@ def _predict(
 def _audit(
     strategy: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to attack.")],
     run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
     parties: options.Parties = None,
     out: options.Out = "",
     known: options.Known = 4,
@@ -296,14 +301,17 @@ def _audit(
     server sums, as in Table I of the Cascaded paper. The others are on the
     run as configured. If the run claims an epsilon, a game with canaries
     tries to refute it: the epsilon that it shows must not exceed the claim.
+
+    If rules match people (match), each side guesses keys of people whom it
+    does not know. Name the file of party 0 by --node-config.
     """
     from vfl_attacks.audit import audit
     from vfl_flower.results.report.read import read
     from vfl_flower.results.report.sections import audits
 
-    number, keys, _ = options.given(run_config, None, parties, out)
+    number, keys, nodes = options.given(run_config, node_config, parties, out)
     options.name_system(keys, strategy)
-    _, _, folder = audit(number, keys, known)
+    _, _, folder = audit(number, keys, known, node_configs=nodes)
     if found := audits(read([folder])):
         print(found.in_terminal())
     print(f"results: {folder}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vfl_flower.results.coverage import lines
 from vfl_flower.results.page import Bar, Cell, Row, Section, Table
@@ -18,6 +19,7 @@ from vfl_flower.results.report.read import (
 )
 
 _KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²"}
+_COUNTS = "matched", "ambiguous", "their_ambiguous"
 _WHO = {"test_by_parties": "", "test_by_party": "{} alone"}
 
 
@@ -29,15 +31,33 @@ def people(runs: Sequence[Shown]) -> Section | None:
         for kind, covered in ((kind, mapping(each.get("coverage"))) for kind, each in of.items()):
             if not covered:
                 continue
+            rules, covered = mappings(covered.get("rules")), {**covered, "rules": ()}
             covered |= {each: mapping(covered.get(each)) for each in ("by_party", "left_out")}
             names = {each: run.called(each) for each in covered["by_party"]}
             title = ", ".join(filter(None, (run.title if len(runs) > 1 else "", kind)))
             said = dict(lines(covered, names))
             rows: list[Row] = [(what, shown(number(said, what), ",.0f")) for what in said]
             tables.append(Table(["people", "number"], [rows], caption=title))
+            if rules:
+                tables.append(_rules(run, rules, title))
             left_out = covered.get("left_out_parties")
             notes += [("", text(each)) for each in left_out] if isinstance(left_out, list) else []
     return Section("People", tables, notes) if tables else None
+
+
+def _rules(run: Shown, rules: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Show by which rules people were matched, and why others were not used."""
+    rows: list[Row] = []
+    for each in rules:
+        why, lacks = text(each.get("why")), each.get("lacks")
+        if isinstance(lacks, list) and lacks:
+            why = f"not used: {why} lacks {', '.join(map(text, lacks))}"
+        party = run.called(shown(number(each, "party")))
+        figures = [shown(number(each, key), ",.0f") for key in _COUNTS]
+        false = shown(number(each, "false"), ".2g")
+        rows.append([party, text(each.get("rule")), *figures, false, why])
+    head = ["party", "rule", "matched", "ambiguous here", "ambiguous there", "expected false"]
+    return Table([*head, "note"], [rows], texts=2, caption=title)
 
 
 def subsets(runs: Sequence[Shown]) -> Section | None:

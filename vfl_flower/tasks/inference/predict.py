@@ -135,12 +135,12 @@ def _coverage(
     scored = int(scored_rows.known.sum())
     if there is None:
         left = {"a party lacks them": asked - scored}
-        return coverage(asked, scored, scored, left, rows.known)
+        return coverage(asked, scored, scored, left, rows.known, rules=rows.rules)
     left_out = [*left_out, *(f"Party {n} is left out by without." for n in sorted(there.without))]
     aligned = int(rows.known_by(there.parties).any(1).sum())
     left = {"no party that answered knows them": asked - scored}
     by_party = dict(enumerate(scored_rows.given.sum(0).tolist()))
-    return coverage(asked, aligned, scored, left, by_party, left_out)
+    return coverage(asked, aligned, scored, left, by_party, left_out, rows.rules)
 
 
 def _of_labels(

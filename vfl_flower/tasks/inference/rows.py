@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,6 +78,7 @@ class RowsToPredict:
     psi : whether ids were compared by "psi".
     places : places of the rows in the label holder's file, [N], if it has one.
     known : party -> number of the label holder's ids that it has, as far as this is known.
+    rules : figures of each rule at each party, if rules matched the people.
     words : the options of the alignment of these rows, if they were aligned.
     chosen : number of each row among the rows that a party has, or -1, [N, M]. It is None if all
         rows are wanted.
@@ -99,6 +100,7 @@ class RowsToPredict:
     chosen: Array | None = None
     learnt: NDArray[np.bool_] | None = None
     known: Mapping[int, int] = field(default_factory=dict)
+    rules: Sequence[Mapping[str, Any]] = ()
     words: RunConfig | None = None
 
     def only(self, wanted: NDArray[np.bool_], parties: int) -> RowsToPredict:
@@ -153,6 +155,11 @@ def rows_to_predict(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
             "dataset='files:PATH'."
         )
+    if given.get("match", trained.data.match) != trained.data.match:
+        raise ConfigError(
+            f"The model in {config.model} was trained with match = {trained.data.match!r}, and "
+            "finds people by these rules. Leave match out."
+        )
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     if "segments" not in given:  # as in training, as far as this file has the columns
@@ -164,6 +171,9 @@ def rows_to_predict(
     if there and words.data.align == "psi":  # every row of the file gets a prediction
         words = words.with_values({"align": "any"})
     there = there if words.data.align == "any" else None
+    if words.data.match:  # few new people tell too little of how often keys repeat
+        known = (found.about_labels.get("coverage") or {}).get("rules", ())
+        file.keys.chances = {each["rule"]: each["chance"] for each in known if each.get("chance")}
     common = aligned(transport, words, file, run, there)
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
@@ -191,6 +201,7 @@ def rows_to_predict(
         psi=words.data.align != "ids",
         places=rows,
         known=common.known,
+        rules=common.rules,
         words=words,
     )
 
@@ -252,7 +263,7 @@ def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
 _OF_FILE = (
     *("dataset", "id", "label", "columns", "segments", "missing", "missing-words", "text", "dates"),
     "align",
-    "match-columns",
+    *("match-columns", "match-error"),
     "party-timeout",
 )
 
