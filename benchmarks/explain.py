@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import vfl_flower
-from vfl_flower.launch.explaining import explain_local
+from vfl_flower.launch.engines import explain_local
 from vfl_flower.tasks.inference import explain as at_label_holder
 from vfl_flower.tasks.inference.explain import _Turns
 from vfl_flower.tasks.inference.importance import Score

@@ -46,12 +46,7 @@ class LossJumps:
         self._last = math.nan
 
     def jumps(self, losses: Sequence[float]) -> bool:
-        """Return whether the first of a window's losses is far above the losses before.
-
-        Parameters
-        ----------
-        losses : training losses of the window's steps, in order.
-        """
+        """Return whether the first of a window's training losses is far above the losses before."""
         jumped = losses[0] > self._mean + _DEVIATIONS * math.sqrt(self._variance)
         before = [*losses[:-1]] if len(losses) > 1 else [self._last]
         for earlier, later in zip(before, losses[-len(before) :], strict=True):
@@ -81,13 +76,9 @@ class LossJumps:
 
 
 class AdaptiveWindow:
-    """Chooses the window of each party's next turn.
+    """Chooses the window of each party's next turn, by time in seconds, and by loss if permitted.
 
-    Parameters
-    ----------
-    records : records of all parties; failed ones are not measured.
-    by_loss : whether windows may depend on the loss. Noise that hides labels forbids it.
-    clock : returns seconds.
+    Noise that hides labels forbids the loss. Failed parties are not measured.
     """
 
     def __init__(
@@ -135,12 +126,7 @@ class AdaptiveWindow:
             self._last[record.party] = record.exchange + 1, self._clock(), steps, steady
 
     def answered(self, losses: Sequence[float]) -> None:
-        """Let windows grow, or shrink if the loss jumped.
-
-        Parameters
-        ----------
-        losses : training losses of the answered steps, in order.
-        """
+        """Let windows grow, or shrink if the loss of the answered steps jumped."""
         if self._jumps and losses:
             factor = _SHRINKAGE if self._jumps.jumps(losses) else _GROWTH
             self._by_loss = min(max(self._shortest, self._by_loss * factor), self._longest)

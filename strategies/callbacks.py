@@ -41,12 +41,7 @@ def callbacks_of(
     yours: Sequence[Callback],
     wait_for: Callable[[Sequence[PartyRecord]], None],
 ) -> list[Callback]:
-    """Return a run's callbacks, in the order in which they hear of an event.
-
-    Parameters
-    ----------
-    wait_for : waits until nothing is out to these parties.
-    """
+    """Return a run's callbacks, in the order in which they hear of an event."""
     validates, patience = bool(run.labels.validation), run.config.training.patience
     found: list[Callback] = [BestModel(wait_for)] if validates else []
     found += [EpochLog(), *yours]
@@ -58,12 +53,7 @@ def callbacks_of(
 
 
 class BestModel(Callback):
-    """Remembers the best model on the validation rows, and restores it at the end.
-
-    Parameters
-    ----------
-    wait_for : waits until nothing is out to these parties.
-    """
+    """Remembers the best model on the validation rows, and restores it at the end."""
 
     run: Run
 
@@ -201,13 +191,7 @@ class EndBySignal(Callback):
                 os.write(sys.stderr.fileno(), _HINT)
 
     def saved(self) -> None:
-        """End the run, if a signal has come.
-
-        Raises
-        ------
-        Interrupted, Terminated
-            By Ctrl-C and by another signal.
-        """
+        """End the run by `Interrupted` or `Terminated`, if Ctrl-C or another signal has come."""
         if self._came is None:
             return
         if self._before[self._came] is signal.default_int_handler:

@@ -24,13 +24,8 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 class Checkpoints:
     """Writes a run's checkpoints, after resuming the run from a found one.
 
-    Parameters
-    ----------
-    keeper : folder of the checkpoints, and the found one.
-    run : the run, with enrolled parties.
-    given : its configuration, without values that its rows decide.
-    drain : waits until no message is out, and answers all arrivals.
-    wait_for : waits until no message is out to these parties.
+    ``drain`` waits until no message is out, and answers arrivals. ``wait_for`` only waits, for some
+    parties. ``given`` is the configuration without values that its rows decide.
     """
 
     def __init__(

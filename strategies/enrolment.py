@@ -41,16 +41,8 @@ def enrol(
 ) -> dict[int, Member]:
     """Ask every node to describe itself, or to resume; return party -> node and size.
 
-    Parameters
-    ----------
-    keeper : has the checkpoint to resume or to start from, if there is one.
-    nonce : parties keep their states under it (`Keeper`).
-
-    Raises
-    ------
-    ConfigError
-        If the parties do not agree with each other or with the label holder, or surrogates do not
-        fit into memory.
+    Parties keep their states under ``nonce``. Raise `ConfigError` if parties or labels do not fit
+    each other, or surrogates do not fit into memory.
     """
     found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
     if transport.simulated:  # all share one memory: check before any party uses it
@@ -136,16 +128,9 @@ def check(
     parties: int,
     sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    """Refuse a party whose columns, rows or ids do not fit the run.
+    """Refuse a party whose columns, rows or ids do not fit the run. The sentence names it.
 
-    Parameters
-    ----------
-    sizes : party -> embedding size, for each party whose model has begun to learn.
-
-    Raises
-    ------
-    ConfigError
-        If something does not fit; the sentence names the party.
+    ``sizes`` has the embedding size of parties whose model has begun to learn.
     """
     rows = len(labels.train), len(labels.test)
     who = f"Party {description.party}"

@@ -19,10 +19,6 @@ def refresh(
     """Ask late parties for fresh embeddings of the rows that a quorum's answer uses.
 
     This bounds the delay (VAFL, section 2.3).
-
-    Parameters
-    ----------
-    wait_for : waits until no message is out to these parties.
     """
     holder = run.holder
     uploads = [(each.party, each.window) for each in group if not each.coordinated]
@@ -47,13 +43,8 @@ def refresh(
 def begin_surrogates(run: Run, wait_for: Callable[[Sequence[PartyRecord]], None]) -> None:
     """Have each party upload C(H(x_0)) of all its training rows, before its first step.
 
-    These are the initial surrogates of error feedback (EF-VFL, Algorithms 1 and 2, input).
-
-    A resumed run does not ask again: both ends have restored their surrogates.
-
-    Parameters
-    ----------
-    wait_for : waits until no message is out to these parties.
+    These are the initial surrogates of error feedback (EF-VFL, Algorithms 1 and 2, input). A
+    resumed run does not ask again: both ends have restored their surrogates.
     """
     new = [record for record in run.records if not record.exchange]
     run.messenger.post(

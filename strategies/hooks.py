@@ -30,13 +30,7 @@ class RoundLimit(Callback):
 
 
 class CentralEvaluation(Callback):
-    """Calls Flower's ``evaluate_fn`` after each evaluation.
-
-    Parameters
-    ----------
-    arrays : returns the top model so far.
-    found : what it has returned, by round.
-    """
+    """Calls Flower's ``evaluate_fn`` after each evaluation."""
 
     def __init__(
         self,

@@ -70,13 +70,8 @@ _TRIES = 3  # times to bring a party into step for one turn
 class Messenger(Outbox):
     """Sends turns, takes and counts the answers, and handles failures.
 
-    Parameters
-    ----------
-    records : records of all parties.
-    releases : log of releases, which records every order before it leaves; None without one.
-    tell : tells callbacks of an event.
-    rejoin : order that asks a party back, without its number and surrogates.
-    check : raises `ConfigError` if a returning party does not fit the run.
+    The log of releases records every order before it leaves. ``rejoin`` asks a party back, but
+    lacks its number and surrogates. ``check`` refuses a returning party that does not fit the run.
     """
 
     def __init__(

@@ -31,10 +31,10 @@ from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
-from vfl_flower.protocol.system import load_system
+from vfl_flower.protocol.system import System, load_system
 from vfl_flower.results.figures import TRANSPORTS
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
@@ -50,18 +50,10 @@ notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 
 class Run:
-    """The parts of a run, which its strategy uses.
+    """The parts of a run, which its strategy uses, from parties with nodes and embedding sizes.
 
-    Parameters
-    ----------
-    nodes : party -> its node and embedding size.
-    history : history of this run, which may begin before its parties are known.
-    nonce : name of the run in the files of the parties' states (`Keeper`).
-
-    Raises
-    ------
-    ConfigError
-        If the schedule, the budget or the labels do not fit these parties.
+    The history may begin before its parties are known. Raise `ConfigError` if the schedule, the
+    budget or the labels do not fit these parties.
     """
 
     def __init__(
@@ -92,22 +84,7 @@ class Run:
         self.releases = mechanism.release_log(self.accountant)
         labels = mechanism.labels(labels, self.accountant)
         self.data = data_of(labels, mechanism)
-        secret = mechanism.secret_batches
-        costs = transport.cost, transport.measures
-        each = steps_per_epoch(config, rows)
-        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, each, *costs)
-        aggregation = aggregation_of(config)
-        aggregation.agree(transport)
-        # Whether all parties serve the same orders, so that each answer is for one window of all.
-        in_step = self.schedule.coordinated and not system.baseline
-        every, first = config.running.eval_every, bool(config.running.grow)
-        self.budget = StepBudget(config.training.epochs, each, parties, in_step, every, first)
-        top_learns = config.models.top != "sum" or labels.features is not None
-        self.budget.allowed = self.accountant.steps_allowed(
-            self.budget.planned, parties, self.schedule.quorum, top_learns
-        )
-        columns = max((each.columns for each in nodes.values()), default=0)
-        self.accountant.warn(self.budget.limit // max(1, parties), columns, labels.outputs)
+        in_step = self._plan(system, estimator, mechanism, labels)
         self.history = history
         sizes = {party: nodes[party].size for party in sorted(nodes)}
         # Steps of the top model: each answers a quorum. In a baseline, each is a mini-batch.
@@ -143,6 +120,31 @@ class Run:
             RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce),
             lambda description: check(description, config, labels, parties, sizes),
         )
+
+    def _plan(
+        self, system: System, estimator: Estimator, mechanism: Mechanism, labels: Labels
+    ) -> bool:
+        """Set the schedule and the budget of steps, after the parties have agreed.
+
+        Return whether all parties serve the same orders: an answer is then for one window of all.
+        """
+        config, transport, parties = self.config, self.transport, len(self.records)
+        secret = mechanism.secret_batches
+        costs = transport.cost, transport.measures
+        each = steps_per_epoch(config, len(labels.train))
+        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, each, *costs)
+        aggregation = aggregation_of(config)
+        aggregation.agree(transport)
+        in_step = self.schedule.coordinated and not system.baseline
+        every, first = config.running.eval_every, bool(config.running.grow)
+        self.budget = StepBudget(config.training.epochs, each, parties, in_step, every, first)
+        top_learns = config.models.top != "sum" or labels.features is not None
+        self.budget.allowed = self.accountant.steps_allowed(
+            self.budget.planned, parties, self.schedule.quorum, top_learns
+        )
+        columns = max((each.columns for each in self.members.values()), default=0)
+        self.accountant.warn(self.budget.limit // max(1, parties), columns, labels.outputs)
+        return in_step
 
     def _largest(
         self, estimator: Estimator, rows: int, most_rows: int, test_rows: int, size: int
@@ -234,13 +236,7 @@ class Run:
             self.budget.stopped = True
 
     def save(self) -> None:
-        """Save a checkpoint as soon as no message is out.
-
-        Raises
-        ------
-        ConfigError
-            If this run cannot be resumed.
-        """
+        """Save a checkpoint as soon as no message is out; refuse if this run cannot be resumed."""
         if not self.can_save:
             raise ConfigError(
                 f"This run of strategy = {self.config.strategy!r} keeps no checkpoints before its "
@@ -287,7 +283,7 @@ class Run:
 
         Warn if the model is no better than one answer for all rows.
         """
-        from vfl_flower.label_holder.assessment.of_run import of_run  # lazy: scikit-learn is slow
+        from vfl_flower.label_holder.assessment.of_model import of_run  # lazy: scikit-learn is slow
 
         if sentence := no_better(self.holder.held_out, self.holder.top):
             notice.warning("%s", sentence)

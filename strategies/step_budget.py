@@ -13,15 +13,10 @@ _SAVED = ("planned", "ordered", "answered", "stopped")
 
 
 class StepBudget:
-    """Steps over all parties; each party gets ``epochs`` passes over its rows.
+    """Steps over all parties; each party gets ``epochs`` passes over its rows, of K steps.
 
-    Parameters
-    ----------
-    per_epoch : K, the mini-batches of one pass over the training rows.
-    parties : number of parties that share the steps.
-    abreast : whether all parties must get the same steps, or none.
-    eval_every : epochs, or parts of one, between two evaluations.
-    eval_first : whether to evaluate the initial models.
+    ``abreast``: all parties must get the same steps, or none. ``eval_every`` may be parts of an
+    epoch.
     """
 
     def __init__(
@@ -75,13 +70,7 @@ class StepBudget:
         return now > before or epoch == last or self.stopped
 
     def window(self, done: int, longest: int) -> tuple[int, int, int]:
-        """Order the next window of a party; return epoch, first step and number of steps.
-
-        Parameters
-        ----------
-        done : steps ordered from the party so far.
-        longest : most steps of the window.
-        """
+        """Order a party's next window after ``done`` steps; return epoch, first step and number."""
         epoch, first = divmod(done, self.per_epoch)
         share = self._abreast - self._asked % self._abreast
         steps = min(longest, self.per_epoch - first, self.left // share)

@@ -19,8 +19,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.launch.engines import run_local
-from vfl_flower.launch.explaining import explain_local
+from vfl_flower.launch.engines import explain_local, run_local
 from vfl_flower.models.bottoms import build_bottom, learn_bins
 from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.models.training import load_model

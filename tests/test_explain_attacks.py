@@ -25,8 +25,7 @@ from vfl_flower.alignment import party_rows
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.launch.engines import run_local
-from vfl_flower.launch.explaining import explain_local
+from vfl_flower.launch.engines import explain_local, run_local
 from vfl_flower.party import limits
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of

@@ -16,8 +16,7 @@ from tests.test_explain import SHORT
 from vfl_attacks.explanation import Cheat, Tap, figures, of_explanation
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.launch.engines import run_local, run_ray
-from vfl_flower.launch.explaining import explain_local
+from vfl_flower.launch.engines import explain_local, run_local, run_ray
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference import explanation

@@ -46,13 +46,7 @@ __all__ = [
 
 
 def _check_strategies() -> None:
-    """Check that Python imports the package `strategies` that lies beside this one.
-
-    Raises
-    ------
-    ImportError
-        If Python finds another `strategies` first, such as a file of the user's.
-    """
+    """Raise `ImportError` if Python finds another `strategies` than the one beside this package."""
     ours = Path(__file__).resolve().parents[1] / "strategies" / "__init__.py"
     found = find_spec("strategies")
     where = found.origin if found else None

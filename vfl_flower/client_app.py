@@ -194,12 +194,7 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
 def _by_party(
     method: Callable[[Party, O], A], context: Context, order: O, party: Party | None = None
 ) -> A:
-    """Have a party serve an order, and keep its state.
-
-    Parameters
-    ----------
-    party : by default, the party as its last message left it.
-    """
+    """Have a party, by default as its last message left it, serve an order, and keep its state."""
     own = session.resume(context) if party is None else Session(context, party)
     return own.serve(method, order)
 

@@ -60,7 +60,8 @@ from vfl_flower.transport.stream.grid import StreamGrid
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_BY_MODEL = ("predict", "serve", "explain")  # tasks with the model of an earlier run
+_BY_MODEL = {"predict": predict, "serve": serve_model, "explain": explain}
+"""Tasks with the model of an earlier run."""
 
 logs.without_colours()
 
@@ -99,12 +100,7 @@ def _outside(error: BaseException) -> str:
 
 
 def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> None:
-    """Do the configured task with the parties of the grid.
-
-    Parameters
-    ----------
-    callbacks : callbacks of a training run, besides the one of option ``observer``.
-    """
+    """Do the configured task with the parties of the grid; callbacks are for training."""
     transport, run = transport_of(grid), str(context.run_id)
     of_flower = transport is not grid  # else this process may have other runs too
     about = partial(logs.described, lasting=of_flower, run=run, role="label holder")
@@ -122,38 +118,31 @@ def _serve(
     transport: Transport, config: RunConfig, context: Context, callbacks: Sequence[Callback]
 ) -> None:
     run, given = str(context.run_id), parse(context.run_config)
-    if config.task in _BY_MODEL and transport.medium == "messages":
-        config = earlier_run.reached_as_before(config, given)
-    if config.task == "predict":
-        with _streams(transport, config) as transport:
-            predict(transport, config, given, run)
-    elif config.task == "serve":
-        with _streams(transport, lasting(config)) as transport:
-            serve_model(transport, config, given, run)
-    elif config.task == "explain":
-        with _streams(transport, lasting(config)) as transport:
-            explain(transport, config, given, run)
-    elif config.task == "align":
-        with _streams(transport, config) as transport:
-            _align(transport, config, run)
-    elif config.task == "information":
-        own = own_table(config.data) if config.data.own_data else None
-        with _streams(transport, config) as transport:
-            information(transport, config, own, run, results_folder(config))
-    else:
+    if config.task == "train":
         _train(transport, config, run, callbacks)
+    elif config.task in _BY_MODEL:
+        if transport.medium == "messages":
+            config = earlier_run.reached_as_before(config, given)
+        with _streams(transport, config if config.task == "predict" else lasting(config)) as found:
+            _BY_MODEL[config.task](found, config, given, run)
+    else:
+        own = own_table(config.data) if config.data.own_data else None
+        with _streams(transport, config) as found:
+            if config.task == "align":
+                _align(found, config, own, run)
+            else:
+                information(found, config, own, run, results_folder(config))
 
 
-def _align(transport: Transport, config: RunConfig, run: str) -> None:
+def _align(transport: Transport, config: RunConfig, own: Table | None, run: str) -> None:
     """Align rows without training, and write a summary with their number."""
-    if not config.data.own_data:
+    if own is None:
         raise ConfigError(
             f"dataset = {config.data.dataset!r} is divided, and has no ids to align: name the "
             "label holder's file by dataset='files:PATH'."
         )
     folder = results_folder(config)
     with in_use(folder):
-        own = own_table(config.data)
         common = aligned(transport, config, own, run)
         figures = {"alignment": common.name, "rows": len(common.rows)}
         figures |= {"coverage": _coverage(config, own, common)}
@@ -316,9 +305,7 @@ def summarise(
 ) -> Summary:
     """Return the content of ``summary.json``: what ran, its results, and their cost.
 
-    Parameters
-    ----------
-    figures : the strategy's part; empty if the parties did not agree.
+    The strategy's figures are empty if the parties did not agree.
     """
     summary = {
         "strategy": config.strategy,

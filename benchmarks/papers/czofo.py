@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
-from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder

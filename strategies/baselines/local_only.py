@@ -21,12 +21,7 @@ from vfl_flower.transport.messages import Arrays
 
 
 class _Share(Callback):
-    """Reports the progress of the whole baseline while one of its runs trains.
-
-    Parameters
-    ----------
-    number, of : number of earlier runs, and of all runs.
-    """
+    """Reports the progress of the whole baseline, after ``number`` of its ``of`` runs."""
 
     def __init__(self, whole: Vertical, number: int, of: int) -> None:
         self._whole, self._number, self._of = whole, number, of

@@ -77,11 +77,8 @@ class Device:
 class Server:
     """The label holder: labels [D], model w_0, and the last embeddings, [M, D, E].
 
-    Parameters
-    ----------
-    clip : C, the bound of a row's difference.
-    noise : gives z of Eq. (8), the noise on a mean difference, [1].
-    top_clip, top_noise : bound of a row's gradient, and the noise on a mean gradient, [d].
+    C (``clip``) bounds a row's difference, and ``noise`` gives z of Eq. (8), [1]. ``top_clip``
+    bounds a row's gradient, and ``top_noise`` is the noise on a mean gradient, [d].
     """
 
     def __init__(

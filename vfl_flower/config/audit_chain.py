@@ -59,17 +59,8 @@ class Verified(NamedTuple):
 def verify(path: Path, *later: Path, noted: str = "", after: str = "") -> Verified:
     """Verify a log, or several files that continue each other, the oldest first.
 
-    Parameters
-    ----------
-    later : files that continue the first one. The last file needs its seal beside it.
-    noted : a digest that a verification has returned before. A line must have it.
-    after : the last digest of the file before the first one, if that file is no longer kept.
-
-    Raises
-    ------
-    VflError
-        If a line is cut, changed, added, moved or removed; it names the line. Also if a file is
-        missing, if the key beside the log is another log's, or no line has the noted digest.
+    The last file needs its seal beside it. A line must have ``noted``, an earlier verification's
+    digest. ``after`` ends a file that is no longer kept. Raise `VflError`, which names the line.
     """
     files = [path, *later]
     seal = read_seal(files[-1])  # before the lines, which may become more
@@ -157,17 +148,9 @@ def _verified(path: Path, sealed: End) -> _Verified:
 def checked(
     path: Path, start: End | None = None, sealed: End | None = None
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line and its fields, None if it was torn, as far as the chain is sound.
+    """Yield each line from ``start`` and its fields, None if it was torn, while the chain is sound.
 
-    Parameters
-    ----------
-    start : position from which lines are read; by default, the beginning.
-    sealed : the seal, if there is one.
-
-    Raises
-    ------
-    VflError
-        At the first line that is changed, added, moved or removed.
+    Raise `VflError` at the first line that is changed, added, moved or removed.
     """
     end = start or End()
     with _opened(path) as file:
@@ -198,11 +181,6 @@ def find(path: Path, ids: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, An
     """Yield each encoded id with each line that has its hash, in the order of the lines.
 
     The lines are not verified.
-
-    Raises
-    ------
-    VflError
-        If the log or its key is missing, or the key belongs to another log.
     """
     try:
         key = unsealed(path.parent / KEY)
@@ -249,13 +227,7 @@ def beside(path: Path, ending: str) -> Path:
 
 
 def read_seal(path: Path) -> tuple[End, str] | None:
-    """Return the sealed end of a log and the digest of its key; None if there is no seal.
-
-    Raises
-    ------
-    VflError
-        If the seal is damaged, or cannot be read.
-    """
+    """Return the sealed end of a log and the digest of its key; None if there is no seal."""
     try:
         content = json.loads(unsealed(beside(path, "seal")))
         return End(content["lines"], content["size"], content["digest"]), content["key"]
@@ -271,11 +243,6 @@ def sound_end(path: Path, seal: End) -> tuple[End, bytes]:
     """Return the end of a log, and the torn line after it, which may be empty.
 
     Only the last sealed line and the lines after it are read.
-
-    Raises
-    ------
-    VflError
-        If the seal does not fit, or a line after it is damaged.
     """
     if _has_line(path, seal):
         end = seal

@@ -87,15 +87,9 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 class AuditLog:
     """An audit log that this process writes. `close` it, or use it in a ``with`` block.
 
-    The file is made if it is missing. Else the end of its chain is checked, and continued.
-
-    Raises
-    ------
-    ConfigError
-        If another process writes the log, another user can change the folder, or the seal, the
-        key or the end of the log is missing or changed.
-    VflError
-        If a file cannot be written, or is damaged.
+    The file is made if it is missing. Else the end of its chain is checked, and continued. Refuse a
+    log that another process writes or another user can change, or a missing or changed seal, key or
+    end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,13 +123,7 @@ class AuditLog:
         self.close()
 
     def close(self) -> None:
-        """Sync the log to the disk, seal it, and release it.
-
-        Raises
-        ------
-        VflError
-            If that fails.
-        """
+        """Sync the log to the disk, seal it, and release it."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join()
@@ -158,18 +146,9 @@ class AuditLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append a line. The system has it at once, and the disk within about a second.
 
-        Parameters
-        ----------
-        fields : values that JSON has. A service writes ``request``, ``caller``, ``number`` (of
-            ids), ``ids`` (their `hashes`), ``parties`` and ``outcome``. No field may hold an id, a
-            feature or a score.
-
-        Raises
-        ------
-        VflError
-            If the log cannot be written. Then nothing of the line is left.
-        ValueError, TypeError
-            If a field has the name of the log's own fields, or no value of JSON.
+        A service writes ``request``, ``caller``, ``number`` (of ids), ``ids`` (their `hashes`),
+        ``parties`` and ``outcome``. No field may hold an id, a feature or a score. If writing
+        fails, nothing of the line is left.
         """
         if event in (BEGUN, TORN) or not _OWN.isdisjoint(fields):
             raise ValueError(f"Event {event} or a field has a name that the log itself uses.")
@@ -230,12 +209,7 @@ class AuditLog:
         return file
 
     def _begun(self, earlier: End, missing: bool) -> BinaryIO:
-        """Begin a file that continues an earlier one, and open it.
-
-        Parameters
-        ----------
-        missing : whether the earlier file was removed, instead of renamed.
-        """
+        """Begin a file after an earlier one, which was renamed or is ``missing``, and open it."""
         fields: dict[str, Any] = {"format": _FORMAT, "key": fingerprint(self._key)}
         fields["earlier-lines"] = earlier.lines
         if missing:

@@ -67,12 +67,7 @@ def check_of(kind: Any) -> Check:
 
 
 def fields_check_of(kind: type[Any], without: Collection[str] = ()) -> Check:
-    """Return the check of a mapping with all fields of a dataclass.
-
-    Parameters
-    ----------
-    without : names of fields that are not checked here.
-    """
+    """Return the check of a mapping with all fields of a dataclass, ``without`` some."""
     hints = get_type_hints(kind, include_extras=True)
     names = [spec.name for spec in fields(kind) if spec.name not in without]
     typed: dict[str, Any] = {name: (hints[name], ...) for name in names}

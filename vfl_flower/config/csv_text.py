@@ -22,12 +22,7 @@ _GUARDED = _FORMULA.replace("(?=", "'(?=")
 
 
 def write_csv(file: Any, frame: Any) -> None:
-    """Write a frame without its index to a binary file, in UTF-8. No cell is a formula.
-
-    Parameters
-    ----------
-    frame : a pandas frame. Its texts are guarded, and the names of its columns too.
-    """
+    """Write a pandas frame without its index, in UTF-8. No cell or column name is a formula."""
     safe = frame.rename(columns=_guarded)
     texts = [at for at, kind in enumerate(frame.dtypes) if kind.kind == "O"]
     for at in texts:

@@ -34,12 +34,7 @@ def make_folder(folder: Path) -> None:
 def make_own_folder(folder: Path) -> None:
     """Make a folder as `make_folder` does, if no other user can change its content.
 
-    Raises
-    ------
-    SharedError
-        If another user can write to the folder or to a parent folder, also through a link.
-    OSError
-        If the folder cannot be made.
+    Raise `SharedError` if another user can write to it or to a parent folder, also through a link.
     """
     check_own(folder)
     make_folder(folder)
@@ -121,18 +116,8 @@ def _attributes(folder: Path) -> list[str]:
 def whole(path: Path, sealed: bool = False, synced: bool = True) -> Iterator[BinaryIO]:
     """Yield a file to write. It replaces ``path`` when all of it is on the disk.
 
-    Until then the old file stays. If writing fails, no new file is left.
-
-    Parameters
-    ----------
-    sealed : whether to add a checksum, so that `unsealed` finds damage.
-    synced : whether to wait for the disk. A file that can be made again need not survive a power
-        failure.
-
-    Raises
-    ------
-    VflError
-        If the file cannot be written.
+    Until then the old file stays. If writing fails, no new file is left. ``sealed`` adds a checksum
+    for `unsealed`. A file that can be made again need not be ``synced`` to survive a power failure.
     """
     new = path.with_name(f"{path.name}.new")
     with told(path):
@@ -170,15 +155,7 @@ def write_sealed(path: Path, content: bytes) -> None:
 
 
 def unsealed(path: Path) -> bytes:
-    """Return the content of a file that `whole` has sealed.
-
-    Raises
-    ------
-    VflError
-        If the file is damaged.
-    OSError
-        If the file cannot be read.
-    """
+    """Return the content of a file that `whole` has sealed, unless it is damaged."""
     content = path.read_bytes()
     if len(content) < _SEAL or hashlib.sha256(content[:-_SEAL]).digest() != content[-_SEAL:]:
         raise VflError(f"{path} is damaged, or another version wrote it. Restore the earlier file.")
@@ -188,10 +165,7 @@ def unsealed(path: Path) -> bytes:
 def lasting_secret(path: Path) -> bytes:
     """Return the 32 secret bytes in a file. Make the file if it is missing.
 
-    Raises
-    ------
-    VflError
-        If the file is damaged or cannot be written, or another user can change the folder.
+    Refuse a folder that another user can change.
     """
     with told(path):
         make_own_folder(path.parent)
@@ -202,13 +176,7 @@ def lasting_secret(path: Path) -> bytes:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append to a file and sync it to the disk. Append all of ``content`` or nothing.
-
-    Raises
-    ------
-    VflError
-        If the file cannot be written.
-    """
+    """Append to a file and sync it to the disk. Append all of ``content`` or nothing."""
     with opened_to_append(path) as file, told(path):
         before = os.fstat(file.fileno()).st_size
         try:
@@ -236,18 +204,8 @@ def write_all(descriptor: int, content: bytes) -> None:
 def locked(path: Path, sentence: str) -> Iterator[None]:
     """Hold an exclusive lock on a file, across processes; then remove the file.
 
-    The kernel releases the lock when the process ends.
-
-    Parameters
-    ----------
-    sentence : the error if another process or thread holds the file.
-
-    Raises
-    ------
-    ConfigError
-        If another process or thread holds the file.
-    VflError
-        If the file cannot be written.
+    The kernel releases the lock when the process ends. ``sentence`` is the error if another process
+    or thread has the lock.
     """
     with told(path):
         while (held := _hold(path)) is None:

@@ -27,13 +27,7 @@ def flower_defaults() -> dict[str, Any]:
 
 
 def given_to_flower(raw: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
-    """Return the options of a Flower run that a user gave, or changed in pyproject.toml.
-
-    Parameters
-    ----------
-    raw : all options, as Flower passes them on.
-    named : options of ``flwr run --run-config``.
-    """
+    """Return the options of a Flower run that a user named, or changed in pyproject.toml."""
     table = flower_defaults()
     return {key: raw[key] for key in raw if key in named or raw[key] != table.get(key)}
 

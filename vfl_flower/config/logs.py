@@ -39,14 +39,10 @@ _of_process = _About()  # of other threads, and of records that come after a blo
 
 @contextmanager
 def described(log_format: object = None, lasting: bool = False, **fields: Any) -> Iterator[None]:
-    """Write the records of this block in a format, and with these fields.
+    """Write the records of this block in a ``log-format``, if it is one, and with these fields.
 
-    A block within another one adds to its fields.
-
-    Parameters
-    ----------
-    log_format : a value of option ``log-format``. Any other value keeps the format.
-    lasting : whether all other threads, and all later records of this process, are alike.
+    A block within another one adds to its fields. ``lasting`` covers all other threads, and all
+    later records of this process.
     """
     global _of_process
     outer = _here.get() or _of_process

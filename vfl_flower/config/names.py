@@ -50,12 +50,7 @@ def alike(names: Mapping[int, str]) -> tuple[int, int] | None:
 
 
 def in_words(text: str, names: Mapping[int, str] | None = None) -> str:
-    """Return a text with names of parties in place of numbers: "party 0" is "party bank".
-
-    Parameters
-    ----------
-    names : party -> name. The default are the names in the block of `named`.
-    """
+    """Return a text with names of parties, by default of `named`: "party 0" is "party bank"."""
     if not (known := (_here.get() if names is None else names) or {}):
         return text
 
@@ -68,12 +63,7 @@ def in_words(text: str, names: Mapping[int, str] | None = None) -> str:
 
 
 def called(of: Mapping[str, Any]) -> str:
-    """Return what a party is called: "party bank", or "party 0" if it has no name.
-
-    Parameters
-    ----------
-    of : the party's entry in a summary: ``party``, and ``name`` if it has one.
-    """
+    """Return what a summary's entry of a party is called: "party bank", or "party 0"."""
     return f"party {of['name'] if is_name(of.get('name')) else of['party']}"
 
 

@@ -26,15 +26,10 @@ PLUGIN_MODULES = "vfl_flower_plugin_"
 
 
 class Registry:
-    """Plugins of one kind, by name.
+    """Plugins of one kind by name, which option ``key`` names: import paths, or entry points.
 
-    Parameters
-    ----------
-    key : option of the run configuration, or of `vfl`, that names a plugin.
-    group : entry points that installed packages declare for their plugins.
-    known : name -> import path ``package.module:NAME`` of each built-in plugin.
-    parts : attributes that each plugin has. Without any, each plugin is callable.
-    of : prefix -> import path of a built-in function that makes a plugin of ``prefix:REST``.
+    A plugin has all ``parts``; without any, it is callable. ``of`` has functions of this project
+    that make the plugin ``prefix:REST``.
     """
 
     def __init__(
@@ -75,16 +70,11 @@ class Registry:
             raise unknown(key or self.key, name, self.names)
 
     def load(self, name: str, key: str = "") -> Any:
-        """Return the plugin of this name.
+        """Return the plugin of this name. Errors name ``key``, by default the configuration's
+        option.
 
-        Parameters
-        ----------
-        key : option that has the name, for errors. The default is the configuration's option.
-
-        Raises
-        ------
-        ConfigError
-            If the name is unknown, its import path fails, or the plugin lacks a part.
+        Raise `ConfigError` if the name is unknown, its import path fails, or the plugin lacks a
+        part.
         """
         own, key = bool(key), key or self.key
         self.check(name, key)
@@ -112,14 +102,7 @@ class Registry:
 def load_place(place: str, said: str = "") -> Any:
     """Return the object at an import path, ``file.py:NAME`` or ``package.mod:NAME``.
 
-    Parameters
-    ----------
-    said : start of the error message. The default is the import path.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be loaded.
+    Else raise `ConfigError`, which begins with ``said``.
     """
     module, _, name = place.rpartition(":")
     if module.endswith(".py") and not Path(module).expanduser().is_file():

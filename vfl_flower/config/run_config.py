@@ -131,13 +131,7 @@ class RunConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration with these values, `None` for "auto"; default the rest.
-
-        Raises
-        ------
-        ConfigError
-            If an option cannot have its value.
-        """
+        """Return the configuration with these values, `None` for "auto"; default the rest."""
         return RunConfig().with_values(values)
 
     def __hash__(self) -> int:
@@ -158,13 +152,7 @@ class RunConfig:
         return {name: value_of(self) for name, value_of in _VALUES.items()}
 
     def with_values(self, values: Mapping[str, Any]) -> RunConfig:
-        """Return this configuration with other values of some options.
-
-        Raises
-        ------
-        ConfigError
-            If an option cannot have its value.
-        """
+        """Return this configuration with other values of some options."""
         changed: dict[str, dict[str, Any]] = {"": {}}
         for name, value in values.items():
             option, known = KEYS[name], _VALUES[name](self)
@@ -261,15 +249,7 @@ OPTIONS: dict[str, Key] = {
 
 
 def opened(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options, with the settings that the option ``expert`` names beside them.
-
-    Python code may give a mapping instead of a text.
-
-    Raises
-    ------
-    ConfigError
-        If the text cannot be read, names no setting, or repeats one.
-    """
+    """Return options, with the settings that ``expert``, a text or a mapping, names beside them."""
     values = dict(raw)
     given = values.pop("expert", "")
     if isinstance(given, str):
@@ -307,13 +287,7 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options, typed, without the options that are "auto".
-
-    Raises
-    ------
-    ConfigError
-        If an option is unknown, or a value has the wrong type.
-    """
+    """Return the given options, typed, without the options that are "auto"."""
     values: dict[str, Any] = {}
     for name, value in opened(raw).items():
         if name not in KEYS:
@@ -327,14 +301,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
 def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
     """Parse options from Flower's syntax ``OPTION='text' OTHER=5``, or a TOML file.
 
-    Parameters
-    ----------
-    said : start of the error message, before the texts.
-
-    Raises
-    ------
-    ConfigError
-        If the texts cannot be read.
+    An error begins with ``said`` and the texts.
     """
     from click import ClickException
     from flwr.common.config import parse_config_args

@@ -19,10 +19,6 @@ def data_of(labels: Labels, mechanism: Mechanism) -> dict[str, Any]:
 
     With noise on labels, the shares of classes are estimated from the noisy labels. With noise on
     scalars, no statistic of labels is told, since epsilon covers none.
-
-    Parameters
-    ----------
-    labels : the labels that the run learns from, with their noise.
     """
     tested = labels.tested
     told = mechanism.learns_from_noise or not mechanism.hides_labels

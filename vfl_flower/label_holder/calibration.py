@@ -35,20 +35,14 @@ LEAST = 10
 
 
 def fit(method: str, outputs: Tensor, labels: Tensor, kept: float = 1.0) -> dict[str, Any]:
-    """Fit a calibration to labels, which may have noise.
+    """Fit a calibration, ``platt`` or ``isotonic``, of logits [R, C] to labels, which may have
+    noise.
 
-    Without noise, the fit equals scikit-learn's. Noise records class y with probability
-    s = q + (p - q) P(y). It keeps a label with probability p, and q = (1 - p) / (classes - 1).
-    Platt's method then maximises the likelihood of s. Isotonic regression fits the debiased labels
-    (t - q) / (p - q) by least squares, where t is 1 for rows of the class and 0 for others. It
-    clips the result to [0, 1].
-
-    Parameters
-    ----------
-    method : ``platt`` or ``isotonic``.
-    outputs : logits [R, C]. Two classes have one output, the logit of the second class.
-    labels : class indices [R].
-    kept : probability that a label is the true one. Otherwise it is any other, uniformly.
+    Without noise, the fit equals scikit-learn's. Noise records class y with probability s = q + (p
+    - q) P(y). It keeps a label with probability p, and q = (1 - p) / (classes - 1). Platt's method
+    then maximises the likelihood of s. Isotonic regression fits the debiased labels (t - q) / (p -
+    q) by least squares, where t is 1 for rows of the class and 0 for others. It clips the result to
+    [0, 1].
     """
     found, numbers = scores(outputs), labels.cpu().numpy()
     first = 1 if len(found) == 1 else 0  # two classes: the second against the first
@@ -77,16 +71,10 @@ def probabilities(
     calibration: Calibration | None,
     known: NDArray[np.bool_] | None = None,
 ) -> Array:
-    """Return the probability of each class, float64 [R, classes].
+    """Return the probability of each class, float64 [R, classes], from logits [R, C].
 
-    Without a calibration, they are the sigmoid or the softmax of the outputs.
-
-    Parameters
-    ----------
-    outputs : logits [R, C]. Two classes have one output, the logit of the second class.
-    calibration : the calibration of the model, if any (`Checkpoint.calibration`).
-    known : rows that a participant knows, [R]; None means all. Other rows have the class shares of
-        training as outputs, which need no calibration.
+    Without a calibration, they are the sigmoid or the softmax. Rows that no participant ``known``
+    has get the class shares of training as outputs, which need no calibration.
     """
     outputs = outputs.detach().cpu().double()
     if outputs.shape[1] == 1:
@@ -135,10 +123,7 @@ def scores(outputs: Tensor) -> list[Array]:
 def check(config: RunConfig, labels: Labels, kept: float) -> None:
     """Raise `ConfigError` if there are too few validation rows to calibrate by.
 
-    Parameters
-    ----------
-    labels : labels to learn from, with noise if the run adds some.
-    kept : probability that a label is the true one. Noise makes N rows worth (p - q)^2 N rows.
+    Noise that keeps labels with probability p makes N rows worth (p - q)^2 N rows.
     """
     method, rows = config.training.calibrate, labels.validation
     if method == "none":

@@ -122,18 +122,9 @@ class Checkpoint:
 
 
 class Keeper:
-    """Where a run saves checkpoints, and the checkpoints that it starts from, if any.
+    """Where a run saves checkpoints, and the one to resume, ``found``, or to grow, ``earlier``.
 
-    Parameters
-    ----------
-    folder : the results folder.
-    run : number of the Flower run.
-    found : the checkpoint to resume, if any.
-    earlier : the last checkpoint of the earlier run, for a warm start.
-
-    Attributes
-    ----------
-    nonce : random suffix of this run's name, since Flower may reuse a run number.
+    ``nonce`` is a random suffix of this run's name, since Flower may reuse a run number.
     """
 
     def __init__(
@@ -163,13 +154,7 @@ class Keeper:
 
 
 def load(folder: str | Path) -> Checkpoint:
-    """Read the checkpoint of a results folder.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing or unreadable, or if another user can change it.
-    """
+    """Read the checkpoint of a results folder, unless another user can change it."""
     path = Path(folder).expanduser() / FILE
     if not path.parent.is_dir():
         raise ConfigError(f"{folder} is not a folder. Name the results folder of a run.")

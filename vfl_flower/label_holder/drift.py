@@ -48,9 +48,7 @@ class ColumnDrift(NamedTuple):
 def shares(holder: LabelHolder, own: Watch | None) -> dict[str, Any]:
     """Return the shares of scores and embeddings at the held-out rows, in JSON types.
 
-    Parameters
-    ----------
-    own : shares of the label holder's own columns at the training rows, if it has columns.
+    ``own`` has the label holder's own columns at the training rows.
     """
     table, top = holder.held_out.table, holder.top
     columns, width = _groups(table.columns), table.rows.shape[1]
@@ -92,15 +90,8 @@ def _values(
 class DriftWatch:
     """Drift between the held-out rows of training and new rows.
 
-    Parameters
-    ----------
-    columns : party -> columns of its embeddings in the blocks.
-
-    Attributes
-    ----------
-    is_known : whether the checkpoint has shares: those of older versions have none.
-    columns : the last report of each party.
-    latest : the result of `figures`, when it last changed in a service.
+    ``is_known`` is false for checkpoints of older versions, which have no shares. ``latest`` has
+    `figures` as they last changed in a service.
     """
 
     def __init__(self, found: Checkpoint, columns: Columns) -> None:
@@ -133,35 +124,18 @@ class DriftWatch:
                 self._watches[name].add(columns_of(part))
 
     def count_own(self, table: Table | None, places: NDArray[np.int64] | None) -> None:
-        """Count the label holder's own columns at new rows.
-
-        Parameters
-        ----------
-        table, places : its data, and the places of the rows, if it has a file.
-        """
+        """Count the label holder's own columns at new rows, if it has a file."""
         if self._own and table and places is not None and len(places) >= LEAST:
             few = places[sampled(len(places), len(self._own.names))]
             self._own.add(table.raw_columns(few, self._own.names, self._dates))
 
     def write_own(self, path: Path) -> None:
-        """Write a table of the label holder's own columns, if it has counted rows.
-
-        Raises
-        ------
-        VflError
-            If the file cannot be written.
-        """
+        """Write a table of the label holder's own columns, if it has counted rows."""
         if self._own and self._own.rows:
             self._own.write(path)
 
     def take(self, party: int, arrays: Arrays) -> None:
-        """Take a party's report of its columns, if its answer has one.
-
-        Raises
-        ------
-        VflError
-            If it cannot be one; the text is the end of a sentence.
-        """
+        """Take a party's report of its columns, if its answer has one. An error ends a sentence."""
         if "drift" not in arrays:
             return
         report = arrays["drift"]
@@ -211,12 +185,7 @@ class DriftWatch:
     # --- a service ------------------------------------------------------------------------------
 
     def watch(self, keys: Sequence[Hashable], rows: ScoredRows) -> bool:
-        """Count rows that a service has scored, each once. Return whether `latest` is new.
-
-        Parameters
-        ----------
-        keys : what identifies each row.
-        """
+        """Count rows that a service has scored, each key once. Return whether `latest` is new."""
         new = self._window.new(keys) if self.is_known else []
         if new:
             self._waiting.append(rows if len(new) == len(keys) else rows.at(new))

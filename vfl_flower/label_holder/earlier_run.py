@@ -16,13 +16,7 @@ from vfl_flower.protocol.systems import resolve
 
 
 def to_go_on_from(folder: str | Path) -> Checkpoint:
-    """Read the checkpoint of an interrupted run.
-
-    Raises
-    ------
-    ConfigError
-        See `load`. Also if that run has finished.
-    """
+    """Read the checkpoint of an interrupted run; refuse a run that has finished."""
     found = load(folder)
     if found.finished and has_finished(Path(folder).expanduser()):
         raise ConfigError(f"The run in {folder} has finished. Leave the option resume out.")
@@ -41,14 +35,8 @@ _MAY_DIFFER = (  # a resumed run may change these options: they do not change it
 def configured(raw: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a run, as `resolve` does.
 
-    With ``resume``, return the configuration of the run to resume. With ``grow``, take options
-    that are not given from the earlier run.
-
-    Raises
-    ------
-    ConfigError
-        See `resolve`. Also if the run to resume has finished, or the run to warm-start from has
-        not. Also if the earlier run had another value of a given option.
+    With ``resume``, return the configuration of the interrupted run. With ``grow``, take options
+    that are not given from the finished one. Refuse a given option if that run had another value.
     """
     given = parse(raw)
     folder = given.get("resume")
@@ -199,17 +187,8 @@ class _OfCheckpoint(Protocol):
 def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
     """Refuse parties whose states belong to another run, or to an older checkpoint.
 
-    A party that was absent at the checkpoint may have an older state. It must be at least as new
-    as the last state that the party reported.
-
-    Parameters
-    ----------
-    whole : whether all parties must be there.
-
-    Raises
-    ------
-    ConfigError
-        If parties are missing, or a party has another state. The error names the party.
+    A party that was absent at the checkpoint may have an older state. It must be at least as new as
+    the last state that the party reported. ``whole``: all parties must be there.
     """
     marked = not found.run.isdecimal()  # checkpoints of older versions have a bare run number
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}

@@ -50,18 +50,7 @@ class Evaluated(NamedTuple):
 
 
 class HeldOut:
-    """The validation rows, followed by the test rows.
-
-    Parameters
-    ----------
-    columns : party -> columns of its embeddings in the table.
-    own : the label holder's own features of these rows, [N, F].
-    present : row mask [N, M], if parties may lack rows.
-
-    Attributes
-    ----------
-    by_subsets : whether to compute figures by subsets of the parties too.
-    """
+    """The validation rows, then the test rows, with own features [N, F] and row mask [N, M]."""
 
     def __init__(
         self,
@@ -91,17 +80,7 @@ class HeldOut:
         self.best: Arrays = {}  # top model and embeddings at the best evaluation
 
     def receive(self, party: int, digest: str, upload: Upload) -> None:
-        """Check a party's embeddings, and write them into the table.
-
-        Parameters
-        ----------
-        digest : expected digest of the party's surrogates.
-
-        Raises
-        ------
-        VflError
-            If the embeddings are unusable, or the surrogates differ.
-        """
+        """Check a party's embeddings and its surrogates' digest, and write them into the table."""
         columns, held = self.table.of(party), self.table.present[party]
         rows = len(columns) if held is None else int(held.sum())
         try:
@@ -147,9 +126,7 @@ class HeldOut:
     ) -> tuple[Metrics | None, Metrics]:
         """Return figures of the validation rows, if there are any, and of the test rows.
 
-        Parameters
-        ----------
-        copies : the validation rows with subsets of their parties, if training uses subsets.
+        Training with subsets of parties has ``copies`` of the validation rows.
         """
         outputs, first = outputs_of(top, self.table.rows), self.validation
         rows, labels = self.table.rows[first:], self.labels[first:]

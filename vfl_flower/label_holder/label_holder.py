@@ -57,19 +57,9 @@ from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 class LabelHolder:
     """The label holder's data and models.
 
-    Parameters
-    ----------
-    sizes : party -> embedding size.
-    noise : noise on scalars before they are sent, if any.
-    per_epoch : steps of the top model in an epoch.
-    window_rows : rows of the largest window, if all parties upload the rows of each answer anew;
-        else 0.
-
-    Raises
-    ------
-    ConfigError
-        If the class weights do not fit the labels, or if the configuration does not allow the
-        label holder's own features.
+    If all parties upload the rows of each answer anew, ``window_rows`` is the largest window's,
+    else 0. Raise `ConfigError` if class weights do not fit the labels, or the label holder may have
+    no features.
     """
 
     def __init__(
@@ -116,11 +106,7 @@ class LabelHolder:
         self._build_top = lambda: self.aggregation.build_top(*top_sizes, alone).to(self.device)
         self.top = self._build_top()
         if self.top.by_step:
-            rows = self.held_out.table.rows[: rebuilt.ROWS].clone()
-            h = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
-            rows[:, : self.top.received] = h[:, : self.top.received].to(self.device)
-            said = f"top-model = {config.models.top!r}"
-            rebuilt.try_out(said, self._build_top(), self._build_top, rows)
+            self._try_out_top()
         learn_bins(self.top, own)
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
@@ -137,16 +123,18 @@ class LabelHolder:
         self.frozen: Collection[int] = ()  # parties whose models do not train
         self.first_uploads: dict[int, Arrays] = {}
 
+    def _try_out_top(self) -> None:
+        """Raise `ConfigError` if a top model of a user's cannot be saved or rebuilt."""
+        rows = self.held_out.table.rows[: rebuilt.ROWS].clone()
+        h = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+        rows[:, : self.top.received] = h[:, : self.top.received].to(self.device)
+        said = f"top-model = {self.config.models.top!r}"
+        rebuilt.try_out(said, self._build_top(), self._build_top, rows)
+
     # --- uploads --------------------------------------------------------------------------------
 
     def receive(self, party: int, order: TrainOrder, upload: Upload) -> Arrival:
-        """Check the upload that answers an order, and write it into the table.
-
-        Raises
-        ------
-        VflError
-            If its ids or embeddings do not fit the order.
-        """
+        """Check the upload that answers an order, and write it into the table."""
         present = self.table.present[party]
         batches, window = self.sampling.uploaded(party, order, upload.arrays, present)
         try:
@@ -181,15 +169,9 @@ class LabelHolder:
         (split learning). Otherwise the parties' own batches follow each other (VAFL Alg. 2; with
         one arrival, Alg. 1). A party's feedback refers to its batch's mean loss.
 
-        Raises
-        ------
-        DivergedError
-            If a loss is not finite, or a gradient is not bounded.
-        PoisonError
-            If embeddings of a party are large enough to be the cause. The error names the party
-            with the largest embeddings, and the table drops that party's embeddings.
-
-        If a run can continue without a party, an error leaves the top model unchanged.
+        Raise `DivergedError` if a loss is not finite, or `PoisonError` if embeddings are large
+        enough to be the cause. It names the party with the largest, which the table drops. If a run
+        can continue without a party, an error leaves the top model unchanged.
         """
         if self.aggregation.waits:
             arrivals = self.aggregation.complete(self, arrivals)
@@ -229,10 +211,7 @@ class LabelHolder:
     ) -> tuple[Tensor | None, Tensor]:
         """Step the top model once a mini-batch; return gradient rows and losses [S].
 
-        Raises
-        ------
-        DivergedError
-            If a gradient row exceeds the bound that parties accept.
+        Raise `DivergedError` if a gradient row exceeds the bound that parties accept.
         """
         batches = TopBatches(
             *(self.top, self.optimizer, h, labels, lengths, divisors),
@@ -251,12 +230,7 @@ class LabelHolder:
         return f"{self.config.training.seed}|top model|{self.steps}".encode()
 
     def copies(self, h: Tensor, lengths: Sequence[int], step: int) -> Copies | None:
-        """Return rows with subsets of their parties; None if training uses no subsets.
-
-        Parameters
-        ----------
-        step : number of the step, which seeds the subsets.
-        """
+        """Return rows with subsets of their parties, drawn by the step, if training has any."""
         if self.subsets == "off":
             return None
         least = int(self.top.own is None)
@@ -355,12 +329,7 @@ class LabelHolder:
         self.held_out.best = of_group("best", arrays)
 
     def warm_start(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
-        """Start with the top model of an earlier run, from what its `state_dict` returned.
-
-        Parameters
-        ----------
-        config : configuration of the earlier run.
-        """
+        """Start with an earlier run's top model, from its configuration and `state_dict`."""
         sizes: list[int] = scalars["sizes"]
         then = aggregation_of(config).tops[0]
         grow_top(self.config, self.top, of_group("top", arrays), sizes, then)

@@ -9,22 +9,13 @@ from torch import Tensor
 
 from vfl_flower.label_holder.table import Table
 from vfl_flower.protocol.codecs.channel import digest
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd
+from vfl_flower.protocol.ends import HolderEnd
+from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.transport.messages import Arrays
 
 
 class HolderLinks:
-    """Uplinks and downlinks of all parties, with copies of the parties' surrogates.
-
-    Parameters
-    ----------
-    end : the label holder.
-    table : embedding table; it holds the surrogates of uploads.
-
-    Attributes
-    ----------
-    up, down : party -> its uplinks, and its downlinks.
-    """
+    """Uplinks and downlinks by party, with the surrogates that the table holds for uploads."""
 
     def __init__(self, end: HolderEnd, estimator: Estimator, table: Table) -> None:
         blocks = {party: table.of(party) for party in table.columns}

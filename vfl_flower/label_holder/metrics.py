@@ -60,19 +60,10 @@ def metrics(
     loss: RowLoss | None = None,
     more: More | None = None,
 ) -> Metrics:
-    """Return figures of outputs [R, C] as predictions of labels [R].
+    """Return figures of outputs [R, C] as predictions of labels [R], in units of ``deviation``.
 
-    Parameters
-    ----------
-    deviation : unit of regression outputs.
-    loss, more : a user's functions for the loss of each row and for further figures, if any.
-
-    Raises
-    ------
-    DivergedError
-        If the loss is not finite.
-    ConfigError
-        If the further figures are not numbers by name.
+    A user's functions may give row losses and further figures. Raise `DivergedError` if the loss is
+    not finite.
     """
     found = _metrics(outputs, labels, deviation, loss)
     if found.rmse is not None and found.r2 is None:
@@ -85,11 +76,6 @@ def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise
 
     On few rows, an estimated accuracy can be below 0 or above 1. The correction keeps the order of
     models by a figure, so it does not change which model is chosen.
-
-    Parameters
-    ----------
-    found : figures of the outputs [R, C] by these labels [R].
-    noise : noise on the labels. Without noise the figures do not change.
     """
     if noise.variance:
         variance = labels.double().var(correction=0).item()
@@ -126,16 +112,9 @@ def by_subset(
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return figures by the number of parties, and by each party alone.
 
-    Parameters
-    ----------
-    outputs : function from the parties to use, [R, M], to outputs of all rows, [R, C].
-    present : row mask [R, M].
-
-    Returns
-    -------
-    ``by_parties``: number of parties -> figures of the rows that exactly so many parties have.
-    ``by_party``: party -> figures from that party alone, on the rows that it has. Figures are the
-    number of rows, and accuracy and AUC, or R2.
+    ``outputs`` maps the parties to use, [R, M], to outputs [R, C]. ``by_parties`` has the rows that
+    exactly so many parties have, and ``by_party`` a party's rows with its data only. Figures are
+    the number of rows, and accuracy and AUC, or R2.
     """
 
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:

@@ -105,13 +105,7 @@ def clock(seconds: float) -> str:
 
 
 class Progress(Callback):
-    """Report progress at each evaluation, and every 0.1 seconds at most between them.
-
-    Parameters
-    ----------
-    tell : function that receives the reports.
-    part : name of the part of a run that is reported.
-    """
+    """Report a part of a run at each evaluation, and every 0.1 seconds at most between them."""
 
     def __init__(self, tell: Callable[[Standing], None], part: str = "") -> None:
         self._tell, self._part = tell, part
@@ -248,12 +242,7 @@ _shown: ContextVar[Display | None] = ContextVar("shown", default=None)
 
 @contextmanager
 def shown(progress: bool | None) -> Iterator[None]:
-    """Show the progress of the runs that begin in this block.
-
-    Parameters
-    ----------
-    progress : whether to show it. None: only with a live line, on a terminal or in a notebook.
-    """
+    """Show the progress of runs in this block; by default on a terminal or in a notebook only."""
     live = in_notebook() or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     display = Display(live) if progress or (progress is None and live) else None
     handlers = logging.getLogger("flwr").handlers if live and display else []

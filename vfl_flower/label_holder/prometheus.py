@@ -28,11 +28,6 @@ class Prometheus(Callback):
 
     Another thread answers. It reads the run's state when Prometheus asks, so that a step of
     training does nothing for it.
-
-    Raises
-    ------
-    ConfigError
-        If a package of the extra "serve" is missing.
     """
 
     def __init__(self) -> None:
@@ -48,13 +43,7 @@ class Prometheus(Callback):
         self._exits = ExitStack()
 
     def began(self, folder: Path) -> None:
-        """Listen.
-
-        Raises
-        ------
-        ConfigError
-            If the address, the certificate or the file of tokens cannot be used.
-        """
+        """Listen."""
         serving = self.run.config.serving
         tokens = tokens_of(serving, folder)
         self._metrics = self._metrics_of(self.run, folder.name)

@@ -30,12 +30,9 @@ log = logging.getLogger("flwr")
 class Results(Callback):
     """Write the results of one run into a folder that `in_use` has locked.
 
-    Never overwrite another run's results. Only a resumed run may write into its own folder. A run
-    that failed before its first step leaves its folder to the next, unless it released something.
-
-    Parameters
-    ----------
-    history : entries of a resumed run, up to its last checkpoint. The run repeats later entries.
+    Never overwrite another run's results. Only a resumed run may write into its own folder, and
+    repeats the history after its last checkpoint. A run that failed before its first step leaves
+    its folder to the next, unless it released something.
     """
 
     def __init__(self, folder: Path, history: Sequence[dict[str, Any]] | None = None) -> None:
@@ -131,19 +128,7 @@ def _lines(entries: Sequence[dict[str, Any]]) -> bytes:
 
 @contextmanager
 def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
-    """Make a results folder, and lock it for one run.
-
-    Parameters
-    ----------
-    lock : name of the lock file. The default is the lock of the run's ServerApp.
-
-    Raises
-    ------
-    ConfigError
-        If another run uses the folder.
-    VflError
-        If the folder cannot be written.
-    """
+    """Make a results folder and lock it, by default as the run's ServerApp does."""
     with told(folder):
         make_own_folder(folder)
     sentence = f"Another run uses {folder}. Wait until it ends, or name another folder."

@@ -31,13 +31,7 @@ _SHORTEST, _LONGEST = 1.0, 60.0  # seconds between two calls of Prometheus
 
 
 class Surroundings(Collector):
-    """Figures of the machine of a service or a training run, read when Prometheus asks.
-
-    Parameters
-    ----------
-    folder : the results folder, which has the audit log of a service.
-    guard : the application, which shows the certificate.
-    """
+    """Figures of the machine of a service or a training run, read when Prometheus asks."""
 
     def __init__(self, folder: Path, guard: Guard) -> None:
         self._folder, self._guard = folder, guard
@@ -56,19 +50,8 @@ class Surroundings(Collector):
 class RunMetrics(Collector):
     """The metrics of a run, read when Prometheus asks.
 
-    The other attributes are the observer's, which hears of them in the run's thread.
-
-    Parameters
-    ----------
-    name : name of the run's results folder.
-
-    Attributes
-    ----------
-    failures : party -> how often it has failed.
-    answers : status -> how many HTTP calls got it.
-    checkpoints, saved_at : number of checkpoints, and when the last one was saved (Unix time).
-    epsilon : epsilon spent at the last evaluation; None if the run claims none.
-    over : whether the run has ended well, or was stopped.
+    The observer sets them, in the run's thread: ``failures`` by party, ``answers`` to HTTP calls by
+    status, ``saved_at`` in Unix time, ``epsilon`` if the run claims any.
     """
 
     def __init__(self, run: TrainingRun, name: str) -> None:
@@ -167,12 +150,7 @@ def _of_model(state: RunState) -> Iterator[Metric]:
 
 
 def app_of(metrics: RunMetrics, tokens: Tokens, folder: Path) -> Guard:
-    """Return the application that answers ``GET /metrics`` for callers with a token.
-
-    Parameters
-    ----------
-    folder : the results folder.
-    """
+    """Return the application that answers ``GET /metrics`` for callers with a token."""
     registry = CollectorRegistry()
     registry.register(metrics)
 

@@ -45,17 +45,9 @@ _GROWTH = 10
 class Table:
     """Embeddings by row and party, and the steps of their arrival.
 
-    Parameters
-    ----------
-    columns : party -> columns of its embeddings (`Aggregation.columns`).
-    own : the label holder's own features, [N, F].
-    max_delay : bound D on the age of embeddings in use, in label-holder steps; 0: none.
-    present : row mask [N, M], if parties may lack rows.
-
-    Raises
-    ------
-    ConfigError
-        If the table does not fit into memory.
+    ``own`` has the label holder's features [N, F], and ``present`` the row mask [N, M]. Embeddings
+    in use are at most ``max_delay`` label-holder steps old (D), if it is not 0. Raise `ConfigError`
+    if the table does not fit into memory.
     """
 
     def __init__(
@@ -103,18 +95,10 @@ class Table:
         step: int = 0,
         held: bool = False,
     ) -> None:
-        """Write a party's embeddings of a window, [R, E], if their size is plausible.
+        """Write a party's embeddings of a window, [R, E], at a step, unless the table is ``held``.
 
-        Parameters
-        ----------
-        step : label-holder step of their arrival.
-        held : whether the table holds them already, as the party's surrogates.
-
-        Raises
-        ------
-        VflError
-            If embeddings far exceed all that the party has sent before. One such upload could end
-            training for all parties, and nobody would know its sender.
+        Raise `VflError` if embeddings far exceed all that the party has sent before. One such
+        upload could end training for all parties, and nobody would know its sender.
         """
         largest, known = max(map(peak, sent), default=0.0), self.peaks.get(party)
         if known is not None and largest > max(USUAL, _GROWTH * known):
@@ -137,13 +121,9 @@ class Table:
         return take(self.rows, window)
 
     def blame(self, sent: Mapping[int, Sequence[Tensor]]) -> None:
-        """Raise `PoisonError` for the largest embeddings, if they exceed `USUAL`.
+        """Raise `PoisonError` for the largest last uploads, if they exceed `USUAL`.
 
         Clear that party's embeddings first.
-
-        Parameters
-        ----------
-        sent : party -> embeddings of its last upload.
         """
         peaks = {m: max(map(peak, [self.of(m), *sent.get(m, ())])) for m in self.columns}
         party, largest = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
@@ -164,13 +144,8 @@ class Table:
     def too_old(
         self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
     ) -> dict[int, Ids]:
-        """Return rows whose embeddings are too old to answer uploads: party -> ids.
-
-        Parameters
-        ----------
-        uploads : party and window of each upload to answer.
-        parties : parties that can send fresh embeddings.
-        step : current label-holder step.
+        """Return party -> ids of rows too old, at this step, to answer uploads, where it can
+        refresh.
         """
         late: dict[int, list[Ids]] = {}
         for uploader, window in uploads if self.max_delay else ():
@@ -201,11 +176,6 @@ class WindowTable(Table):
 
     No answer then reads an older embedding. So the memory and the time of a step do not grow with
     the N rows, and checkpoints hold no embeddings. The first R of ``rows`` are the latest window's.
-
-    Parameters
-    ----------
-    own : the label holder's own features, [N, F], or a reader of them.
-    most : rows of the largest window.
     """
 
     def __init__(
@@ -221,13 +191,7 @@ class WindowTable(Table):
         super().__init__(columns, np.zeros((most, self._width), np.float32), device)
 
     def take(self, window: Window) -> Tensor:
-        """Return the rows of the latest window.
-
-        Raises
-        ------
-        VflError
-            If these are other rows, or a party has not uploaded them.
-        """
+        """Return the rows of the latest window, if every party has uploaded them."""
         there = len(self._parties) == len(self.columns)
         if not there or not np.array_equal(self._ids, window.ids):
             raise VflError(
@@ -282,13 +246,7 @@ def _check_memory(columns: Mapping[int, slice], needed: int) -> None:
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any] | Rows, NDArray[Any]]:
-    """Return the label holder's own columns of training rows and of held-out rows.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration does not allow own columns, and there are some.
-    """
+    """Return the label holder's own columns of training and held-out rows, if permitted."""
     if labels.features is None:
         nothing = (np.zeros((len(part), 0), np.float32) for part in (labels.train, labels.test))
         return next(nothing), next(nothing)

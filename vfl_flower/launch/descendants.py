@@ -35,11 +35,7 @@ _LOOK = 0.5  # seconds between two looks at the parent
 def ending_with_this_process(folder: str = "") -> Iterator[dict[str, str]]:
     """Yield a variable for the environment of processes that end with this block.
 
-    They also end if this process is killed.
-
-    Parameters
-    ----------
-    folder : a temporary folder of these processes, to delete at the end.
+    They also end if this process is killed. Then their temporary folder is deleted.
     """
     mark = secrets.token_hex(16)
     watcher = subprocess.Popen(

@@ -28,6 +28,7 @@ from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, r
 from vfl_flower.party import session
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.tasks.inference.explanation import FILE
 from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.predictions import predictions_file
 from vfl_flower.tasks.inference.rows import available_parties
@@ -221,16 +222,34 @@ def predict_local(
     return Path(run_config["out"])
 
 
+def explain_local(
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]] = (),
+    client: ClientApp = client_app.app,
+) -> dict[str, Any]:
+    """Explain the model of a run on this machine, and return the content of `FILE`.
+
+    It is written into the folder ``out``, or by default into the run's, ``model``.
+
+    >>> import tempfile
+    >>> import vfl_flower
+    >>> folder = tempfile.mkdtemp()
+    >>> _ = vfl_flower.run_local(3, {"dataset": "breast-cancer", "epochs": 2, "out": folder})
+    >>> explain_local({"model": folder})["metric"]
+    'auc'
+    """
+    run_config = {**run_config, "task": "explain"}
+    config, parties, node_configs = with_model(run_config, node_configs)
+    use_in_process(run_config, config, parties, node_configs, client)
+    out = Path(config.running.out or config.model).expanduser()
+    figures: dict[str, Any] = json.loads((out / FILE).read_text())
+    return figures
+
+
 def with_model(
     run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[RunConfig, int, Sequence[Mapping[str, Any]]]:
-    """Return the configuration, the parties of its ``model``, and a node configuration of each.
-
-    Raises
-    ------
-    ConfigError
-        If the run does not fit, or parties need files and do not name one each.
-    """
+    """Return the configuration, the parties of its ``model``, and a node configuration of each."""
     config = resolve(run_config)
     found = checkpoint.load(config.model)
     parties = found.parties
@@ -333,12 +352,7 @@ def prepare(
 def check_files(
     config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]], why: str = ""
 ) -> None:
-    """Raise `ConfigError` if parties need files and do not name one each.
-
-    Parameters
-    ----------
-    why : the reason for the number of parties, for the error.
-    """
+    """Raise `ConfigError` if parties, so many because of ``why``, need files and lack one."""
     if len(node_configs) == parties:
         return
     if config.data.own_data and not node_configs:

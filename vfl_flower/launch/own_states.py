@@ -19,13 +19,7 @@ from vfl_flower.transport.local import LocalGrid
 
 
 def load_states(grid: LocalGrid, found: Checkpoint) -> None:
-    """Load the parties' states of a run that has not saved its models yet.
-
-    Raises
-    ------
-    ConfigError
-        If a state does not belong to the checkpoint.
-    """
+    """Load the parties' states of a run that has not saved its models yet."""
     if not found.finished:  # the parties load their states when they are asked to resume
         return
     kept = []

@@ -46,13 +46,7 @@ _END_SECONDS = 12.0  # a stopped run has 8 s to save a checkpoint
 
 
 class SuperLink:
-    """A SuperLink, for Ray simulations or for SuperNodes.
-
-    Parameters
-    ----------
-    simulation : whether runs are Ray simulations.
-    states : where parties keep states, if simulations are on a Ray cluster.
-    """
+    """A SuperLink for SuperNodes, or for Ray simulations with parties' states in ``states``."""
 
     def __init__(self, simulation: bool, states: Path | None = None) -> None:
         self.simulation = simulation
@@ -248,13 +242,7 @@ def ray_cluster() -> str:
 
 
 def ray_cpus() -> int:
-    """Return the number of CPUs for Ray's actors: on the cluster or this machine.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such cluster, or this machine does not belong to it.
-    """
+    """Return the number of CPUs for Ray's actors: on its cluster, if any, or this machine."""
     address = ray_cluster()
     if not address:
         return os.cpu_count() or 1

@@ -32,18 +32,7 @@ _ENDING = 20.0  # seconds that the service's process may take to end
 def serve_local(
     run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Serve a model in this process until SIGTERM or Ctrl-C, to try it out.
-
-    Parameters
-    ----------
-    run_config : options, with ``model``, the results folder of a run on this machine.
-    node_configs : node configuration of each party, such as its file.
-
-    Raises
-    ------
-    ConfigError
-        If the run, its parties' states or their files do not fit.
-    """
+    """Serve the ``model`` of a run in this process until SIGTERM or Ctrl-C, to try it out."""
     run_config = {**run_config, "task": "serve"}
     use_in_process(run_config, *with_model(run_config, node_configs), client_app.app)
 
@@ -54,11 +43,6 @@ def serve_supernodes(
     """Serve a model on a SuperLink and SuperNodes of this machine until SIGTERM or Ctrl-C.
 
     The signal can go to this process, or to the one that `PROCESS` names.
-
-    Raises
-    ------
-    ConfigError, VflError
-        As `serve_local`; or if the service ends without a signal.
     """
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     run_config = {**run_config, "task": "serve"}

@@ -96,10 +96,7 @@ def _absolute(path: str) -> str:
 def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> None:
     """Submit a run and wait for its end; submit it again if its ServerApp never ran.
 
-    Raises
-    ------
-    VflError
-        If it left no result. The message is our own error, or the cause in Flower's log.
+    Raise `VflError` if it left no result: our own error, or the cause in Flower's log.
     """
     folder = Path(run_config["out"])
     make_folder(folder)

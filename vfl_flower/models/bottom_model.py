@@ -84,14 +84,7 @@ class BottomModel(nn.Module):
 
 
 class OwnBottom(BottomModel):
-    """Wrap a module of your own as the only layer.
-
-    Parameters
-    ----------
-    name : the name of the module in the configuration.
-    size : the embedding size E.
-    sample : one example row that the module can read.
-    """
+    """Wrap your own module ``name``, which embeds rows like ``sample`` in ``size`` numbers."""
 
     by_step = True
 

@@ -63,14 +63,9 @@ def check(models: ModelConfig) -> None:
 def build_bottom(
     config: RunConfig, party: int, sample: Samples, size: int, secret: bytes = b""
 ) -> BottomModel:
-    """Build the bottom model of a party.
+    """Build a party's model. The seed, the party's number and ``secret`` decide its parameters.
 
-    The seed, the party's number and ``secret`` decide the initial parameters.
-
-    Raises
-    ------
-    ConfigError
-        If the model cannot read such samples, or makes no embeddings of this size.
+    Raise `ConfigError` if it cannot read such samples, or makes no embeddings of this size.
     """
     models = config.models
     check(models)
@@ -92,12 +87,7 @@ def build_bottom(
 
 
 def learn_bins(model: nn.Module, rows: Any) -> None:
-    """Learn the bins of a `tabular` model from its training rows; leave other models alone.
-
-    Parameters
-    ----------
-    rows : training rows [N, ...], or a reader of them. At most 10,000 of them are read.
-    """
+    """Learn a `tabular` model's bins from at most 10,000 of its training rows [N, ...]."""
     encoders = [each for each in model.modules() if isinstance(each, PiecewiseLinear)]
     if encoders:
         most = min(len(rows), _ROWS_FOR_BINS)
@@ -161,19 +151,9 @@ def _draw_lazy(module: nn.Module, sample: Samples) -> None:
 
 
 def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
-    """Build a module with code of your own.
+    """Call ``make`` with ``given`` and the keyword arguments of a text ``NAME=VALUE ...``.
 
-    Parameters
-    ----------
-    make : the class or function to call.
-    said : the subject of errors, as in "Party 0's model".
-    arguments : text of keyword arguments, ``NAME=VALUE ...``.
-    given : positional arguments.
-
-    Raises
-    ------
-    ConfigError
-        If the code fails, or returns no module that can be trained and saved.
+    Raise `ConfigError`, with ``said`` as its subject, if the result cannot be trained and saved.
     """
     keys = pairs([f"{arguments} "], f"{said} has arguments that") if arguments else {}
     try:

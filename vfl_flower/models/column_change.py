@@ -21,13 +21,9 @@ _ROWS = 1024  # rows at once, so that their hidden units stay in the processor's
 
 
 class ColumnChange:
-    """Embed rows [R, F] again and again, each time with other values in some columns.
+    """Embed rows [R, F] again and again, with other values in some columns.
 
-    Results equal the model's, except for rounding in single precision.
-
-    Parameters
-    ----------
-    model : a model for which `fits` is true. Its parameters must not change meanwhile.
+    The model must satisfy `fits`, and keep its parameters. Results differ from it by rounding only.
     """
 
     def __init__(self, model: BottomModel) -> None:
@@ -54,13 +50,7 @@ class ColumnChange:
         )
 
     def embeddings(self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]]) -> Tensor:
-        """Return embeddings of the rows after each change alone, [changes, R, E].
-
-        Parameters
-        ----------
-        rows : the rows as they are, [R, F].
-        changes : columns, and their new values [R, n].
-        """
+        """Return embeddings [changes, R, E] of rows [R, F], where a change sets columns."""
         found = rows.new_empty(len(changes), len(rows), len(self._last[0]))
         parts = [slice(at, at + _ROWS) for at in range(0, len(rows), _ROWS)]
         for_each(partial(self._embed, rows, changes, found), parts)

@@ -31,10 +31,7 @@ def is_extra(name: str) -> bool:
 def extra_states(model: nn.Module) -> dict[str, Tensor]:
     """Return the extra states of a model as bytes, uint8 [B], by name.
 
-    Raises
-    ------
-    VflError
-        If a value in them has another type, or nothing restores it. The text lacks its subject.
+    Raise `VflError`, without its subject, if nothing could restore one of them.
     """
     return {
         name: torch.from_numpy(np.frombuffer(_encode(each.get_extra_state()), np.uint8).copy())

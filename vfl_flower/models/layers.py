@@ -148,12 +148,7 @@ class PiecewiseLinear(nn.Module):
             edges.data[: len(distinct)] = torch.from_numpy(distinct)
 
     def forward(self, x: Tensor, columns: slice = slice(None)) -> Tensor:
-        """Return the numbers and their bins' outputs, [R, F + F * bins].
-
-        Parameters
-        ----------
-        columns : the columns that ``x`` has, of all F columns.
-        """
+        """Return the numbers of these columns and their bins' outputs, [R, F + F * bins]."""
         low, high = self.edges[columns, :-1], self.edges[columns, 1:]
         wide = high > low
         inside = (x[..., None] - low) / torch.where(wide, high - low, 1.0)

@@ -56,18 +56,14 @@ def loss_per_row(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Te
 class Loss:
     """Compute the training loss, with class weights and a correction for label noise.
 
-    For noisy labels it is the forward-corrected loss of Patrini et al. (2017): -log s with
-    s = sum_j T[j, y] q_j. Here q are the probabilities of the classes. T[j, y] is the probability
-    that label y is recorded for class j. The minimum is the same as for the true labels. A noisy
-    label does not tell which class weight w a row has. So q is softmax(z - log w) for outputs z.
+    For noisy labels it is the forward-corrected loss of Patrini et al. (2017): -log s with s =
+    sum_j T[j, y] q_j. Here q are the probabilities of the classes. T[j, y] is the probability that
+    label y is recorded for class j. The minimum is the same as for the true labels. A noisy label
+    does not tell which class weight w a row has. So q is softmax(z - log w) for outputs z.
     Softmax(z) then has the probabilities of the weighted classes.
 
-    Parameters
-    ----------
-    class_weights : factor of a row's loss by its true class, [classes]; None means 1.
-    kept : probability p that a label is true. A false label is uniform over the other classes.
-    own : a user's function from outputs [R, C] and labels [R] to row losses [R]. It replaces the
-        standard loss. Labels are class indices, or standardised numbers.
+    A label is true with probability ``kept``, and otherwise uniform over the other classes. A
+    user's ``own`` loss maps outputs [R, C] and labels [R] to row losses [R].
     """
 
     class_weights: Tensor | None = None
@@ -154,19 +150,7 @@ def _unit_rows(classes: int, device: torch.device) -> Tensor:
 def loss_of(
     config: RunConfig, labels: NDArray[Any], classes: int, kept: float, device: torch.device
 ) -> Loss:
-    """Return the loss of a run.
-
-    Parameters
-    ----------
-    labels : labels of the training rows, [N].
-    classes : number of classes.
-    kept : probability that a label is true.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration does not give one positive class weight for each class.
-    """
+    """Return the loss of a run with these training labels [N], true with probability ``kept``."""
     weights = class_weights(config.data, labels, classes, kept)
     on_device = None if weights is None else torch.from_numpy(weights).to(device)
     name = config.models.loss
@@ -176,10 +160,7 @@ def loss_of(
 def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) -> None:
     """Raise `ConfigError` if a user's loss does not return a loss for each row.
 
-    Parameters
-    ----------
-    labels : labels of some rows, [N].
-    alone : whether noise hides each row's contribution. No row may then affect another's loss.
+    With ``alone``, noise hides each row's part, so that no row may affect another's loss.
     """
     if loss.own is None:
         return

@@ -31,11 +31,6 @@ def kind_of(name: str) -> str:
 
     A class or function of your own names its kind in the attribute ``rates_like``. Without the
     attribute, a subclass of `torch.optim.SGD` is of kind ``sgd``, and any other of kind ``adam``.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such optimizer or kind.
     """
     if name in KINDS:
         return KINDS[name]
@@ -54,18 +49,7 @@ def kind_of(name: str) -> str:
 def build_optimizer(
     config: RunConfig, model: nn.Module, lr: float, per_epoch: float = 1
 ) -> torch.optim.Optimizer:
-    """Build the configured optimizer of a model, for `training.step_along`.
-
-    Parameters
-    ----------
-    lr : learning rate, before any schedule.
-    per_epoch : steps of this model in an epoch, which scale the schedule.
-
-    Raises
-    ------
-    ConfigError
-        If an optimizer of your own cannot step on this model.
-    """
+    """Build a model's optimizer, whose schedule spans ``per_epoch`` steps an epoch."""
     training = config.training
     name, decay, parameters = training.optimizer, training.weight_decay, trained(model).values()
     make: Make = OPTIMIZERS.load(name)

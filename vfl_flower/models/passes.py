@@ -61,14 +61,9 @@ def one(
     learns: bool = True,
     parameters: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Return the outputs of the rows of one step of a window.
+    """Return the outputs of one step's rows. ``key`` and the step decide the random numbers.
 
-    Parameters
-    ----------
-    noise : the noise of that step.
-    key : decides the random numbers, together with the step.
-    learns : whether the pass updates buffers, such as running statistics.
-    parameters : parameters that replace the model's.
+    ``learns``: whether buffers, such as running statistics, change.
     """
     given = (x, noise) if noise else (x,)
     outputs: Tensor

@@ -37,19 +37,8 @@ def pretrained(folder: str) -> Callable[..., Pretrained]:
 class Pretrained(nn.Module):
     """Map samples to embeddings [R, size] by a pooled backbone and a linear layer.
 
-    Parameters
-    ----------
-    folder : folder with config.json, and perhaps model.safetensors.
-    sample : one row as the source gives it, without a dimension of rows.
-    size : the embedding size.
-    lora : rank of adapters beside the backbone's linear layers (LoRA, Hu et al., 2022). Only the
-        adapters and the last layer learn. 0 means no adapters.
-    freeze : whether the backbone does not learn and stays in eval mode.
-
-    Raises
-    ------
-    VflError
-        If the folder or the sample is unusable. The text lacks its subject, the model.
+    With adapters of rank ``lora`` (Hu et al., 2022), only they and the last layer learn. With
+    ``freeze``, the backbone stays in eval mode. Errors lack their subject, the model.
     """
 
     def __init__(

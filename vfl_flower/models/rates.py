@@ -20,11 +20,6 @@ class Rates:
     The rate depends only on the step's number, counted from 0. So both ends of a link and a resumed
     run know it without any state. A party may take over steps of others, beyond its last planned
     step. These steps have the rate of the last planned step.
-
-    Parameters
-    ----------
-    lr : learning rate that the schedule's factors multiply.
-    per_epoch : steps of this model in an epoch, K for a party.
     """
 
     def __init__(self, training: TrainingConfig, lr: float, per_epoch: float) -> None:

@@ -42,19 +42,9 @@ Build = Callable[[], nn.Module]
 
 
 def try_out(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
-    """Train a new model for two steps, and compare it with a rebuilt copy.
+    """Train a new model for two steps on these rows, and compare it with a rebuilt copy.
 
-    Parameters
-    ----------
-    said : the subject of errors, as in "Party 0's model 'towers.py:Tower'".
-    model : the model. It changes.
-    build : builds the copy on the model's device.
-    rows : at least two rows, which the model can train on.
-
-    Raises
-    ------
-    ConfigError
-        If the model cannot be saved, or differs from the copy.
+    Raise `ConfigError`, with ``said`` as its subject, if it cannot be saved or differs.
     """
     before = trained(model)
     try:

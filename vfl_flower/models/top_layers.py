@@ -95,13 +95,7 @@ class TopModel(nn.Module):
         """Yield outputs of rows h with the first, and with the second of each party's pair.
 
         The first layer is linear, and a pair changes the columns of one party. So all pairs share
-        the layer's output for h. The other layers are one pass for many parties.
-
-        Parameters
-        ----------
-        h : rows of a window.
-        blocks : the pair of each party.
-        key : decides the random numbers. Buffers do not learn.
+        the layer's output for h. The other layers are one pass for many parties, without learning.
         """
         z = self.first(h)
         # The second embeddings may be in h already. A GPU would wait for each comparison.
@@ -160,25 +154,13 @@ class TopModel(nn.Module):
         bound: float = math.inf,
         sums: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Pass forward and backward.
+        """Return outputs [R, C], gradient rows of x [R, width], and the layers' gradients.
 
-        The gradients are explicit, because autograd takes several times as long. Under
-        `training.autocast` the products have that precision, and the results are float32.
-
-        Parameters
-        ----------
-        x : the first layer's input, [R, width].
-        targets : `losses.Loss.targets` of the rows.
-        weights : factor of each row's loss, [R, 1], or one number.
-        loss_gradient : function of outputs and targets, as `losses.Loss.gradient`.
-        rows, parameters : whether to compute gradients of x, and of the layers.
-        bound : bound on the norm of each row's part in the gradients of the layers' parameters. The
-            norms of the row's inputs and signals give this norm (Goodfellow, 2015).
-        sums : precision of the sums over rows, if there is a bound.
-
-        Returns
-        -------
-        Outputs [R, C], gradient rows of x, and gradients of the layers' parameters.
+        They are explicit, because autograd takes several times as long. Under `training.autocast`
+        products have that precision, and results are float32. ``weights`` [R, 1] or a number
+        multiply row losses. ``bound`` clips the norm of each row's part in the layers' gradients,
+        which follows from its inputs and signals (Goodfellow, 2015). Then ``sums`` is the precision
+        over rows.
         """
         layers = cast(list[nn.Linear], list(self.layers))
         inputs = [x]

@@ -149,19 +149,8 @@ def build_top(
 ) -> TopModel:
     """Build the label holder's model; the seed decides its initial parameters.
 
-    `Aggregation.build_top` calls this with the classes that can read the run's rows.
-
-    Parameters
-    ----------
-    sizes : embedding size of each party; all the same unless embeddings are concatenated.
-    own_columns : number of the label holder's columns.
-    alone : whether noise hides each row's contribution. No row may then affect another's output.
-    kinds : the classes for top models of this project, and for your own.
-
-    Raises
-    ------
-    ConfigError
-        If a module of your own does not return outputs.
+    `Aggregation.build_top` names the classes that can read the run's rows, its own and a user's.
+    With ``alone``, noise hides each row's part, so that no row may affect another's output.
     """
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
@@ -224,20 +213,12 @@ def grow_top(
     sizes: Sequence[int],
     then: type[TopModel],
 ) -> None:
-    """Load a saved top model into one with more parties; the new parties come last.
+    """Load a saved top model, with parties of ``sizes``, into one with more; the new ones come
+    last.
 
     With embeddings side by side, outputs stay the same with and without the new parties. The first
     layer's columns of a new party, and its placeholder, begin at zero. With a mean or a sum,
     outputs stay the same for rows without new parties.
-
-    Parameters
-    ----------
-    sizes, then : embedding size of each party in the earlier run, and the class of its top model.
-
-    Raises
-    ------
-    ConfigError
-        If the parameters of a module of your own have other shapes for more parties.
     """
     if isinstance(top, OwnTop):
         try:

@@ -26,14 +26,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 def step_along(
     optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor], step: int = 0
 ) -> None:
-    """Take one optimizer step along these gradients.
-
-    Plain SGD steps without torch's overhead.
-
-    Parameters
-    ----------
-    step : number of the step, from 0, for the learning rate schedule.
-    """
+    """Take step number ``step`` along these gradients; plain SGD skips torch's overhead."""
     group = optimizer.param_groups[0]
     if not group["rates"].constant:
         group["lr"] = group["rates"].of(step)
@@ -101,15 +94,9 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a model to save, by name.
+    """Return the tensors of a model to save: parameters, buffers, and extra states as bytes.
 
-    These are its parameters, the buffers of its ``state_dict``, and its extra states as bytes.
-    Frozen parameters that can be read from files again are left out.
-
-    Raises
-    ------
-    VflError
-        If a tensor or an extra state has a type that is not saved. The text lacks its subject.
+    Leave out frozen parameters that can be read from files again. Errors lack their subject.
     """
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     frozen = [name for name, tensor in tensors.items() if not tensor.requires_grad]
@@ -169,13 +156,7 @@ def kind_of(model: nn.Module) -> str:
 
 
 def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copy named arrays into a model's parameters, buffers and extra states.
-
-    Raises
-    ------
-    VflError
-        If names or shapes differ. The text lacks its subject. Nothing is copied.
-    """
+    """Copy named arrays into a model's parameters, buffers and extra states, or none of them."""
     tensors = kept(model)
     for name in [*tensors, *arrays]:
         if name in tensors and name in arrays and is_extra(name):

@@ -53,15 +53,7 @@ def write(
     model: BottomModel,
     grown: bool,
 ) -> str:
-    """Return the party's text about itself, in JSON.
-
-    Parameters
-    ----------
-    config : the run's configuration.
-    own : the run's configuration with the party's own model and training.
-    rows : training rows of the run.
-    grown : whether the model began in an earlier run.
-    """
+    """Return the party's text about itself, in JSON. ``own`` has its model and training."""
     name = own.models.bottom.rpartition("/")[2]
     values: dict[str, Any] = {
         "config": config.values(),

@@ -50,13 +50,7 @@ With limits, every way that continues from earlier uploads needs their count (`_
 
 
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
-    """Build the party of a new run, or of a run whose state it has lost.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If a rule forbids the run, or if the lost state came from an earlier run.
-    """
+    """Build the party of a new run, or of a run whose state it has lost."""
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it continued.")
@@ -79,14 +73,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
     """Build the party of a run that begins with the models of an earlier run.
 
     A party of the earlier run keeps its model, the preparation of its columns, and its counts of
-    steps and uploads. Any other party is new. A party looks for its model only in its own folder
-    of states.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If the party has no such model, or a rule forbids the run. Also if its columns or its model
-        differ from the earlier ones.
+    steps and uploads. Any other party is new. A party looks for its model only in its own folder of
+    states, and refuses if its columns or its model differ.
     """
     index, _ = index_and_parties(context)
     config = told(context, order.config)
@@ -116,13 +104,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
 
 
 def rebuild(context: Context, text: str) -> Party:
-    """Build a party from its text about itself; `context.resume` then loads its state.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If its data, model, training or number of parties have changed.
-    """
+    """Build a party from its text about itself; `context.resume` then loads its state."""
     then = about.read(text)
     read = partial(load_block, context, then.config, then.preparation if then.grown else None)
     return _build(context, "resume", then.config, then.outputs, read, text, then.grown)
@@ -134,17 +116,9 @@ def for_prediction(
     run: str,
     new_rows: Callable[[Preparation], FeatureBlock],
 ) -> Party:
-    """Build a party with a model that it saved, to predict rows.
+    """Build a party with a model that it saved in ``run``, to predict ``new_rows``.
 
-    Parameters
-    ----------
-    run : name of the model's run.
-    new_rows : reads the rows to predict. A party without own data predicts test rows instead.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If its model, its number of parties, or the rows of a partitioned data set have changed.
+    A party without own data predicts test rows instead.
     """
     text, scalars = state.load_about(saved.state), state.load_scalars(saved.state)
     then = about.read(text)
@@ -172,10 +146,7 @@ def _build(
 ) -> Party:
     """Read a party's data, build its model, and run the checks of this way.
 
-    Parameters
-    ----------
-    text : the party's text about itself from when its model began; empty for a new model.
-    grown : whether its model began in an earlier run.
+    ``text`` is about the party when its model began, in an earlier run if ``grown``; empty if new.
     """
     index, parties = index_and_parties(context)
     then, checks = about.read(text) if text else None, CHECKS[way]

@@ -73,11 +73,7 @@ def of_block(block: FeatureBlock) -> Read:
 class DriftReports:
     """Reports of one model's drift to the label holder, and the party's own table.
 
-    Parameters
-    ----------
-    run : name of the model's run, in the name of the table.
-    perturbs : whether the run adds noise to embeddings. Its epsilon covers no report, so the party
-        sends no report then.
+    If the run ``perturbs`` embeddings, its epsilon covers no report, so the party sends none.
     """
 
     def __init__(self, context: Context, saved: Saved, run: str, perturbs: bool = False) -> None:
@@ -97,9 +93,7 @@ class DriftReports:
     def of_prediction(self, names: Names, places: Places, read: Read) -> Arrays:
         """Write the table of a prediction's rows; return the arrays of the report, if any.
 
-        Parameters
-        ----------
-        names, places : numbers of the rows' people, and places for ``read``, [n].
+        ``names`` identify people, and ``places`` are where to ``read`` them, [n].
         """
         if self._watch is None or len(places) < LEAST:
             return {}
@@ -124,13 +118,9 @@ class DriftReports:
     ) -> Arrays:
         """Count rows that a service has embedded; return the arrays of a report that is due.
 
-        A service does not count rows of a table on the disk: it would read the whole table.
-
-        Parameters
-        ----------
-        asked, at : numbers of aligned rows, and their places in the block, or -1.
-        places : place of each aligned row in ``own``, or -1.
-        singles : places in ``own`` of rows outside the alignment, or -1.
+        A service does not count rows of a table on the disk: it would read the whole table. The
+        aligned rows ``asked`` lie at ``at`` in the block; ``places`` and ``singles`` lie in
+        ``own``. Missing rows have -1.
         """
         if self._watch is None or (own and own.lazy):
             return {}

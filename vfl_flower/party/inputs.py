@@ -98,15 +98,8 @@ def load_block(
 ) -> FeatureBlock:
     """Read a party's own data, or its columns of the partitioned data set.
 
-    Parameters
-    ----------
-    preparation : how to prepare own columns. By default, the training rows teach it.
-    watched : whether to learn the shares of the columns at the training rows.
-
-    Raises
-    ------
-    ConfigError
-        If the data cannot be read, or if a party with a file takes part in a run without files.
+    By default, the training rows teach how to prepare columns. ``watched`` also learns their
+    shares.
     """
     index, parties = index_and_parties(context)
     own_words = context.node_config.get("augment")

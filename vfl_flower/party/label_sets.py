@@ -34,21 +34,10 @@ def count_labels(
     question: bytes,
     min_rows: int,
 ) -> None:
-    """Count a set of labels, unless the party has answered the same question before.
+    """Count labels, 0 or 1, of people [R], unless the party has answered the same question before.
 
-    Parameters
-    ----------
-    people, labels : number of each row's person, and its label, 0 or 1: [R].
-    question : digest of all that the answer depends on.
-    min_rows : the party's rule. Ten sums over so many people each, without overlap, are the most
-        that all sets together may say about one person.
-
-    Raises
-    ------
-    ConfigError
-        If the party has answered too many sets, or all sets together say too much about a person.
-    VflError
-        If the file is damaged or cannot be written.
+    ``min_rows`` is the party's rule. Ten sums over so many people each, without overlap, are the
+    most that all sets together may say about one person.
     """
     path = states_folder(context) / f"party-{context.node_config.get('partition-id')}.information"
     with opened_by_party(path, _UNCOUNTED, content_in_file("sets")) as ledger:

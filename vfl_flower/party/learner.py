@@ -47,14 +47,7 @@ Other models evaluate 256 rows, and large models a mini-batch.
 
 
 class Learner:
-    """The `PartyEnd` of a party's estimator; see `protocol.estimators.base`.
-
-    Parameters
-    ----------
-    config : the run's configuration.
-    own : the run's configuration with the party's own model and training.
-    frozen : whether the model does not train.
-    """
+    """The `PartyEnd` of a party's estimator; ``own`` has the party's own model and training."""
 
     def __init__(
         self,
@@ -87,16 +80,14 @@ class Learner:
         self.optimizer = build_optimizer(own, self.model, rate, self.sampling.per_epoch)
         self.arrays: Arrays = {}  # state of the estimator
         self.exchange = 0  # number of the message whose window the model processes
+        self._directions: Directions | None = None  # of the last window
         self.trace: Any = None  # intermediate results of the last upload, if in this process
         self.learning()
 
     def _build(self, secret: bytes = b"") -> BottomModel:
         """Build the bottom model, as each process of this party does.
 
-        Parameters
-        ----------
-        secret : with own data it seeds the first model too, since a known first model would reveal
-            features. By default it is new, as in another process.
+        With own data the secret seeds it too, since a known first model would reveal features.
         """
         config, secret = self.config, secret or secrets.token_bytes(16)
         of_model = secret if config.data.apart and config.privacy.noise_seed < 0 else b""
@@ -162,10 +153,7 @@ class Learner:
     def noise(self, exchange: int, window: Window) -> Perturbation:
         """Return the noise of the upload that answers this message.
 
-        Raises
-        ------
-        VflError
-            If the model has diverged. Under noise its embeddings would not show it.
+        Refuse if the model has diverged. Under noise its embeddings would not show it.
         """
         finite = [p.isfinite().all() for p in self.model.parameters()]
         if finite and not torch.stack(finite).all():
@@ -174,9 +162,11 @@ class Learner:
         return self.mechanism.perturbation(self.secret, exchange, lengths, last)
 
     def directions(self, order: TrainOrder) -> Directions:
-        """Return the directions of the window of an order."""
-        key = window_key(self.secret, order)
-        return Directions(self.config.estimator, key, self.model)
+        """Return the directions of the window of an order, the same for upload and answer."""
+        key, here = window_key(self.secret, order), self._directions
+        if here is None or here.key != key or self.model.by_step:  # it may have made new tensors
+            here = self._directions = Directions(self.config.estimator, key, self.model)
+        return here
 
     # --- interface for the party ----------------------------------------------------------------
 

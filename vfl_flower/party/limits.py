@@ -31,11 +31,8 @@ _UNCOUNTED = "cannot count what it releases. See its own log."
 class Limits:
     """Limits of a party's rules ``max-epochs`` and ``max-uploads`` in a run.
 
-    Parameters
-    ----------
-    refuse : builds the error from the refused action and the reason.
-    path : file that counts the uploads of each row of the party. It covers a run, all runs that
-        continue it, and predictions with their models.
+    The file counts uploads of each row, in the run, all runs that continue it, and predictions with
+    their models.
     """
 
     def __init__(
@@ -67,34 +64,18 @@ class Limits:
             )
 
     def count(self, rows: NDArray[Any], places: Any = slice(None), times: int = 1) -> None:
-        """Count uploads of ``rows[places]``, each ``times`` times.
-
-        Raises
-        ------
-        ConfigError
-            If a row has too many uploads. Then no row is counted.
-        """
+        """Count uploads of ``rows[places]``, ``times`` each, or none if a row has too many."""
         if self.uploads is not None and len(self._add(rows[places], times)):
             raise self.too_often
 
     def count_each(self, rows: NDArray[Any], together: bool) -> NDArray[np.bool_]:
-        """Return which rows may be uploaded once more, [n]. Count one upload of each.
-
-        Parameters
-        ----------
-        together : whether to count nothing unless all rows may be uploaded.
-        """
+        """Return which rows may be uploaded once more, [n]; count these, or all or none."""
         if self.uploads is None:
             return np.ones(len(rows), bool)
         return ~np.isin(rows, self._add(rows, 1, single=not together))
 
     def _add(self, rows: NDArray[Any], times: int, single: bool = False) -> NDArray[Any]:
-        """Count uploads, and return the rows with too many. If there are such, count nothing.
-
-        Parameters
-        ----------
-        single : whether to count the uploads of all other rows.
-        """
+        """Count uploads, return rows with too many, and then count none, or ``single`` others."""
         different, often = np.unique(rows, return_counts=True)
         with self._counts() as ledger:
             after = ledger.numbers("uploads", different) + often * times
@@ -129,13 +110,7 @@ class PredictionBudget(Budget):
         super().__init__(partial(opened_by_party, path, _UNCOUNTED, _earlier_rows), limits)
 
     def take(self, rows: int) -> None:
-        """Count rows before they are embedded.
-
-        Raises
-        ------
-        ConfigError
-            If a rule leaves fewer rows. The sentence names the rule. Then no row is counted.
-        """
+        """Count rows before they are embedded, or none if a rule leaves fewer."""
         allowed, why = self.take_some(rows)
         if why:
             self.give_back(allowed)
@@ -144,9 +119,7 @@ class PredictionBudget(Budget):
     def take_some(self, wanted: int) -> tuple[int, str]:
         """Count as many rows as the rules allow, before they are embedded.
 
-        Returns
-        -------
-        their number, and the sentence that refuses the others, if any.
+        Return their number, and the sentence that refuses the others, if any.
         """
         allowed, rule = super().take_some(wanted)
         why = f"to predict {wanted} rows: its rule is {rule}"
@@ -187,26 +160,12 @@ def refused_rows(
     there: NDArray[np.bool_],
     together: bool,
 ) -> tuple[NDArray[np.int64], str]:
-    """Count the rows of a service's order before they are embedded.
+    """Count the rows of a service's order before they are embedded; return the forbidden ones.
 
-    Rules forbid single rows, so that nobody's rows cost others their scores.
-
-    Parameters
-    ----------
-    rows, places : the aligned rows of the order are ``rows[places]``, [n].
-    there : whether the data have a row, [n + k]. The last rows are outside the alignment.
-    together : whether nothing is embedded if a rule forbids a row, as under masked sums.
-
-    Returns
-    -------
-    positions of the rows that a rule forbids, and its sentence.
-
-    Raises
-    ------
-    ConfigError
-        If a rule allows no row at all, unless sums are masked.
-    VflError
-        If the party cannot keep its counts.
+    Rules forbid single rows, so that nobody's rows cost others their scores. The aligned rows are
+    ``rows[places]``, [n]; ``there`` [n + k] also covers rows outside the alignment. Return
+    positions, and the rule's sentence. Raise it if no row is allowed, but not for masked sums
+    (``together``).
     """
     wanted = np.flatnonzero(there)
     number, why = len(wanted), ""

@@ -17,13 +17,7 @@ from vfl_flower.protocol.systems import check_gradient
 
 
 def own_config(context: Context, config: RunConfig) -> RunConfig:
-    """Return a run's configuration with the party's own model and training.
-
-    Raises
-    ------
-    ConfigError
-        If an option in the node configuration has an invalid value, or contradicts others.
-    """
+    """Return a run's configuration with the party's own model and training."""
     given = {key: value for key, value in context.node_config.items() if key in OWN_TRAINING}
     party = context.node_config.get("partition-id")
     if isinstance(named := given.get("optimizer"), str) and OPTIMIZERS.is_place(named):
@@ -52,13 +46,7 @@ def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
 
 
 def _own_model(context: Context, config: RunConfig) -> RunConfig:
-    """Return a run's configuration with the node configuration's bottom model.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such model, or it lacks a gradient that the system needs.
-    """
+    """Return a run's configuration with the node configuration's bottom model."""
     node, whose = context.node_config, f"Party {context.node_config.get('partition-id')}'s"
     own: dict[str, Any] = {}
     for name, key in _MODEL.items():

@@ -53,16 +53,9 @@ from vfl_flower.transport.messages import (
 
 
 class Party:
-    """One party of a run.
+    """One party of a run, with number ``index``, its features and its own model and training.
 
-    Parameters
-    ----------
-    config : the run's configuration.
-    index : number of the party, from 0.
-    outputs : outputs of the top model.
-    block : the party's features. The default is its columns of the partitioned data set.
-    own : the configuration with the party's own model and training. The default is the run's.
-    grown : whether the model began in an earlier run.
+    By default it has its columns of the partitioned data set, and the run's model.
     """
 
     def __init__(
@@ -147,12 +140,7 @@ class Party:
     def upload_window(
         self, order: TrainOrder, window: Window, blocks: Blocks | None = None
     ) -> Upload:
-        """Upload the embeddings of a window, and keep the window until its feedback comes.
-
-        Parameters
-        ----------
-        blocks : embeddings that a stack of parties computed. By default, the party embeds.
-        """
+        """Upload a window's embeddings, perhaps from a stack; keep it until feedback comes."""
         self.pending = PendingWindow(order, self.learner.secret, window)
         if blocks is None:
             with torch.set_grad_enabled(not self.learner.frozen):

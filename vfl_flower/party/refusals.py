@@ -50,15 +50,8 @@ _accepted: set[tuple[str, str, bool]] = set()
 def check_order(context: Context, order: Order) -> None:
     """Raise an error if the party's rules forbid an order, or the order's run.
 
-    A `SessionOrder` and a `SharedActorOrder` carry other orders. Each of these passes this
-    function by itself.
-
-    Raises
-    ------
-    ConfigError
-        If a rule forbids the order. The error names the rule.
-    VflError
-        If the party cannot read a configuration or a state that the order names.
+    A `SessionOrder` and a `SharedActorOrder` carry other orders. Each of these passes this function
+    by itself.
     """
     if 0 < order.of_parties <= _MOST_PARTIES and order.of_parties > index_and_parties(context)[1]:
         context.node_config = {**context.node_config, "num-partitions": order.of_parties}
@@ -146,17 +139,9 @@ def told(context: Context, text: str) -> RunConfig:
 
 
 def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules:
-    """Return a party's rules, after checking that this configuration satisfies them.
+    """Return a party's rules, if this configuration satisfies them and names only accepted code.
 
-    Parameters
-    ----------
-    rows : number of training rows, if known. It decides options that the configuration omits.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration breaks a rule, or contains a name that the node does not accept from
-        others. The error names the rule or the name.
+    The number of training rows, if known, decides options that the configuration omits.
     """
     rules, one_owner = Rules.of(context.node_config), simulated(context)
     if not one_owner:

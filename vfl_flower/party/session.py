@@ -188,12 +188,7 @@ def current(context: Context) -> Session | None:
 def resume(context: Context) -> Session:
     """Return the session of a node's party, as its last message left it.
 
-    Raises
-    ------
-    OutOfStepError
-        If the node has no state of this run.
-    ConfigError, VflError
-        If the party's data, model or training have changed since the run began.
+    Raise `OutOfStepError` if the node has no state of this run.
     """
     session = _live(context)
     if session and session.before:  # an interrupt has ended the last message

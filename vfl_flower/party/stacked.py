@@ -277,13 +277,7 @@ class Stack:
         )
 
     def learn(self, arrays: Sequence[Arrays]) -> None:
-        """Learn from each party's feedback, as `Party.learn`.
-
-        Raises
-        ------
-        VflError
-            If a party's feedback is unusable. No party has learned then.
-        """
+        """Learn from all feedback, as `Party.learn`; if one is unusable, no party learns."""
         pending = [each for each in self.pending if each]
         if not pending:
             return

@@ -126,13 +126,7 @@ def copy_there(state: RecordDict, number: int) -> int:
 
 
 def load_copy(state: RecordDict, number: int) -> Arrays:
-    """Return the copy of the model at evaluation ``number``.
-
-    Raises
-    ------
-    VflError
-        If there is no such copy.
-    """
+    """Return the copy of the model at evaluation ``number``."""
     if not copy_there(state, number):
         raise VflError(f"has no copy of the model at evaluation {number}.")
     return load_arrays(state, f"{_COPY}{number}")

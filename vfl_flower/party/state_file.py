@@ -58,13 +58,7 @@ class _Mark(NamedTuple):
 
 
 def run_name(context: Context, nonce: str) -> str:
-    """Return the name of the run that began in this Flower run with this nonce.
-
-    Raises
-    ------
-    VflError
-        If the nonce is no hexadecimal number, and so unsafe in a file name.
-    """
+    """Return the name of the run that began with this nonce, which a file name must permit."""
     if not re.fullmatch("[0-9a-f]{0,32}", nonce):
         raise VflError("was sent a nonce that is not a hexadecimal number.")
     return f"{context.run_id}-{nonce}" if nonce else str(context.run_id)
@@ -76,18 +70,7 @@ def run_of(context: Context) -> str:
 
 
 def place(context: Context, number: int | None = None, run: str = "") -> Path:
-    """Return the file of a checkpoint, or of the end of a session.
-
-    Parameters
-    ----------
-    number : number of the checkpoint; None for the end of a session.
-    run : name of the run; by default the run of the party's state.
-
-    Raises
-    ------
-    ConfigError
-        If another user can change the folder.
-    """
+    """Return the file of a checkpoint, or of the end of a session, by default this run's."""
     party = context.node_config.get("partition-id")
     suffix = "" if number is None else f"-checkpoint-{number}"
     name = f"run-{run or run_of(context)}-party-{party}{suffix}.state"
@@ -97,16 +80,8 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
 def save(context: Context, number: int | None = None, run: str = "") -> None:
     """Write the current state, as checkpoint ``number`` or as the end of a session.
 
-    Keep the last other checkpoint of the run, and delete older ones.
-
-    Parameters
-    ----------
-    run : name of the run, if the party may not have begun it yet.
-
-    Raises
-    ------
-    VflError
-        If a checkpoint cannot be written.
+    Keep the last other checkpoint of the run, and delete older ones. A party names the run if it
+    may not have begun it yet.
     """
     run = run or run_of(context)
     path = place(context, number, run)
@@ -156,11 +131,6 @@ def load(context: Context, run: str, number: int) -> Saved:
 
     If the party was absent at that checkpoint, load its last one before. The label holder knows
     whether the party was absent.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing or damaged, or belongs to another run, party or checkpoint.
     """
     known = re.fullmatch(r"\d+(-[0-9a-f]+)?", run)
     kept = _checkpoints(context, run) if known else {}
@@ -181,10 +151,7 @@ def load(context: Context, run: str, number: int) -> Saved:
 def audit_log(context: Context) -> AuditLog:
     """Open an audit log of the party, beside its states. A second service at once has another.
 
-    Raises
-    ------
-    VflError
-        If it cannot be written. The party's own log says why.
+    The party's own log says why it cannot be written.
     """
     party = context.node_config.get("partition-id")
     names = (f"party-{party}-audit{which}.jsonl" for which in ("", *_MORE_LOGS))

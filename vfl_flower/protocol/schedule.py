@@ -62,18 +62,9 @@ class Schedule:
         cost: str,
         measures: bool = False,
     ) -> Schedule:
-        """Return the schedule of a run with this number of parties.
+        """Return the schedule of a run of ``per_epoch`` steps, over a transport of this cost.
 
-        Parameters
-        ----------
-        per_epoch : K, steps of an epoch.
-        cost : the cost of an exchange over the run's transport.
-        measures : whether the transport measures the time of exchanges.
-
-        Raises
-        ------
-        ConfigError
-            If the quorum, the window and the estimator contradict each other.
+        Raise `ConfigError` if the quorum, the window and the estimator contradict each other.
         """
         quorum = config.schedule.quorum or rule.of(parties)
         if quorum > parties:

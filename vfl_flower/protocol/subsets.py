@@ -49,15 +49,10 @@ class Copies:
 
 
 def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | None) -> Tensor:
-    """Return the loss of each row of a window, [R], as training minimises it.
+    """Return the loss of each row of a window, [R], as training and validation measure it.
 
-    Training and validation both call this function, so that both measure the same.
-
-    Parameters
-    ----------
-    outputs : outputs of the rows, [R, C], or of the copies, [R', C].
-    labels : labels of the rows, [R], with noise if the labels have noise.
-    copies : copies of the rows, if a row's loss is the weighted mean over its copies.
+    Outputs are of the rows, [R, C], or of their copies, [R', C], whose losses are averaged by
+    weight.
     """
     if copies is None:
         return loss.per_row(outputs, labels)
@@ -67,15 +62,11 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 def copies(
     kind: str, h: Tensor, lengths: Sequence[int], parties: int, least: int, key: Sequence[int]
 ) -> Copies:
-    """Return copies of a window's rows, with random subsets of their parties.
+    """Return copies of a window's rows, with random subsets ("sampled" or "laser") of their
+    parties.
 
-    Parameters
-    ----------
-    kind : "sampled" or "laser".
-    h : rows; their last ``parties`` columns are the row mask.
-    lengths : number of rows in each step.
-    least : size of the smallest subset, 0 if the label holder has columns.
-    key : decides the random numbers.
+    The last ``parties`` columns of h are the row mask. ``least`` is 0 if the label holder has
+    columns.
     """
     columns = slice(h.shape[1] - parties, None)
     present = h[:, columns].cpu().numpy() > 0

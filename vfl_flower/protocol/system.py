@@ -115,13 +115,7 @@ class System:
 
 
 def load_system(name: str) -> System:
-    """Return the system or baseline of a name.
-
-    Raises
-    ------
-    ConfigError
-        If no system has this name.
-    """
+    """Return the system or baseline of a name."""
     found: System = SYSTEMS.load(name)
     return found
 

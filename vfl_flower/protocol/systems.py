@@ -23,20 +23,13 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import aggregation, estimators, sampling
 from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.option_checks import check_calibration, check_task_options
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.system import BY_ROWS, RATE_KEYS, System, load_system
 from vfl_flower.transport.stream import listen as streams
 
 
 def resolve(raw: Mapping[str, Any]) -> RunConfig:
-    """Return the validated run configuration for a user's options.
-
-    Raises
-    ------
-    ConfigError
-        If an option, a value or the strategy's name is unknown, or values contradict each other.
-    """
+    """Return the run configuration of a user's options, or raise `ConfigError`."""
     given = parse(raw)
     items = tuple(sorted(given.items()))
     code = bool(places(given))  # which may have changed since
@@ -73,7 +66,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     rates.check(config.training)
     streams.check(config.running)
     mechanism = mechanism_of(config)
-    check_task_options(config, mechanism)
+    _check_task_options(config, mechanism)
     mechanism.check(estimator)
     sampling.check(config)
     _check_system(system, config, estimator, mechanism)
@@ -94,13 +87,7 @@ _OF_TOP = {"combine", "embedding-size", "embedding-activation", "top-hidden", "t
 
 @lru_cache(maxsize=16)
 def sized(config: RunConfig, rows: int) -> RunConfig:
-    """Return the configuration with defaults of `BY_ROWS` for so many training rows.
-
-    Raises
-    ------
-    ConfigError
-        If options contradict a chosen default.
-    """
+    """Return the configuration with defaults of `BY_ROWS` for so many training rows."""
     training, values = config.training, config.values()
     left = [name for name in BY_ROWS if values[name] is None]
     if not left:
@@ -206,13 +193,7 @@ _OF_LABEL_HOLDER = ("observer", "top-model", "loss", "metrics")
 
 
 def refuse_places(raw: Mapping[str, Any]) -> None:
-    """Refuse received options that would make a party load code by an import path.
-
-    Raises
-    ------
-    ConfigError
-        If an option does. The text names the option.
-    """
+    """Refuse received options that would make a party load code by an import path."""
     named = [name for name in places(raw) if name not in _OF_LABEL_HOLDER]
     if named:
         raise ConfigError(
@@ -234,7 +215,7 @@ def _check_system(
     if system.baseline:
         mechanism.check_baseline()
     _check_growth(system, config, estimator, mechanism)
-    check_calibration(config)
+    _check_calibration(config)
     check_gradient(config, "bottom-model")
 
 
@@ -277,4 +258,45 @@ def check_gradient(config: RunConfig, key: str) -> None:
             f"{key} = {config.models.bottom!r} has no gradient, but strategy = "
             f"{config.strategy!r} needs one. Choose a zeroth-order system, such as 'cascaded', "
             "or another model."
+        )
+
+
+def _check_task_options(config: RunConfig, mechanism: Mechanism) -> None:
+    """Raise `ConfigError` if options contradict task "information"."""
+    if config.task != "information":
+        return
+    privacy, exact = config.privacy.mechanism, config.information == "exact"
+    if exact and privacy != "none":
+        raise ConfigError(
+            f"information = 'exact' answers exact counts, but privacy = {privacy!r}. Leave one of "
+            "them out."
+        )
+    if not exact and not mechanism.learns_from_noise:
+        raise ConfigError(
+            f"task = 'information' draws noise on labels, but privacy = {privacy!r}. Leave privacy "
+            "out."
+        )
+    if config.data.target != "classification":
+        raise ConfigError(
+            "task = 'information' needs labels of two classes, but target = "
+            f"{config.data.target!r}. Give a label column that says whether the event happened."
+        )
+
+
+def _check_calibration(config: RunConfig) -> None:
+    """Raise `ConfigError` if there is nothing to calibrate, or no row to calibrate by."""
+    method, privacy = config.training.calibrate, config.privacy.mechanism
+    if method == "none":
+        return
+    if config.data.target == "regression":
+        raise ConfigError(
+            f"calibrate = {method!r} is for probabilities of classes, and target = 'regression' "
+            "has no classes. Leave calibrate out."
+        )
+    if config.data.validation_fraction == 0:
+        covers = mechanism_of(config).covers_validation
+        why = "validation-fraction = 0" if covers else f"privacy = {privacy!r}"
+        raise ConfigError(
+            f"calibrate = {method!r} needs validation rows, and with {why} there are none. Leave "
+            "one of them out."
         )

@@ -59,14 +59,7 @@ def count(ledger: Ledger, limits: Sequence[Limit], more: int, day: int) -> None:
 class Budget:
     """Counts what a service spends, before it spends it. `close` gives back what is left.
 
-    Parameters
-    ----------
-    opened : opens the ledger.
-    limits : without any rule among them, nothing is counted.
-
-    Attributes
-    ----------
-    ledger : the secret of the ledger that has the last count.
+    Without limits, nothing is counted. ``ledger`` is the secret of the ledger with the last count.
     """
 
     def __init__(
@@ -78,12 +71,7 @@ class Budget:
         self.ledger = b""
 
     def take_some(self, wanted: int) -> tuple[int, str]:
-        """Count as many as the limits allow.
-
-        Returns
-        -------
-        their number, and the rule that refuses the others, if any.
-        """
+        """Count as many as the limits allow; return how many, and the rule that refuses others."""
         if not self._rules:
             return wanted, ""
         if wanted and (wanted > self._left or today() > self._day):

@@ -161,14 +161,7 @@ def content_in_file(name: str) -> Reader:
 def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
     """Open a ledger, and wait for other blocks first. Keep the changes if the block ends.
 
-    Parameters
-    ----------
-    earlier : reads what an earlier version wrote.
-
-    Raises
-    ------
-    VflError
-        If the file is damaged, is no ledger, or cannot be written.
+    ``earlier`` reads what an earlier version wrote.
     """
     path = path.absolute()
     with told(path):
@@ -193,11 +186,9 @@ def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
 
 @contextmanager
 def opened_by_party(path: Path, sentence: str, earlier: Reader = no_file) -> Iterator[Ledger]:
-    """Open a ledger of a party as `opened` does.
+    """Open a ledger as `opened` does. If that fails, only ``sentence`` leaves the party.
 
-    Parameters
-    ----------
-    sentence : the error if that fails. It leaves the party. The party's own log has the reason.
+    The party's own log has the reason.
     """
     in_block: BaseException | None = None
     try:

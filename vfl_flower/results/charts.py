@@ -31,14 +31,9 @@ _SVG = "{http://www.w3.org/2000/svg}"
 class Line:
     """The points of one run. Its number among the lines decides its colour.
 
-    Parameters
-    ----------
-    band : lower and upper edge of a band at each point, if there is one.
-    joined : whether a line joins the points, in order of x.
-    best : point of the best evaluation, which gets a ring.
-    kept : figure of the model that the run has kept. By default, the last point's.
-    reference : whether the line is only there to compare with. It is thin and has no dots.
-    broad : whether the line is broad, and rises in steps.
+    ``band`` has a lower and an upper edge at each point. ``best`` is the point with a ring.
+    ``kept`` is the figure of the model that the run keeps, by default the last. A ``reference`` is
+    thin and has no dots. A ``broad`` line rises in steps.
     """
 
     name: str
@@ -178,10 +173,7 @@ def frontier_lines(
 ) -> list[Line]:
     """Return a line of the `frontier`, if there is one, and one of each run's models by cost.
 
-    Parameters
-    ----------
-    runs : name, history, and figure of the model that the run has kept, if it is known.
-    key, unit : the cost, "bytes" or "seconds", and its factor.
+    A run has a name, a history and its kept model's figure. The cost is "bytes" or "seconds".
     """
     best = frontier([history for _, history, _ in runs], metric, key)
     points = [(unit * cost, figure) for cost, figure in best]

@@ -17,15 +17,8 @@ def coverage(
 ) -> dict[str, Any]:
     """Return the field ``coverage`` of a summary, or of the figures of predictions.
 
-    Parameters
-    ----------
-    asked : people in the label holder's file.
-    aligned : people that as many parties have as the rows need.
-    scored : people in the figures of a run, or with a score.
-    left_out : reason -> number of people.
-    by_party : party -> number of people that it has, as far as this is known.
-    left_out_parties : sentences about parties that were left out.
-    rules : figures of each rule at each party, if rules matched the people.
+    Of the people ``asked``, so many parties as rows need have ``aligned``. ``left_out`` counts by
+    reason, and ``rules`` are figures of each rule at each party.
     """
     return {
         "asked": asked,
@@ -39,12 +32,7 @@ def coverage(
 
 
 def lines(found: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """Return a coverage as lines of a table: what, and the number of people.
-
-    Parameters
-    ----------
-    names : number of a party -> what it is called.
-    """
+    """Return a coverage as lines of a table: what, and the number of people."""
     by_party, left_out = found.get("by_party") or {}, found.get("left_out") or {}
     return [
         ("in the label holder's file", found.get("asked")),

@@ -65,13 +65,7 @@ _RULES = {
 
 
 def data_called(dataset: str, parties: Sequence[str], rows: float | None) -> str:
-    """Return what the data of a run are called in a title.
-
-    Parameters
-    ----------
-    parties : what each party is called, such as "party bank" or "party 0".
-    rows : number of all rows, if it is known.
-    """
+    """Return what the data of a run, with these parties, are called in a title."""
     if not dataset.startswith("memory:"):
         return dataset.rsplit("/", 1)[-1]
     names = [each.removeprefix("party ") for each in parties]
@@ -88,10 +82,7 @@ def main_metric(figures: Mapping[str, Any]) -> str:
 def chosen_by(figures: Mapping[str, Any]) -> str:
     """Return the name of the metric that selects configurations: AUC, accuracy, or R2.
 
-    Raises
-    ------
-    ConfigError
-        If the run has no validation rows.
+    Raise `ConfigError` if the run has no validation rows.
     """
     for key in VALIDATED:
         if figures.get(key) is not None:
@@ -120,12 +111,7 @@ def reached(figures: Mapping[str, Any]) -> str:
 
 
 def validated(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    """Return the last and the least validation loss as text; empty without validation.
-
-    Parameters
-    ----------
-    entry, best : history entries of the last and of the best evaluation. ``best`` may be empty.
-    """
+    """Return the last and the least validation loss as text; empty without validation."""
     if entry.get("validation_loss") is None:
         return ""
     least = " (best)" if best else ""

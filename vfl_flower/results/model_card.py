@@ -34,13 +34,7 @@ _NAMED = "csv:", "parquet:", "hf:", "files:", "memory:"  # data sets with a colu
 
 
 def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the model card of a finished run into its results folder, in place of an earlier one.
-
-    Raises
-    ------
-    VflError
-        If a file cannot be written.
-    """
+    """Write the model card of a finished run into its results folder, or replace it."""
     page = card(summary)
     for name, content in zip(FILES, (markdown(page), html(page)), strict=True):
         encoded = content.encode(errors="replace")

@@ -47,26 +47,12 @@ def compare(
     node_configs: Sequence[Mapping[str, Any]] = (),
     seeds: int = 1,
 ) -> Path:
-    """Run each configuration in this process, and each baseline that fits beside them.
+    """Run each configuration, and each baseline that fits, in this process; return the folder.
 
-    Parameters
-    ----------
-    common : options of all runs. ``out`` is the results folder: it gets a folder for each run and
-        ``compare.json``.
-    runs : the options of each run, ``strategy`` at least; and perhaps its ``title``.
-    target : bytes are counted until the validation accuracy, or for regression R2, reaches it. Runs
-        without validation rows count until the test figure does.
-    node_configs : of each party, if parties have files.
-    seeds : number of seeds of each run. Figures are means over seeds, as in `seeds.repeated`.
-
-    Returns
-    -------
-    The folder.
-
-    Raises
-    ------
-    ConfigError
-        If a configuration cannot work, before any of them runs.
+    ``common`` has options of all runs, and its ``out`` gets each run's folder and ``compare.json``.
+    A run has its options, ``strategy`` at least, and perhaps a ``title``. Bytes are counted until
+    the validation accuracy or R2 reaches ``target``, or the test figure without validation rows.
+    Figures are means over seeds. Raise `ConfigError` before any run, if one cannot work.
     """
     configurations = _configurations(common, runs)
     resolved = [resolve(each) for each in configurations.values()]
@@ -134,13 +120,7 @@ def _check_alike(resolved: Sequence[RunConfig]) -> None:
 
 
 def compared(text: str) -> dict[str, Any]:
-    """Read a RUN of `vfl compare`: perhaps a title, a system, and its own options.
-
-    Raises
-    ------
-    ConfigError
-        If the text cannot be read.
-    """
+    """Read a RUN of `vfl compare`: perhaps a title, a system, and its own options."""
     title, _, rest = text.partition(": ")
     first = rest.split()[0] if rest.strip() else ""
     titled = bool(first) and ("=" not in title or first in SYSTEMS.names)

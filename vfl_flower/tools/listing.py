@@ -69,13 +69,7 @@ class Entry(NamedTuple):
 
 
 def show(words: Sequence[str] = (), every: bool = False) -> None:
-    """Print the short list, the whole list (``every``), or what the words find.
-
-    Raises
-    ------
-    ConfigError
-        If nothing has such a name, and no text has all the words.
-    """
+    """Print the short list, the whole list (``every``), or what the words find."""
     listed = list(entries())
     if named := _named(words, listed):
         _print([(f"{each.name} ({each.kind})", _explained(each)) for each in named])
@@ -116,10 +110,7 @@ def _named(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
 def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     """Return the entries whose name and texts have every word, and show each word.
 
-    Raises
-    ------
-    ConfigError
-        If there is none, with the name that was perhaps meant.
+    Without any, raise `ConfigError` with the name that was perhaps meant.
     """
     low = [word.lower() for word in words]
     found = [_with_reasons(each, low) for each in listed if all(_has(each, word) for word in low)]

@@ -32,7 +32,7 @@ def _explain(
     The rows are the test rows of the run. With another file of labels in -c,
     they are the rows of that file.
     """
-    from vfl_flower.launch.explaining import explain_local
+    from vfl_flower.launch.engines import explain_local
     from vfl_flower.tasks.inference.explanation import FILE, in_words
 
     _, keys, node_configs = options.given(run_config, node_config)

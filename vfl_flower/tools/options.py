@@ -156,13 +156,7 @@ def given(
 
 
 def of_user(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a user wrote, with the settings of ``expert`` beside them.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is written as an option.
-    """
+    """Return the options that a user wrote, with the settings of ``expert`` beside them."""
     for name, value in keys.items():
         if name in KEYS and KEYS[name].expert:
             raise ConfigError(
@@ -173,13 +167,7 @@ def of_user(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_system(keys: dict[str, Any], system: str) -> None:
-    """Set the option ``strategy`` to the system that a command names, if it names one.
-
-    Raises
-    ------
-    ConfigError
-        If -c names another one, or options stand without -c.
-    """
+    """Set the option ``strategy`` to the system that a command names, unless -c names another."""
     if "=" in system:
         raise ConfigError(
             f"{system!r} stands outside of -c. Write all options in one pair of quotes, with texts "

@@ -42,14 +42,7 @@ def repeated(
 ) -> Finished:
     """Run a configuration with ``seed``, seed + 1, ..., one after the other.
 
-    Parameters
-    ----------
-    seeds : number of seeds. A single seed uses the folder itself for its run.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration resumes a run, or does not train.
+    A single seed uses the folder itself for its run. Refuse to resume.
     """
     if seeds == 1:
         return start(parties, {**keys, "out": str(folder)}, node_configs=node_configs)

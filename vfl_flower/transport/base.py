@@ -89,13 +89,7 @@ class Transport(Grid):
         self.largest = {**self.largest, **largest}
 
     def send(self, messages: Iterable[Message]) -> list[str]:
-        """Push messages; return their ids.
-
-        Raises
-        ------
-        ConfigError
-            If Flower refuses one.
-        """
+        """Push messages; return their ids. Raise `ConfigError` if Flower refuses one."""
         messages = list(messages)
         keys = list(self.push_messages(messages))
         if len(keys) < len(messages) or None in keys:

@@ -85,21 +85,21 @@ def new_message(kind: type[M], node_id: int, message_type: str, ttl: float) -> M
 
 def new_reply(kind: type[M], message: Message) -> M:
     """Return an empty reply to a message, as Flower's constructor does, without its checks."""
-    said, now = vars(message.metadata), time.time()
+    order, now = message.metadata, time.time()
     return _made(
         kind,
         Metadata(
-            run_id=said["_run_id"],
+            run_id=order.run_id,
             message_id="",
-            src_node_id=said["_dst_node_id"],
-            dst_node_id=said["_src_node_id"],
-            reply_to_message_id=said["_message_id"],
-            group_id=said["_group_id"],
+            src_node_id=order.dst_node_id,
+            dst_node_id=order.src_node_id,
+            reply_to_message_id=order.message_id,
+            group_id=order.group_id,
             created_at=now,
-            ttl=said["_created_at"] + said["_ttl"] - now,
-            message_type=said["_message_type"],
-            src_task_id=said["_dst_task_id"],
-            dst_task_id=said["_src_task_id"],
+            ttl=order.created_at + order.ttl - now,
+            message_type=order.message_type,
+            src_task_id=order.dst_task_id,
+            dst_task_id=order.src_task_id,
         ),
     )
 

@@ -36,10 +36,6 @@ class Outbox(ABC):
     """Sends orders to nodes, remembers which are out, and reads the replies.
 
     A subclass decides what a failure means (`failed`).
-
-    Parameters
-    ----------
-    timeout : seconds that a node may stay silent.
     """
 
     def __init__(self, transport: Transport, timeout: float) -> None:
@@ -77,16 +73,9 @@ class Outbox(ABC):
         return f"node {node}" if number is None else f"party {number}"
 
     def read(self, message: Message, kind: type[P], order: str) -> P:
-        """Return the answer in a reply; its order is out no more.
+        """Return the answer to an order of this kind, which is out no more.
 
-        Parameters
-        ----------
-        order : kind of the order that it answers.
-
-        Raises
-        ------
-        VflError
-            If the node has failed, or sent what it should not; a sentence without its subject.
+        Raise `VflError`, without its subject, if the node has failed or sent what it should not.
         """
         del self.out[message.metadata.reply_to_message_id]
         return read_reply(message, kind, self.transport.largest.get(order, SMALL))
@@ -97,12 +86,9 @@ class Outbox(ABC):
 
 
 class _Questions(Outbox):
-    """Sends orders and waits for all answers.
+    """Sends orders and waits for all answers, or if ``lenient`` leaves out nodes that fail.
 
-    Parameters
-    ----------
-    lenient : whether to leave out a node that fails, instead of raising its error.
-    numbers : node -> number of its party, if it may not answer as another one.
+    ``numbers`` has the party that a node must answer as.
     """
 
     def __init__(
@@ -174,11 +160,7 @@ def gather(
 ) -> dict[int, P]:
     """Send an order to each node, and wait for the answers: node id -> answer.
 
-    Raises
-    ------
-    PartyError, ConfigError
-        If a party fails, or some do not answer within ``timeout`` seconds. With ``lenient``, a
-        notice names the parties left out instead.
+    If ``lenient``, a notice names parties that fail or are late, instead of an error.
     """
     questions = _Questions(transport, timeout, lenient, transport.numbers)
     questions.ask(orders)
@@ -208,21 +190,32 @@ def gather_all(
 ) -> dict[int, I]:
     """Send an order to every node as it comes, until all parties have answered.
 
-    Returns node id -> answer, in the order of the parties.
-
-    Parameters
-    ----------
-    there : parties that may come. A party that fails or is late is left out, with a notice.
-        Parties with names too alike are then called by their numbers. Without it, as many parties
-        must come as the first answers say, and no two names may be alike.
-
-    Raises
-    ------
-    PartyError, ConfigError
-        If a party fails, too few nodes come, or their partition-ids do not fit.
+    Return node id -> answer, in the order of the parties. Of the parties ``there``, one that fails
+    or is late is left out, with a notice, and names too alike become numbers. Without it, as many
+    parties must come as the first answers say, and no two names may be alike.
     """
     if there:
         transport.parties = there.parties
+    found, total = _gather_until_all(transport, order, kind, running, there)
+    if there:
+        found = {node: each for node, each in found.items() if each.party not in there.without}
+    else:
+        few = {node: order for node, each in found.items() if each.parties < total}
+        if few:  # a party was added
+            transport.parties = total
+            found |= gather(transport, few, kind, running.party_timeout)
+        _check_numbers(found)
+    return dict(sorted(found.items(), key=lambda each: each[1].party))
+
+
+def _gather_until_all(
+    transport: Transport,
+    order: Order,
+    kind: type[I],
+    running: RunningConfig,
+    there: AvailableParties | None,
+) -> tuple[dict[int, I], int]:
+    """Ask nodes as they come; return the answers by node, and the number of all parties."""
     questions = _Questions(transport, running.party_timeout, there is not None, {})
     found: dict[int, I] = {}
     waiting, told = False, time.monotonic() + _SOON - _TELL
@@ -240,15 +233,14 @@ def gather_all(
             total = max([running.parties, 1, *(each.parties for each in found.values())])
             away = total - len(found)
         if away <= 0:
-            break
+            return found, total
         if time.monotonic() > told + _TELL:
             told = time.monotonic()
-            without = there.without if there else frozenset()
-            notice.info("%s", _waited_for(found, total, without))
+            notice.info("%s", _waited_for(found, total, there.without if there else frozenset()))
         if time.monotonic() > questions.deadline:
             if there:
                 questions.leave_out(f"{away} parties are not there: they are left out.")
-                break
+                return found, total
             questions.late()
             _refuse_few(found, away, running)
         if not questions.out:
@@ -256,25 +248,10 @@ def gather_all(
                 log.info("Waiting for %d nodes; %d are here", len(found) + away, len(found))
             waiting = True
             time.sleep(POLL)
-    few = {node: order for node, each in found.items() if each.parties < total}
-    if few and not there:  # a party was added
-        transport.parties = total
-        found |= gather(transport, few, kind, running.party_timeout)
-    if there:
-        found = {node: each for node, each in found.items() if each.party not in there.without}
-    else:
-        _check_numbers(found)
-    return dict(sorted(found.items(), key=lambda each: each[1].party))
 
 
 def _note_names(answers: Mapping[int, Introduction], lenient: bool) -> None:
-    """Call parties by the names in their answers.
-
-    Raises
-    ------
-    ConfigError
-        If two names are too alike. If lenient, call these parties by their numbers instead.
-    """
+    """Call parties by the names in their answers. Two names too alike are an error, or numbers."""
     called = {each.party: each.name for each in answers.values() if each.name}
     if lenient:
         for party in names.note_others(called):

@@ -47,12 +47,7 @@ def serve_messages(
     contexts: Sequence[Context],
     before_many: Callable[[], None] = lambda: None,
 ) -> Iterator[Message]:
-    """Yield the answers of parties in this process.
-
-    Parameters
-    ----------
-    before_many : is called before many turns are served together.
-    """
+    """Yield the answers of parties here. Call ``before_many`` before turns served together."""
     if len(messages) >= getattr(app, "fewest_turns", math.inf):
         nodes = {message.metadata.dst_node_id for message in messages}
         kinds = {message.metadata.message_type for message in messages}

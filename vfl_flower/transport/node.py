@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 
@@ -58,7 +58,8 @@ def describe_records(context: Context) -> Iterator[None]:
         role="party",
         party=node.get("partition-id"),
     )
-    with about, names.named(_name_of(node.get("partition-id"), node.get("name"))):
+    name = node.get("name")
+    with about, names.named(_name_of(node.get("partition-id"), name)) if name else nullcontext():
         yield
 
 
@@ -68,15 +69,10 @@ def _name_of(party: object, name: object) -> Mapping[int, str]:
 
 
 def states_folder(context: Context) -> Path:
-    """Return the folder in which a node keeps its states and keys.
+    """Return the folder in which a node keeps its states and keys, if no other user can change it.
 
     It is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names. Actors
     of a Ray cluster have no node configuration, and a run of `vfl` tells them the folder.
-
-    Raises
-    ------
-    ConfigError
-        If another user can change the folder.
     """
     named = context.node_config.get("states") or os.environ.get(STATES)
     folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"

@@ -90,17 +90,7 @@ def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Me
 
 
 def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
-    """Return the order in a message, at the party.
-
-    Parameters
-    ----------
-    largest : most bytes of its arrays.
-
-    Raises
-    ------
-    VflError
-        If the message is malformed; the sentence lacks its subject, the party.
-    """
+    """Return the order in a message, at the party; errors lack their subject, the party."""
     try:
         return _read(message, kind, largest)
     except VflError as error:
@@ -123,18 +113,9 @@ def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Me
 
 
 def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
-    """Return the answer of a party, at the label holder.
+    """Return the answer of a party, at the label holder; errors lack their subject, the party.
 
-    Parameters
-    ----------
-    largest : most bytes of its arrays.
-
-    Raises
-    ------
-    VflError
-        If the party failed, or its answer is malformed; the sentence lacks its subject, the party.
-    OutOfStepError
-        If the party failed because its state is missing or too old.
+    Raise `OutOfStepError` if the party failed because its state is missing or too old.
     """
     if message.has_error():
         raise VflError(
@@ -295,12 +276,7 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
 def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError]]:
     """Unpack pairs of a receiver and a payload, or its failure, from `pack_many`.
 
-    The payloads are unchecked: `read_order` and `read_reply` check them.
-
-    Raises
-    ------
-    VflError
-        If the bytes do not decode; the text is the end of a sentence.
+    The payloads are unchecked: `read_order` and `read_reply` check them. An error ends a sentence.
     """
     try:
         end = 8 + int.from_bytes(packed[:8].tobytes(), "big")
@@ -348,10 +324,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 def unpack(record: Mapping[str, Array | Block]) -> Arrays:
     """Return the arrays of an ArrayRecord or a frame, read-only and without a copy.
 
-    Raises
-    ------
-    VflError
-        If an array is not numeric, or its bytes do not match its dtype and shape.
+    Raise `VflError` if an array is not numeric, or its bytes do not match its dtype and shape.
     """
     return {name: unpack_one(name, array) for name, array in record.items()}
 

@@ -50,13 +50,7 @@ class AssessmentConfig:
 
     @property
     def rule(self) -> Rule:
-        """Return how the threshold is chosen.
-
-        Raises
-        ------
-        ConfigError
-            If `threshold` is neither a number between 0 and 1, nor a rule.
-        """
+        """Return how the threshold is chosen, or raise `ConfigError` if the option is invalid."""
         kind, _, text = self.threshold.partition(":")
         if self.threshold == "f1":
             return Rule("f1")
@@ -93,12 +87,7 @@ class AssessmentConfig:
             )
 
     def check_rows(self, classes: int, validation: int) -> None:
-        """Raise `ConfigError` if the labels do not fit the threshold.
-
-        Parameters
-        ----------
-        classes, validation : number of classes, and of validation rows.
-        """
+        """Raise `ConfigError` if so many classes and validation rows do not fit the threshold."""
         if classes > 2 and self.rule != _DEFAULT:
             raise ConfigError(
                 f"threshold = {self.threshold!r} is for two classes, and the labels have "

@@ -31,13 +31,7 @@ class Bins(NamedTuple):
 
 
 def bins_of(chance: Array, true: NDArray[np.bool_]) -> Bins:
-    """Return the bins of scikit-learn's ``calibration_curve(strategy="quantile", n_bins=10)``.
-
-    Parameters
-    ----------
-    chance : probabilities [R].
-    true : whether each came true, [R].
-    """
+    """Return the bins of scikit-learn's ``calibration_curve(strategy="quantile", n_bins=10)``."""
     edges = np.percentile(chance, np.linspace(0, 100, BINS + 1))
     number = np.searchsorted(edges[1:-1], chance)
     per_row = (np.ones(len(chance)), chance, true.astype(np.float64), np.square(true - chance))

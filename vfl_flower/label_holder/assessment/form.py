@@ -63,13 +63,7 @@ class Scored:
         return two_classes.figures(self.said[:, 1], self.positive, self.threshold)
 
     def form(self, rule: str, calibration: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the assessment of rows that do not `lack` anything, without segments.
-
-        Parameters
-        ----------
-        rule : the option ``threshold``.
-        calibration : the calibration of the probabilities, if any.
-        """
+        """Return the assessment, by a rule ``threshold``, of rows that do not `lack` anything."""
         found: dict[str, Any] = {"rows": len(self)}
         matrix: list[list[int]] | None = None
         if len(self.classes) == 2:

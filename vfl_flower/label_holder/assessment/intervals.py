@@ -26,12 +26,7 @@ _OUTSIDE = 0.025  # share of samples outside, on each side
 def figure(
     value: Any, low: Any, high: Any, least: float = -math.inf, most: float = math.inf
 ) -> Figure:
-    """Return a figure whose interval contains its value.
-
-    Parameters
-    ----------
-    least, most : range of the figure, which bounds its interval.
-    """
+    """Return a figure whose interval contains its value, and stays within its range."""
     value = float(value)
     low, high = max(least, float(low)), min(most, float(high))
     return {"value": value, "low": min(low, value), "high": max(high, value)}
@@ -66,11 +61,8 @@ def mean(values: Array, least: float = -math.inf, most: float = math.inf) -> Fig
 def by_logit(value: float, variance: float, rows: int) -> Figure:
     """Return a figure between 0 and 1, with an interval that is symmetric on the logit scale.
 
-    Parameters
-    ----------
-    variance : variance of the figure.
-    rows : independent rows behind the figure, at least. Without a variance, as on few rows or for a
-        figure of 0 or 1, use the interval of a share of so many rows.
+    Without a variance, as on few rows or for a figure of 0 or 1, use the interval of a share of so
+    many rows.
     """
     if not (0 < value < 1 and variance > 0):
         return share(value * rows, rows)
@@ -81,12 +73,7 @@ def by_logit(value: float, variance: float, rows: int) -> Figure:
 
 
 def difference(first: tuple[float, float], second: tuple[float, float]) -> Figure:
-    """Return the difference of two shares of other rows (Newcombe, 1998, method 10).
-
-    Parameters
-    ----------
-    first, second : number and ``of`` of each share, as for `wilson`.
-    """
+    """Return the difference of two shares of other rows (Newcombe, 1998, method 10)."""
     shares = [number / of for number, of in (first, second)]
     (low, high), (other_low, other_high) = (wilson(*each) for each in (first, second))
     value = shares[0] - shares[1]
@@ -96,18 +83,13 @@ def difference(first: tuple[float, float], second: tuple[float, float]) -> Figur
 
 
 def inflated(apart: Array, spread: Array, size: Callable[[Array], Array]) -> tuple[float, float]:
-    """Return the interval of a size of several differences, which noise makes too large.
+    """Return the interval of the ``size`` of estimated differences [D], which noise makes too
+    large.
 
     The size is too large on average, most of all if there is no difference. So the interval has
     those sizes c * E whose noisy estimate would be below, or above, E in 2.5 % of samples or more.
     Here E is the estimate, and c multiplies all differences. The noise is normal. The upper end is
     at least as far from E as noise alone would spread.
-
-    Parameters
-    ----------
-    apart : the estimated differences, [D].
-    spread : standard deviation of each, [D].
-    size : the size of differences [..., D]. It is proportional to them.
     """
     found = float(size(apart))
     noise = generator().standard_normal((DRAWS, len(spread))) * spread

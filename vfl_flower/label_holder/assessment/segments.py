@@ -18,13 +18,7 @@ Array = NDArray[Any]
 def of_columns(
     scored: Scored, columns: Mapping[str, Array], least: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of each segment, by column.
-
-    Parameters
-    ----------
-    columns : name of a column -> its values, [R].
-    least : fewest rows of a segment that has figures.
-    """
+    """Return the figures of segments of at least so many rows, by column of values [R]."""
     return {name: _of_column(scored, name, values, least) for name, values in columns.items()}
 
 
@@ -67,10 +61,6 @@ def largest_difference(shares: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
 
     The interval of two segments is Newcombe's (1998). Among more, the largest difference is too
     large on average, and `inflated` corrects for that.
-
-    Parameters
-    ----------
-    shares : segment -> number and ``of`` of its share.
     """
     by_share = sorted(shares, key=lambda name: shares[name][0] / shares[name][1])
     lowest, highest = by_share[0], by_share[-1]

@@ -31,13 +31,7 @@ _LEAST = float(np.finfo(np.float64).eps)  # probability that scikit-learn's log 
 
 
 def figures(chance: Array, labels: Classes) -> dict[str, Figure]:
-    """Return the figures of rows.
-
-    Parameters
-    ----------
-    chance : probability of each class, [R, K].
-    labels : class of each row, [R].
-    """
+    """Return the figures of rows with class probabilities [R, K] and labels [R]."""
     predicted, of_label = chance.argmax(1), chance[np.arange(len(labels)), labels]
     right = predicted == labels
     found = {

@@ -20,14 +20,8 @@ def chosen(rule: Rule, chance: Array, positive: NDArray[np.bool_], kept: float =
     ``f1`` takes the largest F1 score. ``cost`` takes the least cost, in which a missed positive
     counts as much as so many false alarms. ``rate`` takes the nearest share of flagged rows.
 
-    Where noise keeps a label with probability p, true positives are estimated: among n rows with k
-    noisy positives they are (k - (1 - p) n) / (2 p - 1).
-
-    Parameters
-    ----------
-    chance : probability of the second class, [R].
-    positive : whether the label is the second class, [R].
-    kept : probability p that noise keeps a label.
+    Where noise keeps a label with probability p, ``kept``, true positives are estimated: among n
+    rows with k noisy positives they are (k - (1 - p) n) / (2 p - 1).
     """
     if rule.kind == "number":
         return rule.number

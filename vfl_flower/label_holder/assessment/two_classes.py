@@ -56,13 +56,7 @@ class Ranked(NamedTuple):
 
 
 def figures(chance: Array, positive: NDArray[np.bool_], threshold: float) -> dict[str, Figure]:
-    """Return the figures of rows of both classes.
-
-    Parameters
-    ----------
-    chance : probability of the second class, [R].
-    positive : whether a row is of the second class, [R].
-    """
+    """Return the figures of rows by probability of the second class, and by whether it is true."""
     return _figures(chance, positive, threshold, Ranked.of(chance, positive))
 
 

@@ -24,14 +24,7 @@ def aggregation_of(config: RunConfig) -> Aggregation:
 def check(
     config: RunConfig, answers_by_scalars: bool, baseline: bool, coordinated: bool = True
 ) -> None:
-    """Raise `ConfigError` if the aggregation contradicts other options.
-
-    Parameters
-    ----------
-    answers_by_scalars : whether the label holder answers each step with one number.
-    baseline : whether the strategy is a baseline.
-    coordinated : whether parties can step together.
-    """
+    """Raise `ConfigError` if the aggregation contradicts other options."""
     check_rows(config)
     aggregation, name = aggregation_of(config), config.models.aggregation
     if config.models.top not in TOPS.known and aggregation.tops[1] is None:

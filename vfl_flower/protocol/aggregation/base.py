@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import OwnTop, build_top
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.codecs.channel import Blocks, Links
+from vfl_flower.protocol.ends import HolderEnd
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
@@ -38,38 +38,6 @@ from vfl_flower.transport.messages import (
 )
 
 Masks = NDArray[np.bool_]
-
-
-class Reader(Protocol):
-    """The part of an estimator that an aggregation uses."""
-
-    def read(self, blocks: Blocks, window: Window) -> Reading:
-        """Return the content of an upload's blocks."""
-
-
-class Columns(Protocol):
-    """The part of the label holder's table that an aggregation uses."""
-
-    received: int  # number of columns that hold parties' embeddings
-
-    def write(self, party: int, window: Window, rows: Tensor) -> None:
-        """Write a party's embeddings of a window, [R, E]."""
-
-
-class HolderEnd(Protocol):
-    """The part of the label holder that an aggregation uses."""
-
-    parties: int
-    columns: dict[int, slice]  # party -> its columns in the table
-    uplinks: dict[int, Links]  # party -> its links
-
-    @property
-    def estimator(self) -> Reader:
-        """Return the reader of uploads."""
-
-    @property
-    def table(self) -> Columns:
-        """Return the table of the training rows."""
 
 
 class Seal:
@@ -99,23 +67,11 @@ class Seal:
         """Continue with the model of the checkpoint that this order names."""
 
     def agree(self, context: Context, arrays: Arrays, alike: bytes) -> Arrays:
-        """Agree with the other parties; return arrays that the label holder compares.
-
-        Parameters
-        ----------
-        arrays : the other parties' arrays, which the label holder passes on.
-        alike : a hash of what must be the same at all parties.
-        """
+        """Agree with parties of these arrays, and of equal ``alike``; return arrays to compare."""
         raise VflError("was asked to agree on keys, and its aggregation masks no uploads.")
 
     def serve(self, context: Context, order: PredictOrder, alike: bytes, lineage: bytes) -> Arrays:
-        """Prepare to hide blocks of a saved model; return arrays that the label holder compares.
-
-        Parameters
-        ----------
-        alike : a hash of what must be the same at all parties.
-        lineage : the lineage in the state of the saved model.
-        """
+        """Prepare to hide blocks of a saved model of this lineage; return arrays to compare."""
         return {}
 
     # --- between messages -----------------------------------------------------------------------
@@ -140,13 +96,7 @@ class Collection:
     """Collect the parties' blocks of the same rows. Each can be read at once."""
 
     def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
-        """Take a party's block [R, E]; return the values of its columns, if known.
-
-        Raises
-        ------
-        VflError
-            If the block is not float32 of this shape. The message continues a sentence.
-        """
+        """Take a party's block, float32 [R, E]; return the values of its columns, if known."""
         block = checked(arrays, "embedding", "float32", shape, LARGEST)
         return torch.from_numpy(block)
 

@@ -24,13 +24,7 @@ def places(parties: int) -> int:
 
 
 def to_fixed(rows: NDArray[np.float32], parties: int) -> Ints:
-    """Round numbers to multiples of 2^-f; return the multiples.
-
-    Raises
-    ------
-    VflError
-        If a number is not within `BOUND`. The message continues a sentence, without the number.
-    """
+    """Round numbers within `BOUND` to multiples of 2^-f; return the multiples."""
     if rows.size and not max(rows.max(), -rows.min()) < BOUND:  # NaN fails too
         raise VflError(
             f"has embeddings beyond {BOUND:g}, the bound of masked numbers. Lower the learning "
@@ -41,13 +35,7 @@ def to_fixed(rows: NDArray[np.float32], parties: int) -> Ints:
 
 
 def from_fixed(total: Ints, parties: int) -> NDArray[np.float32]:
-    """Return the numbers of a sum over this number of parties.
-
-    Raises
-    ------
-    SumError
-        If the total cannot be a sum of this number of embeddings.
-    """
+    """Return the numbers of a sum, or raise `SumError` if so many embeddings have no such sum."""
     scale = 2 ** places(parties)
     most = int(parties * BOUND * scale)
     if total.size and not (total.max() <= most and total.min() >= -most):

@@ -48,13 +48,7 @@ _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
 
 
 def lasting_key(folder: Path) -> Ed25519PrivateKey:
-    """Return the key of a folder; make the key if the folder has none.
-
-    Raises
-    ------
-    VflError
-        If the key cannot be read or written.
-    """
+    """Return the key of a folder; make the key if the folder has none."""
     path = folder / _LASTING
     try:
         return Ed25519PrivateKey.from_private_bytes(lasting_secret(path))
@@ -71,11 +65,8 @@ def public_half(lasting: Ed25519PrivateKey) -> str:
 def make_key(context: Context, order: KeyOrder) -> KeyMade:
     """Make a fresh key for this run, and sign it.
 
-    Raises
-    ------
-    VflError
-        If the party has agreed on keys. The label holder could otherwise subtract two sums of one
-        model under different keys.
+    Refuse after an agreement: the label holder could subtract two sums of one model under different
+    keys.
     """
     party, parties = index_and_parties(context)
     refuse_second(context)
@@ -104,16 +95,9 @@ def refuse_second(context: Context) -> None:
 
 
 def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays]:
-    """Agree with the parties of these offers; return masks for uploads and tags.
+    """Agree with the parties of these offers, and of equal ``about``; return masks, and tags.
 
-    Parameters
-    ----------
-    about : a hash of what must be the same at all parties.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If a key is unsigned, or signed by another lasting key than this party knows.
+    Raise if a key is unsigned, or signed by another lasting key than this party knows.
     """
     party, parties = index_and_parties(context)
     if parties < 2:
@@ -179,11 +163,6 @@ def peers_of(context: Context) -> dict[int, str]:
     """Return the public keys of other parties from the rule ``sum-peers``.
 
     Return no keys without that rule, or with ``first-seen``.
-
-    Raises
-    ------
-    ConfigError
-        If the rule cannot be read.
     """
     text = Rules.of(context.node_config).sum_peers
     if text == _FIRST_SEEN:
@@ -202,17 +181,7 @@ def peers_of(context: Context) -> dict[int, str]:
 
 
 def load(context: Context, live: Masks | None) -> Masks | None:
-    """Return the masks after the last message; None before the parties agree.
-
-    Parameters
-    ----------
-    live : the masks that this process still has.
-
-    Raises
-    ------
-    VflError
-        If the state has been used already.
-    """
+    """Return the masks after the last message, live or saved; None before the parties agree."""
     record = context.state.get(RECORD)
     if not isinstance(record, ConfigRecord) or "keys" not in record:
         return None
@@ -265,13 +234,7 @@ def no_lineage() -> bytes:
 
 
 def _taken(context: Context) -> ConfigRecord:
-    """Return the record; note on the disk that it is in use.
-
-    Raises
-    ------
-    VflError
-        If no record exists, or if the disk notes that this record or a later one was in use.
-    """
+    """Return the record, and note on the disk that it is in use. Refuse one that was in use."""
     record = context.state.get(RECORD)
     if not isinstance(record, ConfigRecord):
         raise VflError("has no keys for masked sums. Resume the run from its last checkpoint.")

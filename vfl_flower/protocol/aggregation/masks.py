@@ -100,13 +100,7 @@ def place_of(run: object, party: int, parties: int) -> bytes:
 
 
 def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
-    """Return ``count`` offers from the arrays of a message.
-
-    Raises
-    ------
-    VflError
-        If the arrays are missing or malformed. The message continues a sentence.
-    """
+    """Return ``count`` offers from a message's arrays. An error continues a sentence."""
     widths = _KEY, _KEY, _SIGNATURE
     parts = [
         checked(arrays, name, "uint8", (count, width))
@@ -120,15 +114,7 @@ def agreed(
 ) -> tuple[bytes, bytes, Arrays]:
     """Return a party's transcript, its keys with the other parties, and tags.
 
-    Parameters
-    ----------
-    offers : the checked offers of all parties.
-    alike : all else that must be the same at all parties.
-
-    Raises
-    ------
-    VflError
-        If a key of another party is not a valid key. The message continues a sentence.
+    All parties have the same offers and ``alike``. An error continues a sentence.
     """
     transcript = _hash(_NAME, *(o.key + o.identity for o in offers), *alike)
     keys, tags = b"", b""
@@ -149,13 +135,7 @@ def agreed(
 
 
 def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Raise `ConfigError` if tags show that two parties have different keys.
-
-    Raises
-    ------
-    VflError
-        If a party has sent no tags. The message continues a sentence.
-    """
+    """Raise `ConfigError` if tags show that two parties have different keys."""
     count = len(tags)
     sent = [checked(each, "tags", "uint8", (count, _TAG)) for each in tags]
     for one, other in combinations(range(count), 2):
@@ -171,13 +151,7 @@ def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
 
 
 class Masks:
-    """The streams that mask a party's uploads.
-
-    Parameters
-    ----------
-    keys : the pair keys with each other party, in order, 32 bytes each.
-    transcript : the transcript until now.
-    """
+    """The streams that mask a party's uploads, from a key of 32 bytes with each other party."""
 
     def __init__(self, party: int, keys: bytes, transcript: bytes) -> None:
         self.party = party
@@ -197,16 +171,12 @@ class Masks:
         self.transcript = secrets.token_bytes(32)
 
     def hide(self, arrays: Arrays) -> Arrays:
-        """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros.
+        """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros. Use no stream
+        twice.
 
         If a number has no fixed point, this party's masks cancel in no sum from then on. Nobody
         else learns which party it was. A refusal would tell the label holder about embeddings: it
         could measure them by orders of its choice.
-
-        Raises
-        ------
-        VflError
-            If this order's stream of that name was used already. The message continues a sentence.
         """
         return {name: self._masked(name, rows) for name, rows in arrays.items()}
 
@@ -257,13 +227,7 @@ def _hash(*parts: bytes) -> bytes:
 def read(
     arrays: Mapping[str, NDArray[Any]], names: Sequence[str], shape: tuple[int, int]
 ) -> Arrays:
-    """Return a party's masked blocks of these names, each of rows [R, E].
-
-    Raises
-    ------
-    VflError
-        If a block is missing or malformed. The message continues a sentence.
-    """
+    """Return a party's masked blocks of these names, each of rows [R, E]."""
     size = shape[0] * shape[1] + _ZEROS
     return {name: checked(arrays, name, "int32", (size,)) for name in names}
 
@@ -279,12 +243,7 @@ class Sum:
     def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
         """Add a party's blocks of rows [R, E]; with the last party's, return the sums.
 
-        Raises
-        ------
-        SumError
-            As `from_fixed`, or if the masks did not cancel.
-        VflError
-            If a party's blocks come twice. The message continues a sentence.
+        Raise `SumError` if the masks did not cancel, or no such sum exists.
         """
         if party not in self._missing:
             raise VflError("sent a second block for one sum. Start it anew.")

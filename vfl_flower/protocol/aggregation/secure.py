@@ -21,7 +21,7 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.aggregation import keys
-from vfl_flower.protocol.aggregation.base import Aggregation, Collection, HolderEnd, Seal
+from vfl_flower.protocol.aggregation.base import Aggregation, Collection, Seal
 from vfl_flower.protocol.aggregation.masks import (
     OFFERS,
     Masks,
@@ -33,6 +33,7 @@ from vfl_flower.protocol.aggregation.masks import (
     told,
 )
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.ends import HolderEnd
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder
@@ -245,25 +246,13 @@ class Secure(Aggregation):
         return dict.fromkeys(sizes, slice(0, next(iter(sizes.values()), 0)))
 
     def agree(self, transport: Transport) -> None:
-        """Have all parties agree on keys. From then on, they mask their uploads.
-
-        Raises
-        ------
-        PartyError, ConfigError
-            If a party refuses another party's key, or two parties differ in what must be alike.
-        """
+        """Have all parties agree on keys. From then on, they mask their uploads."""
         running = self.config.running
         order = AgreeOrder(arrays=self.question(transport, running))
         self.check_agreed(gather_all(transport, order, Agreed, running).values())
 
     def question(self, transport: Transport, running: RunningConfig) -> Arrays:
-        """Return the fresh keys of all parties, in order, as arrays for orders.
-
-        Raises
-        ------
-        PartyError, ConfigError
-            If a party makes no key, or a party is not available.
-        """
+        """Return the fresh keys of all parties, in order, as arrays for orders."""
         order = KeyOrder(config=json.dumps(self.config.values()))
         answers = gather_all(transport, order, KeyMade, running).values()
         made = sorted(answers, key=lambda each: each.party)
@@ -293,10 +282,7 @@ class Secure(Aggregation):
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
         """Write the sum of all uploads into the table; read each upload as the sum.
 
-        Raises
-        ------
-        SumError, VflError
-            If uploads are missing or differ in their rows, or if masks do not cancel.
+        Raise if uploads are missing or differ in their rows, or if masks do not cancel.
         """
         party, window = arrivals[0].party, arrivals[0].window
         of_all, total = Sum(end.parties), None

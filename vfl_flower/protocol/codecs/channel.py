@@ -72,17 +72,12 @@ class Codec(Protocol):
 class Channel:
     """One end of the link that carries blocks of one name.
 
-    Parameters
-    ----------
-    config : the codec options of this direction.
-    table : [N, E], with this end's surrogates of all rows that the link may carry. For numbers
-        without rows it is a vector, and there are no surrogates.
-    by_row : whether each row is a separate vector with separate random draws. Scalar privacy needs
-        this. Otherwise one record changes how other rows decode, and so changes several
-        differences. The noise covers only one.
-    saved : name of the surrogates in checkpoints and states; empty for no surrogates.
-    by_step : whether a block has one row for each step of a window.
-    dtype : dtype of the numbers in a message, if the codec is ``identity``.
+    ``table`` [N, E] has this end's surrogates of all rows that the link may carry; a vector of
+    numbers without rows has none. ``saved`` names it in states, if not empty. With ``by_step``, a
+    block has one row for each step of a window.
+
+    ``by_row`` draws random numbers for each row apart. Scalar privacy needs this. Otherwise one
+    record changes how other rows decode, and so several differences; the noise covers only one.
     """
 
     def __init__(
@@ -118,11 +113,8 @@ class Channel:
     def receive(self, name: str, arrays: Arrays, window: Window) -> Tensor:
         """Decode rows [R, E] of a window, and update the surrogates.
 
-        Raises
-        ------
-        VflError
-            If they do not decode, or are not `bounded`. The text lacks its subject. The surrogate
-            does not change.
+        Raise `VflError`, without its subject, before the surrogate changes, if they are not
+        `bounded`.
         """
         window = _of_steps(window) if self.by_step else window
         shape = len(window.ids), self.shape[0]
@@ -156,13 +148,7 @@ class Links(dict[str, Channel]):
         return arrays
 
     def decode(self, arrays: Arrays, window: Window) -> Blocks:
-        """Make the blocks of a message from its arrays, which must be complete.
-
-        Raises
-        ------
-        VflError
-            As `Channel.receive`.
-        """
+        """Make the blocks of a message from its arrays, which must be complete."""
         blocks: Blocks = {}
         for name, link in self.items():
             if link.plain:
@@ -190,12 +176,8 @@ def decode_many(
 ) -> Blocks:
     """Make the blocks of similar parties' messages, stacked in dimension 1.
 
-    Numbers that no codec changes are checked for all parties at once.
-
-    Raises
-    ------
-    VflError
-        If a message does not decode. `Links.decode` tells which one, and why.
+    Numbers that no codec changes are checked for all parties at once. `Links.decode` tells which
+    message does not decode, and why.
     """
     blocks: Blocks = {}
     for name, link in ends[0].items():

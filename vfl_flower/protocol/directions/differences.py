@@ -46,11 +46,7 @@ def values_of_pairs(
 
     Step s has ``lengths[s]`` rows and one direction. The function returns the pair, and the
     directions [S, d] if they were stacked. Random draws are the same at both points. Buffers learn
-    at the second point.
-
-    Parameters
-    ----------
-    second : rows for the second point, if they differ from ``x``.
+    at the second point, which may have other rows, ``second``.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     second = x if second is None else second
@@ -145,15 +141,10 @@ def descend(
     differences: Tensor,
     first: int = 0,
 ) -> None:
-    """Take optimizer steps along the gradient estimates phi(d) Delta_s u_s.
+    """Take optimizer steps along the gradient estimates phi(d) Delta_s u_s, from step ``first``.
 
-    Plain SGD takes all steps with stacked directions as one.
-
-    Parameters
-    ----------
-    u : directions [S, d], if they were stacked; [S, M, d] of a stack of M parties.
-    differences : [S], or [S, M].
-    first : the number of the first step, as in `step_along`.
+    Plain SGD takes all steps with stacked directions u [S, d] as one. A stack of M parties has
+    directions [S, M, d] and differences [S, M].
     """
     group = optimizer.param_groups[0]
     parameters, plain, rates = group["params"], group["plain"], group["rates"]

@@ -25,11 +25,8 @@ _BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
 class Directions:
     """The directions u_1 ... u_S of a window, in order, which the key reproduces.
 
-    Parameters
-    ----------
-    key : names the owner and the window, and contains a secret of the owner. Anybody with the
-        directions could solve pairs of embeddings for the features.
-    model : the model with the d parameters.
+    The key names the owner and the window, and contains a secret of the owner. Anybody with the
+    directions could solve pairs of embeddings for the features.
     """
 
     def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
@@ -42,6 +39,7 @@ class Directions:
         self.set: DirectionSet = DIRECTIONS.load(config.directions)(self.size)
         self._seeds = secret_generator(b"direction|" + key)
         self._states = np.zeros((0, 4), np.uint64)  # state of the generator for each step
+        self._last: tuple[int, list[Tensor]] = -1, []  # a step that was drawn, if it is small
 
     def can_be_stacked(self, steps: int) -> bool:
         """Return whether a stack of so many directions fits into memory and saves time."""
@@ -83,7 +81,11 @@ class Directions:
 
     def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
         """Add a step's direction times a factor to tensors in the parameters' shapes."""
-        small = list(self._draw(step, tensors)) if self.size <= _BLOCK else []
+        small: list[tuple[Tensor, Tensor]] = []
+        if self.size <= _BLOCK:  # a step adds its direction several times
+            if self._last[0] != step:
+                self._last = step, [drawn for _, drawn in self._draw(step, tensors)]
+            small = list(zip(blocks(tensors), self._last[1], strict=True))
         if self.set.length is not None:
             squares = sum(float(u.square().sum()) for _, u in small or self._draw(step, tensors))
             factor *= self.set.length / squares**0.5
@@ -119,14 +121,7 @@ class Directions:
 
 
 class StackedDirections(Directions):
-    """The directions of a stack of M parties. Each party's key decides its own directions.
-
-    Parameters
-    ----------
-    keys : the keys of the parties.
-    model : one of their models, with d parameters.
-    parameters : the stacked parameters, [M, ...].
-    """
+    """The directions of M parties, whose keys decide them, and whose parameters are [M, ...]."""
 
     def __init__(
         self,

@@ -5,32 +5,24 @@ The label holder reads the upload (`read`) and answers it (`answer`). The party 
 answer (`update`). All four take and return tensors by name.
 
 `Links` encode these tensors at one end, and decode them at the other. An estimator uses only the
-attributes of each end that `PartyEnd` and `HolderEnd` list.
+attributes of each end that `ends.PartyEnd` and `ends.HolderEnd` list.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.samples import Samples
-from vfl_flower.models.bottom_model import BottomModel
-from vfl_flower.models.losses import Loss
-from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Channel, Links
-from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.ends import HolderEnd, PartyEnd
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.protocol.sampling.base import Sampling
-from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
@@ -38,85 +30,6 @@ from vfl_flower.transport.messages import Arrays, TrainOrder
 def window_key(secret: bytes, order: TrainOrder) -> bytes:
     """Return the key of what a party draws for the window of an order."""
     return secret + f"|{order.exchange}".encode()
-
-
-class PartyEnd(Protocol):
-    """The party, as an estimator sees it."""
-
-    config: RunConfig
-    sampling: Sampling
-    index: int
-    parties: int
-    outputs: int
-    rows: int  # training rows, N
-    size: int  # length of an embedding, E
-    device: torch.device
-    model: BottomModel
-    frozen: bool  # whether the model does not learn
-    optimizer: torch.optim.Optimizer
-    arrays: Arrays  # the estimator's arrays, saved with the party's state
-    secret: bytes  # known to this party only
-    trace: Any  # intermediate results that `embed` leaves for `update`; None if they are lost
-
-    def features(self, window: Window) -> Samples:
-        """Return the window's rows, [R, ...]."""
-
-    def noise(self, exchange: int, window: Window) -> Perturbation | None:
-        """Return the noise on the upload of an exchange, if uploads are perturbed."""
-
-    def directions(self, order: TrainOrder) -> Directions:
-        """Return the directions of the window of an order."""
-
-
-class HolderEnd(Protocol):
-    """The label holder, as an estimator sees it."""
-
-    config: RunConfig
-    sampling: Sampling
-    device: torch.device
-    top: TopModel
-    optimizer: torch.optim.Optimizer | None  # None for a top model without parameters
-    labels: Tensor  # labels of the training rows, [N]
-    loss: Loss
-    parties: int
-    frozen: Collection[int]  # parties whose models do not learn, and which get no answer
-    columns: dict[int, slice]  # by party: columns of its embeddings in the table
-    first_uploads: dict[int, Arrays]  # by party: what began its surrogates, for a broadcast
-    uplinks: dict[int, Links]  # by party
-    downlinks: dict[int, Links]  # by party
-    noise: ScalarNoise | None
-    steps: int  # steps of the top model so far
-
-    @property
-    def key(self) -> bytes:
-        """Return the key of all randomness in the top model's next passes."""
-
-    def gather(self, window: Window) -> tuple[Tensor, Tensor]:
-        """Return the window's rows as `TopModel` reads them, and their labels [R]."""
-
-    def step(
-        self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
-    ) -> tuple[Tensor | None, Tensor]:
-        """Step the top model once for each mini-batch.
-
-        Returns
-        -------
-        Gradient rows if ``gradients``, else None; and losses [S].
-        """
-
-    def copies(self, h: Tensor, lengths: list[int], step: int) -> Copies | None:
-        """Return copies of rows with subsets of their parties, if the run draws any.
-
-        Parameters
-        ----------
-        step : the number of the first step, which decides the draw of the subsets.
-        """
-
-    def directions(self) -> Directions:
-        """Return new directions of the top model."""
-
-    def count(self, losses: Tensor) -> None:
-        """Count steps of the top model, by their losses, which must be finite."""
 
 
 class Estimator(ABC):

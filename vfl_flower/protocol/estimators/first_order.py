@@ -23,7 +23,8 @@ from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd, window_key
+from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.base import Estimator, window_key
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling.base import Sampling
 from vfl_flower.protocol.uploads import Arrival
@@ -122,16 +123,12 @@ def descend(
     key: bytes = b"",
     first: int = 0,
 ) -> None:
-    """Take S optimizer steps along the gradient rows [R, E] of the upload of ``x``.
+    """Take S optimizer steps along the gradient rows [R, E] of the upload of ``x``, from ``first``.
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S. Other
     optimizers need a copy of the parameters that made the upload, if the window has several steps.
-
-    Parameters
-    ----------
-    hs : the uploaded embeddings (`passes.window`), if this process still has their graph. Else the
-        forward pass runs again. It gives the same, because the parameters have not changed.
-    first : the number of the first step, as in `step_along`.
+    Without the graph of the uploaded embeddings ``hs``, the forward pass runs again, with equal
+    results.
     """
     weight, group = training.regulariser_weight, optimizer.param_groups[0]
     parameters, plain, rates = group["params"], group["plain"], group["rates"]

@@ -25,7 +25,8 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
-from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd, window_key
+from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.base import window_key
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import Arrays, TrainOrder
@@ -153,13 +154,9 @@ class SharedLabels(FirstOrder):
         return encoded
 
     def _steps(self, end: HolderEnd, h: Tensor, labels: Tensor, joint: Joint) -> Tensor:
-        """Take Q steps of the top model on each mini-batch.
+        """Take Q steps of the top model on each mini-batch, which counts as one step.
 
-        A mini-batch counts as one step, whatever Q is.
-
-        Returns
-        -------
-        The parameters of the top model before each mini-batch, [S, d_0].
+        Return its parameters before each mini-batch, [S, d_0].
         """
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         tops = []

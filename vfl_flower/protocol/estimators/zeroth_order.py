@@ -29,7 +29,8 @@ from vfl_flower.protocol.directions.differences import (
     values_of_pairs,
 )
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.subsets import row_losses
 from vfl_flower.protocol.uploads import Arrival, Reading

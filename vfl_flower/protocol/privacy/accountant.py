@@ -16,14 +16,7 @@ EVERYONE = "all parties together, the network, and whoever gets the model"
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The meaning of an epsilon: three texts beside every epsilon that is shown.
-
-    Attributes
-    ----------
-    protects : the protected data.
-    relation : the difference between two data sets that the adversary cannot tell apart.
-    adversary : the people who cannot tell them apart, whatever they do.
-    """
+    """Texts beside an epsilon: its data, how data sets differ, and who cannot tell them apart."""
 
     protects: str
     relation: str
@@ -48,15 +41,7 @@ class Released(Protocol):
 
 
 class Accountant:
-    """Count the releases of a run, and compute their cost.
-
-    The base class claims nothing.
-
-    Attributes
-    ----------
-    counts : the kinds of events that it counts, as in `journal`.
-    released : number of steps answered so far; they count towards `steps_allowed`.
-    """
+    """Count the releases of a run, and compute their cost. The base class claims nothing."""
 
     counts: ClassVar[tuple[int, ...]] = ()
 
@@ -76,14 +61,7 @@ class Accountant:
         return planned
 
     def warn(self, steps: int, columns: int, outputs: int) -> None:
-        """Warn, before training, if noise leaves too little to learn from.
-
-        Parameters
-        ----------
-        steps : steps of a party in the run.
-        columns : most feature columns of a party.
-        outputs : outputs of the top model.
-        """
+        """Warn, before training, if noise leaves too little to learn from."""
 
     def events_within_budget(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
         """Return the events of the answers to a quorum's windows.

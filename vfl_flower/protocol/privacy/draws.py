@@ -62,13 +62,7 @@ class Spent(NamedTuple):
 
 
 class Draws:
-    """All draws with one secret.
-
-    Attributes
-    ----------
-    secret : 32 bytes; all noise follows from them.
-    added : whether a new draw was added.
-    """
+    """All draws with one secret of 32 bytes, from which all noise follows."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
@@ -84,16 +78,10 @@ class Draws:
         self._counted = False  # whether the second count is up to date
 
     def add_whole(self, whole: str, named: str, mechanism: str, epsilon: float) -> Spent:
-        """Count a draw of all labels of a data set without ids, if it is new.
+        """Count a draw of all labels of a data set without ids, by their digest, if it is new.
 
-        Parameters
-        ----------
-        whole : digest of the labels in their order.
-        named : the data set, if it is one of `SHIPPED`; else empty.
-
-        Returns
-        -------
-        The sum of epsilons that these rows have spent.
+        ``named`` is the data set, if it is one of `SHIPPED`. Return the epsilons that the rows have
+        spent.
         """
         if (whole, named, mechanism) not in self._wholes:
             self._wholes[whole, named, mechanism] = epsilon
@@ -103,15 +91,10 @@ class Draws:
         return Spent(self._unknown(), self._largest(self._people), self._lost)
 
     def add_people(self, people: Tags, draws: Tags, epsilon: float) -> Spent:
-        """Count new draws of these people's labels. People may repeat.
+        """Count new draws of labels, by keyed hashes [rows] of people, who may repeat, and of
+        draws.
 
-        Parameters
-        ----------
-        people, draws : keyed hashes [rows], of a person, and of a draw of that person's label.
-
-        Returns
-        -------
-        The largest sum of epsilons of one of these people.
+        Return the largest sum of epsilons of one of these people.
         """
         draws, first = np.unique(draws, return_index=True)
         people = people[first]
@@ -231,10 +214,8 @@ def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
 def opened() -> Iterator[Draws]:
     """Lock and open the record of draws. Write new draws at the end.
 
-    Raises
-    ------
-    VflError
-        If a file is damaged or cannot be written, or another user can change its folder.
+    Raise `VflError` if a file is damaged or cannot be written, or another user can change its
+    folder.
     """
     path = path_of_draws()
     second = _path_of_second_count(path)

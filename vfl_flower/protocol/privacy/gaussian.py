@@ -124,13 +124,7 @@ class _Accountant:
         return {"method": self.method, "config": asdict(self._config), "releases": releases}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take over a `state_dict`.
-
-        Raises
-        ------
-        ValueError
-            If another accountant made it.
-        """
+        """Take over a `state_dict` of such an accountant."""
         releases = state.get("releases")
         same = state.get("config") == asdict(self._config)
         if state.get("method") != self.method or not same or not isinstance(releases, list):
@@ -219,12 +213,9 @@ def _losses(multiplier: float, rate: float, steps: float) -> Any:
 
 
 def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
-    """Return the least noise multiplier, to 0.1 %, with which releases spend epsilon.
+    """Return the least noise multiplier, to 0.1 %, with which so many releases spend epsilon.
 
-    Parameters
-    ----------
-    sample, rows : expected rows of a Poisson sample, and all rows N.
-    steps : number of releases.
+    ``sample`` is the expected size of a Poisson sample of all ``rows``.
     """
     import dp_accounting as dp
 

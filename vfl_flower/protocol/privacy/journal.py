@@ -57,16 +57,9 @@ Mark = Sequence[int | str]
 
 
 class Journal:
-    """Events in a file, as int32.
+    """Events in a file, as int32, which ``run`` creates if it is missing.
 
-    Parameters
-    ----------
-    run : the Flower run that creates the file, if the file is missing.
-    second : file of the second count, if there is one.
-
-    Attributes
-    ----------
-    lost : number of events that the second count has, and the file lacks. `write` makes them up.
+    ``lost`` counts events that the second count has, and the file lacks. `write` makes them up.
     """
 
     def __init__(self, path: Path, run: str = "", second: Path | None = None) -> None:
@@ -106,17 +99,8 @@ class Journal:
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
         """Yield all events. Then events can be written.
 
-        Pass over an event that was written in part, because it was not released.
-
-        Parameters
-        ----------
-        mark : a position that the file must have reached.
-
-        Raises
-        ------
-        ConfigError
-            If the file is damaged, or of another run. With a mark, also if the file did not reach
-            the mark, or lacks events.
+        Pass over an event that was written in part, because it was not released. Raise
+        `ConfigError` if the file is damaged, of another run, or did not reach ``mark``.
         """
         counted = self._second_count()  # first: it never has more than the file
         size = os.fstat(self._file.fileno()).st_size
@@ -201,13 +185,7 @@ class Journal:
             os.close(opened)
 
     def write(self, event: Event, times: int = 1) -> None:
-        """Append an event, ``times`` times at once, and wait until all are on the disk.
-
-        Raises
-        ------
-        VflError
-            If it cannot be written.
-        """
+        """Append an event, ``times`` times at once, and wait until all are on the disk."""
         *numbers, rows = event
         written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
         last, each = self._last, list[bytes]()

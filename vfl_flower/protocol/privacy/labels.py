@@ -133,12 +133,9 @@ class RandomisedLabels(Mechanism):
 
 
 class DrawAccountant(Accountant):
-    """Hold the largest sum of epsilons over all draws of one person's label.
+    """Hold the largest sum of epsilons over all draws of one person's label, ``spent``.
 
-    Attributes
-    ----------
-    spent : the sum; None if a seed makes the noise repeatable.
-    digest : digest of the labels with noise.
+    It is None if a seed makes the noise repeatable.
     """
 
     spent: float | None = None
@@ -170,15 +167,11 @@ class DrawnOnce(ReleaseLog):
 
 
 def rows_left(rows: int, classes: int, epsilon: float) -> float:
-    """Return how many clean rows carry as much signal as all noisy rows.
+    """Return how many clean rows carry as much signal as all N noisy rows of K classes.
 
     A label is kept with probability p, and becomes each other class with probability q. Among rows
     with equal features, the share of a label is q + (p - q) s, where s is its true share. So noise
     multiplies the signal by p - q, and N rows are worth (p - q)^2 N.
-
-    Parameters
-    ----------
-    rows, classes : number N of training rows, and K of classes.
     """
     gap = math.expm1(epsilon) / (math.exp(epsilon) + classes - 1)
     return gap**2 * rows

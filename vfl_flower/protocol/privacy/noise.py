@@ -37,15 +37,7 @@ def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
     The result depends on the sum of two integers, and on nothing else. So the value decides neither
     the last bits nor the sign of a zero. Gradients pass through the function unchanged.
 
-    Parameters
-    ----------
-    value : [S], or [R, E] with a bound for each row.
-    noise : as large as the value, in the value's units.
-    bound : bound of the hidden value: of one number, or of the norm over the last dimension.
-
-    Returns
-    -------
-    The noisy value, in the value's dtype and on its device.
+    The bound is for one number, values being [S], or for the norm of a row of [R, E].
     """
     step = grid_step(bound, value.shape[-1] if value.ndim > 1 else 1)
     # Adding 0 turns -0 into 0. Else a sum of -0 would show that the value is negative.
@@ -116,12 +108,8 @@ class ScalarNoise:
     """Noise on each scalar (DPZV Eq. 8), and on each step of the top model.
 
     A step of the top model has noise on its gradient (DP-SGD, Abadi et al., 2016), or on a scalar.
-    As in DPZV, it has no noise with ``calibration='paper'``.
-
-    Parameters
-    ----------
-    multiplier : deviation of the noise on a mean over U rows, in units of C / U. C bounds a row's
-        difference, or its gradient's norm.
+    As in DPZV, it has no noise with ``calibration='paper'``. ``multiplier`` is the deviation on a
+    mean over U rows, in units of C / U, where C bounds a row's difference or its gradient's norm.
     """
 
     def __init__(self, config: RunConfig, multiplier: float) -> None:
@@ -178,13 +166,9 @@ class ScalarNoise:
 def clipped_noisy_means(
     of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
 ) -> Tensor:
-    """Clip rows' differences [R], average over steps, and add noise (DPZV Eq. 7-8).
+    """Clip rows' differences [R], average over steps, [S], and add noise (DPZV Eq. 7-8).
 
     Without noise, only average. With noise, NaN counts as 0, because NaN would pass the clip.
-
-    Returns
-    -------
-    One mean for each step, [S].
     """
     if noise is None:
         return step_means(of_rows, lengths, divisors)

@@ -40,13 +40,9 @@ def kept_share(epsilon: float, classes: int) -> float:
 
 
 class Randomised:
-    """One draw of the labels of training rows and validation rows.
+    """One draw of labels, by a secret that for rows without ids contains a digest of all labels.
 
     Validation rows are included because their labels decide which model is kept.
-
-    Parameters
-    ----------
-    secret : all noise follows from it. For rows without ids it contains a digest of all labels.
     """
 
     def __init__(self, config: RunConfig, labels: Labels, secret: bytes) -> None:

@@ -58,11 +58,10 @@ class ReleaseLog:
         self._record(Event(RECEIVED, party, len(window.lengths), rows=window.ids))
 
     def permits_answers(self, group: Sequence[tuple[int, Window]]) -> bool:
-        """Record the answers to a quorum's windows, by party, before they are sent.
+        """Record the answers to a quorum's windows before they are sent; return whether budget
+        allows them.
 
-        Returns
-        -------
-        Whether the budget allows the answers. Else parties must get answers without information.
+        If it does not, parties must get answers without information.
         """
         events = self.accountant.events_within_budget(group)
         for event in events or ():
@@ -72,22 +71,11 @@ class ReleaseLog:
     def keep(
         self, path: Path, run: str = "", mark: Mark | None = None, second: Path | None = None
     ) -> None:
-        """Write all further releases to a file, before they are counted.
+        """Write all further releases to a file of ``run``, before they are counted.
 
-        First count the events in the file: every release of the run before it was interrupted. Some
-        of them came after the last checkpoint, and the resumed run makes them again. A new file
-        begins with the events that the accountant has counted until now.
-
-        Parameters
-        ----------
-        run : the Flower run that creates the file.
-        mark : `mark` at the checkpoint that the run resumes from.
-        second : file of the second count (`Journal`).
-
-        Raises
-        ------
-        ConfigError
-            If the file is damaged, or lacks events that the run wrote.
+        First count the events in the file, from the checkpoint's ``mark``: every release before the
+        interruption. Some came after the last checkpoint, and the resumed run makes them again. A
+        new file begins with the events that the accountant has counted until now.
         """
         is_new = not path.exists()
         if mark is not None and is_new:

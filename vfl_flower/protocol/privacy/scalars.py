@@ -156,13 +156,9 @@ class NoisyScalars(Mechanism):
 
 
 class ScalarAccountant(Accountant):
-    """Count the releases that each row's label had a part in.
+    """Count the releases that each row's label had a part in, ``taken`` [N].
 
-    Attributes
-    ----------
-    multiplier : noise multiplier, once `steps_allowed` has found it.
-    most : number of releases of a row that the budget allows; None without a budget.
-    taken : number of releases that each row had a part in, [N].
+    A budget allows ``most`` of them for each row.
     """
 
     counts = (ANSWERED,)
@@ -184,11 +180,8 @@ class ScalarAccountant(Accountant):
     def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
         """Return the planned steps if noise is calibrated to them, else the allowed steps.
 
-        Raises
-        ------
-        ConfigError
-            If the budget allows no pass over the rows, or if a row may be in one step of the top
-            model twice.
+        Raise `ConfigError` if the budget allows no pass over the rows, or if a row may be in one
+        step of the top model twice.
         """
         privacy = self.config.privacy
         if 1 < quorum < parties:

@@ -23,12 +23,8 @@ from vfl_flower.protocol.privacy.gaussian import GdpAccountant
 class Claim:
     """An epsilon that one run or several claim to have spent.
 
-    Attributes
-    ----------
-    protects : the protected data, in words.
-    mu : mu of the Gaussian mechanism that all releases are; None if they are not one.
-    drawn : whether epsilon sums draws of labels, including the draws of earlier runs.
-    runs : number of runs.
+    ``mu`` is for releases that are one Gaussian mechanism. A ``drawn`` epsilon already sums the
+    draws of labels of earlier runs.
     """
 
     protects: str

@@ -18,27 +18,13 @@ from vfl_flower.results.report.sweep import FILE, Swept
 
 
 def report(folders: Sequence[Path]) -> str:
-    """Return the page about the runs of results folders, or about the sweep in one.
-
-    Raises
-    ------
-    VflError
-        As `read`.
-    """
+    """Return the page about the runs of results folders, or about the sweep in one."""
     swept = len(folders) == 1 and (folders[0] / FILE).is_file()
     return html(Swept.read(folders[0]).page() if swept else page(read(folders)))
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page, and return its path.
-
-    By default, it is report.html in the folder, or above several folders.
-
-    Raises
-    ------
-    VflError
-        As `read`; or if the page cannot be written.
-    """
+    """Write the page, by default report.html in the folder or above several; return its path."""
     if out is None:
         above = [folder.absolute().parent for folder in folders]
         folder = folders[0] if len(folders) == 1 else Path(os.path.commonpath(above))

@@ -51,12 +51,7 @@ class Estimate(NamedTuple):
     def dot(
         self, least: float, most: float, place: int = 0, mark: float | None = None
     ) -> str | Cell:
-        """Return a drawing of a run's estimate on a scale; nothing without an interval.
-
-        Parameters
-        ----------
-        place : the run's place on the page, which decides its colour.
-        """
+        """Draw a run's estimate on a scale, in the colour of its place, if it has an interval."""
         if self.value is None or not self.interval:
             return ""
         return Cell(bar=Dot(self.value, self.interval, least, most, look(place)[0], mark))

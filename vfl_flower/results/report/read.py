@@ -138,11 +138,7 @@ class Shown:
 def read(folders: Sequence[Path]) -> list[Shown]:
     """Return the runs in results folders, in order; a folder may hold several runs.
 
-    Raises
-    ------
-    VflError
-        If a folder holds no run, or a run without a summary and an evaluation; or if a file cannot
-        be read.
+    Raise `VflError` if a folder holds no run, or one without a summary and an evaluation.
     """
     runs = [run for folder in folders for run in _of(folder)]
     for more in (", {0.name}", " in {0.parent.name}"):  # titles of several runs get their folders
@@ -210,13 +206,7 @@ def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file; an empty one if there is no file.
-
-    Raises
-    ------
-    VflError
-        If it cannot be read.
-    """
+    """Return the mapping in a JSON file; an empty one if there is no file."""
     return _parsed(path, _content(path) or b"{}")
 
 

@@ -41,12 +41,7 @@ _NO_CLAIM = (
 
 
 def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
-    """Return label -> figure: what a run reached, and what it took.
-
-    Parameters
-    ----------
-    counts : numbers of parties; results are also on rows that this many parties have.
-    """
+    """Return label -> figure: what a run reached, also on rows of so many parties, and cost."""
     of, kind = run.figures, run.measure.removeprefix("test_")
     found = {label: measured(of, key, form=".4f") for key, label in MEASURES.items()}
     for count in counts:

@@ -37,13 +37,7 @@ class Swept:
 
     @classmethod
     def read(cls, folder: Path) -> Swept:
-        """Read the sweep in a folder.
-
-        Raises
-        ------
-        VflError
-            If ``sweep.json`` cannot be read.
-        """
+        """Read the sweep in a folder."""
         return cls(json_of(folder / FILE))
 
     def page(self) -> Page:

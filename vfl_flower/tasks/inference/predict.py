@@ -152,7 +152,7 @@ def _of_labels(
     numbers, labels = labelled(rows.labels, scored.known, found)
     if not len(numbers):
         return {}
-    from vfl_flower.label_holder.assessment.of_predictions import of_predictions  # lazy: slow
+    from vfl_flower.label_holder.assessment.of_model import of_predictions  # lazy: slow
 
     outputs = scored.outputs[torch.from_numpy(numbers)]
     metrics = reached(outputs, labels, found).figures()

@@ -24,16 +24,9 @@ class Shown:
         self._rows, self._most = rows, most
 
     def add(self, rows: NDArray[Any], groups: list[NDArray[np.uint8]]) -> bool:
-        """Show the sums of a party's groups, unless they say too much about one label.
+        """Show the sums of groups [n] of each column, over rows [n], unless they say too much.
 
-        Parameters
-        ----------
-        rows : training rows that the party has, [n].
-        groups : group of each of these rows, [n], for each column.
-
-        Returns
-        -------
-        Whether they are shown.
+        They may not say too much about one label. Return whether they are shown.
         """
         number = len(self.sums) + sum(int(each.max()) + 1 for each in groups)
         if number > min(_MOST_SUMS, self._most * self._rows + len(groups)):

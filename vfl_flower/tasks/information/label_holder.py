@@ -67,15 +67,7 @@ def information(
 ) -> None:
     """Have parties compute the information value of their columns; write ``information.json``.
 
-    Parameters
-    ----------
-    own : the label holder's table; None for a partitioned data set.
-    run : number of this Flower run.
-
-    Raises
-    ------
-    ConfigError, PartyError
-        If labels or rows cannot be used, or if a party fails. A party that refuses is left out.
+    A party that refuses is left out.
     """
     with in_use(folder):
         _Information(transport, config, folder).write(own, run)
@@ -237,11 +229,8 @@ class _Information:
 def events_of(config: RunConfig, labels: Labels) -> Events:
     """Return the true labels of the training rows: 1 for the second class, in order of names.
 
-    Raises
-    ------
-    ConfigError
-        If there are several classes; or, for exact counts, too few rows of one. With an epsilon,
-        nothing that others see may depend on a true count: `_noisy_labels` decides.
+    For exact counts, refuse too few rows of a class. With an epsilon, nothing that others see may
+    depend on a true count: `_noisy_labels` decides.
     """
     called = config.data.called
     if len(labels.classes) != 2:

@@ -61,13 +61,7 @@ def offer(context: Context, order: InformationOrder) -> InformationOffer:
 
 
 def upload_bins(context: Context, order: ColumnBinsOrder) -> ColumnBins:
-    """Return the bin of each row in each column.
-
-    Raises
-    ------
-    ConfigError
-        If the party's rules forbid it.
-    """
+    """Return the bin of each row in each column."""
     config = _config(context, order)
     if config.information != "exact":
         raise VflError("was asked for bins, which noisy labels do not need.")
@@ -83,15 +77,7 @@ def upload_bins(context: Context, order: ColumnBinsOrder) -> ColumnBins:
 
 
 def compute(context: Context, order: EvidenceOrder) -> ColumnInformation:
-    """Compute the weight of evidence of each column, write it to the disk, return the values.
-
-    Raises
-    ------
-    ConfigError
-        If the party's rules forbid it.
-    VflError
-        If labels or counts do not fit the party's rows; or if a file cannot be written.
-    """
+    """Compute the weight of evidence of each column, write it to the disk, return the values."""
     config = _config(context, order)
     exact = config.information == "exact"
     found = list(_of_counts(context, config, order) if exact else _noisy(context, config, order))

@@ -20,13 +20,7 @@ _ASK = "Ask the label holder for its superlink.crt, and compare its digest by te
 
 
 def of_label_holder(folder: Path, host: str, ahead: float) -> Iterator[Finding]:
-    """Yield the findings about a SuperLink's certificates and key.
-
-    Parameters
-    ----------
-    host : its name in the network; empty if unknown.
-    ahead : as in `expiry`.
-    """
+    """Yield the findings about the certificates and key of a SuperLink, whose host may be empty."""
     certificate, key = folder / "superlink.crt", folder / "superlink.key"
     yield lifetime(certificate, _RENEW, ahead=ahead)
     yield hosts(certificate, host)
@@ -37,12 +31,7 @@ def of_label_holder(folder: Path, host: str, ahead: float) -> Iterator[Finding]:
 
 
 def of_party(folder: Path, ahead: float) -> Iterator[Finding]:
-    """Yield the findings about a SuperNode's key, and the certificate that it trusts.
-
-    Parameters
-    ----------
-    ahead : as in `expiry`.
-    """
+    """Yield the findings about a SuperNode's key, and the certificate that it trusts."""
     yield lifetime(folder / "superlink.crt", _ASK, of_any=True, ahead=ahead)
     public = folder / "supernode.pub"
     yield pair(
@@ -52,12 +41,9 @@ def of_party(folder: Path, ahead: float) -> Iterator[Finding]:
 
 
 def lifetime(file: Path, remedy: str, of_any: bool = False, ahead: float = 0.0) -> Finding:
-    """Check when the certificates in a file expire.
+    """Check when the certificates in a file, or any one of them, expire.
 
-    Parameters
-    ----------
-    of_any : whether one of them is enough, as for a party that trusts an old and a new one.
-    ahead : as in `expiry`.
+    One is enough for a party that trusts an old and a new one.
     """
     try:
         found = _certificates(file)
@@ -72,10 +58,8 @@ def lifetime(file: Path, remedy: str, of_any: bool = False, ahead: float = 0.0) 
 def expiry(certificate: x509.Certificate, ahead: float = 0.0) -> tuple[str, str]:
     """Return a result, and until when a certificate is valid as the end of a sentence.
 
-    Parameters
-    ----------
-    ahead : this clock's time less the other side's, in seconds. If the two clocks do not agree on
-        the certificate, it is not judged.
+    This clock is ``ahead`` of the other side's by seconds. If the two clocks do not agree on the
+    certificate, it is not judged.
     """
     now = datetime.datetime.now(datetime.UTC)
     mine = _judged(certificate, now)

@@ -30,13 +30,7 @@ _INNER = "vfl-flower"  # where a side keeps its states by default, inside its FL
 def examine(
     named: Sequence[Path], superlink: str, stream_ports: str, compared: Path | None
 ) -> list[Finding]:
-    """Return the findings about this machine, and about all that is named.
-
-    Raises
-    ------
-    ConfigError
-        If an argument cannot be read.
-    """
+    """Return the findings about this machine, and about all that is named."""
     given = [each.expanduser().absolute() for each in named]
     home = flower_home()
     known = _with_inner(given or [home] * home.is_dir())

@@ -23,12 +23,7 @@ _SEALED = (
 
 
 def about(folder: Path, private: bool) -> Iterator[Finding]:
-    """Yield the findings about permissions and space.
-
-    Parameters
-    ----------
-    private : whether others may not even list it, since it is a folder of keys.
-    """
+    """Yield the findings about space, and permissions: others may not even list a private one."""
     yield _permissions(folder, private)
     yield from _secret_files(folder)
     yield space(folder)

@@ -49,13 +49,7 @@ def about(compared: Path | None) -> Iterator[Finding]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the description of another organisation.
-
-    Raises
-    ------
-    ConfigError
-        If the file is not the output of `vfl doctor --json`.
-    """
+    """Return another organisation's description, the output of `vfl doctor --json`."""
     try:
         there = json.loads(file.expanduser().read_text())
         protocol, code = int(there["protocol"]), str(there["code"])

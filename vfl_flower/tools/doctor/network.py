@@ -47,13 +47,7 @@ class Address(NamedTuple):
 
 
 def address(text: str) -> Address:
-    """Return the address that a user names.
-
-    Raises
-    ------
-    ConfigError
-        If it is not HOST:PORT.
-    """
+    """Return the address HOST:PORT that a user names."""
     try:
         parts = urlsplit(f"//{text}")
         if parts.hostname and parts.port and parts.netloc == text and "@" not in text:
@@ -68,10 +62,7 @@ def about(
 ) -> Iterator[Finding]:
     """Yield the findings about a SuperLink, as parties reach it.
 
-    Parameters
-    ----------
-    folder : has superlink.crt and, at a party, supernode.key.
-    ahead : what `measured` has returned.
+    The folder has superlink.crt and, at a party, supernode.key. `measured` has returned ``ahead``.
     """
     trust = folder / "superlink.crt"
     yield from proxies.about(where.host)
@@ -212,12 +203,7 @@ def _difference(connection: HTTPConnection) -> tuple[float, float]:
 def _fleet(
     where: Address, context: ssl.SSLContext, party: Path | None, clock_is: str
 ) -> Iterator[Finding]:
-    """Yield whether a SuperLink is behind its proxy, and whether it knows a party's key.
-
-    Parameters
-    ----------
-    clock_is : result of the check of the clock.
-    """
+    """Yield whether a SuperLink is behind its proxy, and whether it knows a party's key."""
     try:
         status, code = _call(where, context, {})
     except (OSError, HTTPException) as error:

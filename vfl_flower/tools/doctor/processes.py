@@ -39,10 +39,8 @@ class _Process(NamedTuple):
 def left_over(homes: Collection[Path]) -> Iterator[Finding]:
     """Yield whether processes of this user have outlived what started them.
 
-    Parameters
-    ----------
-    homes : folders of deploy/superlink.sh and deploy/supernode.sh. The temporary folders of `vfl`
-        count besides.
+    Homes are of deploy/superlink.sh and deploy/supernode.sh. The temporary folders of `vfl` count
+    besides.
     """
     found = _alone(homes)
     if found:  # some may be ending just now

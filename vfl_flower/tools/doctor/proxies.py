@@ -55,12 +55,7 @@ def about(host: str) -> Iterator[Finding]:
 def connection(
     where: tuple[str, int], proxy: str, context: ssl.SSLContext | None
 ) -> HTTPConnection:
-    """Return a connection that goes through a proxy, if there is one. It is not open yet.
-
-    Parameters
-    ----------
-    context : for TLS; None without it.
-    """
+    """Return a connection, with TLS or without, perhaps through a proxy. It is not open yet."""
     parts = urlsplit(proxy if "//" in proxy else f"//{proxy}") if proxy else None
     first = (str(parts.hostname), parts.port or 80) if parts else where
     made = (

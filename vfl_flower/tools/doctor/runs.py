@@ -22,12 +22,7 @@ from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Findi
 
 
 def about(folder: Path, states: Sequence[Path]) -> Iterator[Finding]:
-    """Yield the findings about a run: whether it can be resumed, and predict.
-
-    Parameters
-    ----------
-    states : folders of parties on this machine, besides the results folder.
-    """
+    """Yield whether a run can be resumed, and predict, with parties' folders on this machine."""
     yield _summary(folder)
     try:
         found = checkpoint.load(folder)

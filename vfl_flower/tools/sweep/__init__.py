@@ -51,25 +51,11 @@ def sweep(
     seeds: int = 1,
     jobs: int = 0,
 ) -> Path:
-    """Try configurations up to a number of trials, including an earlier call's.
+    """Try configurations up to a number of trials, including an earlier call's; return the folder.
 
-    Parameters
-    ----------
-    keys : options of all trials, ``strategy`` at least. ``out`` is the results folder. By default,
-        it is a folder below runs/ whose name follows from the sweep.
-    search : texts of ``--search``.
-    jobs : processes that run trials side by side; 0 for one per core.
-
-    Returns
-    -------
-    The results folder.
-
-    Raises
-    ------
-    ConfigError
-        If the sweep cannot work, before anything runs; or if there are no validation rows.
-    VflError
-        If all trials fail, or a process of trials ends by itself.
+    Trials have the options ``keys``, ``strategy`` at least, and those that texts of ``--search``
+    name. By default, the folder lies below runs/, and its name follows from the sweep. ``jobs``
+    processes run trials side by side; 0 for one per core. Raise `ConfigError` before anything runs.
     """
     shared = {key: value for key, value in keys.items() if key != "out"}
     searched = search_of(search, shared)
@@ -93,10 +79,8 @@ def sweep(
         study.take_up(about)
         try:
             if left := study.left(trials):
-                if config.data.apart:  # align once: the trials use the alignment again
-                    with tempfile.TemporaryDirectory() as place:
-                        align = {**shared, "task": "align", "out": str(Path(place, "run"))}
-                        run_local(parties, align, node_configs=node_configs)
+                if config.data.apart:
+                    _align_once(parties, shared, node_configs)
                 number = min(left, jobs or len(os.sched_getaffinity(0)))
                 _side_by_side(study, job, number, log)
         finally:
@@ -106,6 +90,15 @@ def sweep(
         failures = [each.failure for each in study.tried if each.failure]
         raise VflError(f"No trial has come to its end. The last one: {failures[-1]}")
     return folder
+
+
+def _align_once(
+    parties: int, keys: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
+) -> None:
+    """Align the parties' rows, so that all trials use the same alignment again."""
+    with tempfile.TemporaryDirectory() as place:
+        align = {**keys, "task": "align", "out": str(Path(place, "run"))}
+        run_local(parties, align, node_configs=node_configs)
 
 
 def _check(
@@ -156,16 +149,8 @@ def _folder(out: str, about: Mapping[str, Any]) -> Path:
 def _side_by_side(study: Study, job: Mapping[str, Any], jobs: int, log: BinaryIO) -> None:
     """Run trials in processes with one thread each, and show how far they are.
 
-    Parameters
-    ----------
-    log : the file workers.log, for what the processes print.
-
-    Raises
-    ------
-    ConfigError
-        If no trial can be judged.
-    VflError
-        If a process has ended by itself.
+    The file ``log`` has what the processes print. Raise an error if one of them ends by itself, or
+    if no trial can be judged.
     """
     began, before, shown = time.monotonic(), len(study.tried), -1
     with ending_with_this_process() as mark:
@@ -214,12 +199,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
-    """Return how far a sweep is, the best figure so far, and the time left.
-
-    Parameters
-    ----------
-    before, seconds : trials of an earlier call, and how long the others have taken.
-    """
+    """Return how far a sweep is, the best figure so far, and the time left."""
     tried = study.tried
     said = [f"{len(tried)} of {most} trials"]
     if finished := [each for each in tried if each.state == "finished"]:

@@ -59,17 +59,7 @@ class Choice:
 
 
 def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Choice]:
-    """Return the ranges and choices of ``--search``.
-
-    Parameters
-    ----------
-    given : options of all trials, which ``--search`` may not name again.
-
-    Raises
-    ------
-    ConfigError
-        If the texts cannot be read, or an option cannot have such values.
-    """
+    """Return the ranges and choices of ``--search``, which may name no option that is given."""
     try:
         words = [word for text in texts for word in shlex.split(text)]
     except ValueError:

@@ -46,17 +46,9 @@ class Tried:
 
 
 class Study:
-    """The trials of a sweep, including trials of earlier calls.
+    """The trials of a sweep, whose journal in a folder has trials of earlier calls.
 
-    Parameters
-    ----------
-    folder : where the journal is.
-    warm_up : evaluations of a trial before which it is not stopped.
-
-    Raises
-    ------
-    VflError
-        If Optuna is not installed.
+    No trial is stopped in the first ``warm_up`` evaluations.
     """
 
     def __init__(
@@ -86,13 +78,7 @@ class Study:
         )
 
     def take_up(self, about: Mapping[str, Any]) -> None:
-        """Note what all trials have in common, and queue the trials that an earlier call left.
-
-        Raises
-        ------
-        ConfigError
-            If the folder has another study.
-        """
+        """Note what all trials have in common, and queue the trials that an earlier call left."""
         now = json.loads(json.dumps(about))
         then = self._study.user_attrs.get("about", now)
         if other := next((key for key in now if then.get(key) != now[key]), ""):

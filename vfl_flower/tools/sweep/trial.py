@@ -75,16 +75,10 @@ def run_trial(
 ) -> dict[str, Any]:
     """Run a configuration with each seed, and return how it ended.
 
-    Parameters
-    ----------
-    about : ``parties``, ``node_configs`` and ``seeds``.
-    to : the folder that gets the summaries and histories of a trial that ends.
-    report : takes a figure and the number of its evaluation; returns whether the trial must stop.
-
-    Returns
-    -------
-    ``figure``, ``metric``, ``deviation`` and ``seconds``; ``failure``; or nothing if it was
-    stopped. The ``claims`` of its runs are added: a run that was stopped has spent its epsilon too.
+    ``report`` takes a figure and the number of its evaluation, and returns whether to stop. The
+    result is ``figure``, ``metric``, ``deviation`` and ``seconds``; ``failure``; or nothing if it
+    was stopped. The ``claims`` of its runs are added: a run that was stopped has spent its epsilon
+    too.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-sweep-") as place:
         folder = Path(place, "run")
@@ -128,17 +122,7 @@ def _copy(folder: Path, to: Path) -> None:
 
 
 def run_trials(job: Mapping[str, Any]) -> None:
-    """Run trials until the study has enough.
-
-    Parameters
-    ----------
-    job : as `vfl_flower.tools.sweep.sweep` writes it.
-
-    Raises
-    ------
-    VflError
-        If no trial can be judged.
-    """
+    """Run trials of a job, which `sweep` has written, until the study has enough."""
     about, folder = job["about"], Path(job["folder"])
     searched = search_of(about["search"], about["keys"])
     study = Study(folder, searched, job["seed"], job["warm_up"])

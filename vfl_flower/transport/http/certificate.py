@@ -22,22 +22,9 @@ _UNREADABLE = x509.DuplicateExtension, x509.UnsupportedGeneralNameType  # no Val
 class Certificate:
     """The certificate that a service shows to its callers, until its files have a newer one.
 
-    Parameters
-    ----------
-    file, key : PEM files. A link may lead to them, and be replaced as in Kubernetes.
-    host : the address that the service listens on.
-
-    Attributes
-    ----------
-    context : for the handshakes that begin now.
-    host : how callers name the service.
-    end : Unix time in seconds at which the certificate expires.
-
-    Raises
-    ------
-    ConfigError
-        If the files cannot be used. Also if callers would refuse the certificate: it has expired,
-        is not valid yet, or does not name the host.
+    A link may lead to the PEM files, and be replaced as in Kubernetes. ``context`` is for
+    handshakes that begin now. Callers name the service ``host``. ``end`` is in Unix time, seconds.
+    Refuse a certificate that callers would refuse: expired, not valid yet, or of another host.
     """
 
     def __init__(self, file: Path, key: Path, host: str) -> None:

@@ -26,15 +26,9 @@ _DROPPED = 2**24  # bytes of a refused body that are read, so that the caller se
 class Guard:
     """Checks the token before it reads the body, and bounds the body's size and time.
 
-    Parameters
-    ----------
-    app : the guarded application. It finds the caller's name in its scope, as ``vfl_caller``.
-    open_paths : paths that anybody may read.
-    answered : is called for each answer, with its status and the caller's name, or an empty text.
-
-    Attributes
-    ----------
-    certificate : of the connections, once `listening` has begun; None without TLS.
+    The guarded application finds the caller's name in its scope, as ``vfl_caller``. Anybody may
+    read ``open_paths``. ``answered`` hears each answer's status, and the caller's name or an empty
+    text.
     """
 
     def __init__(
@@ -112,13 +106,7 @@ class Refusals:
             self._found[caller, status] += 1
 
     def write(self) -> None:
-        """Write the calls since the last time.
-
-        Raises
-        ------
-        VflError
-            If the log cannot be written. Its calls are not counted again.
-        """
+        """Write the calls since the last time. If the log fails, they are not counted again."""
         with self._lock:
             found, self._found = self._found, Counter()
         of: dict[str, dict[str, int]] = {}

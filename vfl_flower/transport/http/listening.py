@@ -271,11 +271,7 @@ def _network(host: str) -> str:
 def listening(app: Guard, serving: ServingConfig) -> Iterator[str]:
     """Listen within the block; yield the URL.
 
-    Raises
-    ------
-    ConfigError
-        If the address is taken or invalid, or would send answers unencrypted over a network. Also
-        if the certificate cannot be used.
+    Refuse an address that is taken or invalid, or would send answers unencrypted over a network.
     """
     host, port = _address(serving.serve_address)
     if bool(serving.serve_certificate) != bool(serving.serve_key):

@@ -23,16 +23,8 @@ _SHORTEST = 20  # letters
 class Tokens:
     """The callers in a file, ``NAME TOKEN`` in each line. The file may change at any time.
 
-    While the changed file cannot be used, no token is valid: it may lack one that has leaked.
-
-    Parameters
-    ----------
-    path : the file. A missing file is made, with one caller.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or made, others can read it, or a line has no name and token.
+    While the changed file cannot be used, no token is valid: it may lack one that has leaked. A
+    missing file is made, with one caller. Refuse a file that others can read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,13 +100,7 @@ class Tokens:
 
 
 def tokens_of(serving: ServingConfig, folder: Path) -> Tokens:
-    """Return the tokens in the file of ``serve-token``, or in the run's results folder.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be used as a file of tokens.
-    """
+    """Return the tokens in the file of ``serve-token``, or in the run's results folder."""
     named = serving.serve_token
     return Tokens(Path(named).expanduser() if named else folder / _FILE)
 

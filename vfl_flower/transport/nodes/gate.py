@@ -51,13 +51,7 @@ AT_ONCE = 4
 
 
 class Gate:
-    """ASGI middleware that refuses a call before it reads the body.
-
-    Parameters
-    ----------
-    app : the application behind the gate.
-    caller : returns the registered public key that has signed a call's headers, None if none has.
-    """
+    """ASGI middleware that refuses a call before it reads the body, unless a known key signs it."""
 
     def __init__(self, app: App, caller: Callable[[Scope], bytes | None]) -> None:
         self._app = app

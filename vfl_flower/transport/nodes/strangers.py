@@ -12,12 +12,7 @@ _EVERY = 60.0  # seconds between two lines
 
 
 class Strangers:
-    """Counts refused calls. Logs the first at once, then at most one line a minute.
-
-    Parameters
-    ----------
-    sentence : the log line before the number of calls.
-    """
+    """Counts refused calls. Logs the first at once, then at most one line a minute."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence

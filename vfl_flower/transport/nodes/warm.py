@@ -29,12 +29,9 @@ _IDLE = 30.0  # seconds after an order, or between two looks at tasks, before th
 
 
 class WarmTasks:
-    """Starts tasks by a process that has already imported what tasks need.
+    """Starts tasks by a process that has already imported ``modules``, the most needed first.
 
-    Parameters
-    ----------
-    modules : to import, the most needed first.
-    fresh : packages that each task imports anew, because a run may bring another version of them.
+    Each task imports the packages ``fresh`` anew, because a run may bring another version of them.
     """
 
     def __init__(self, modules: Sequence[str], fresh: Sequence[str] = ()) -> None:
@@ -43,13 +40,10 @@ class WarmTasks:
         self._begin()
 
     def start(self, arguments: list[str], quiet: bool) -> None:
-        """Start a task.
+        """Start a task, whose output may be discarded, by arguments of an installed command.
 
-        Parameters
-        ----------
-        arguments : a command of an installed package, with its arguments. They pass through a
-            pipe, so that other users of this machine cannot read a token among them.
-        quiet : whether to discard the task's output.
+        They pass through a pipe, so that other users of this machine cannot read a token among
+        them.
         """
         order = json.dumps([arguments, quiet]).encode() + b"\n"
         try:

@@ -42,17 +42,7 @@ def chunks(body: bytes) -> Iterator[bytes]:
 
 
 def frames(received: Iterable[bytes], largest: Callable[[], int]) -> Iterator[bytes]:
-    """Yield the frames that chunks make up.
-
-    Parameters
-    ----------
-    largest : returns the most bytes of the next frame; a longer one is refused before it is read.
-
-    Raises
-    ------
-    VflError
-        If a frame is longer than it says, or longer than permitted.
-    """
+    """Yield the frames that chunks make up; refuse a frame above ``largest`` before it is read."""
     pieces: list[bytes] = []
     missing = 0
     for chunk in received:

@@ -36,16 +36,10 @@ _CLOSING = 15.0  # seconds that the end of a run waits for the parties to save t
 
 
 class StreamGrid(Transport):
-    """Carries messages over streams, and uses another transport to open them.
+    """Carries messages over streams, and uses another transport, of Flower's, to open them.
 
     With ``transport="auto"``, a party may fail to reach the label holder. All messages then travel
     over the other transport, and a notice says so. Streams exist within the ``with`` block.
-
-    Parameters
-    ----------
-    transport : the other transport, of Flower's messages.
-    config : has the address of the streams, and the length of a session.
-    nonce : parties keep their states under it (`label_holder.checkpoint.Keeper`).
     """
 
     def __init__(self, transport: Transport, config: RunConfig, nonce: str = "") -> None:
@@ -80,13 +74,7 @@ class StreamGrid(Transport):
         return self._transport.silent
 
     def __enter__(self) -> StreamGrid:
-        """Listen.
-
-        Raises
-        ------
-        ConfigError
-            If no port of ``stream-ports`` is free.
-        """
+        """Listen."""
         self._streams = Streams(self._transport.run.run_id, self._running)
         self._streams.start()
         return self

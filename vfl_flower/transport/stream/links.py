@@ -93,17 +93,9 @@ def _connections() -> int:
 
 
 class Streams(grpc.GenericRpcHandler):
-    """Links to parties, and the gRPC server that serves their calls.
+    """Links to parties of a Flower run, and the gRPC server that serves their calls.
 
-    Parameters
-    ----------
-    run_id : id of the Flower run whose messages to accept.
-    running : has the address and ports to listen on.
-
-    Raises
-    ------
-    ConfigError
-        If no port of ``stream-ports`` is free.
+    Raise `ConfigError` if no port of ``stream-ports`` is free.
     """
 
     def __init__(self, run_id: int, running: RunningConfig) -> None:
@@ -138,11 +130,8 @@ class Streams(grpc.GenericRpcHandler):
         self._calls.shutdown(wait=False)
 
     def put(self, key: str, frame: bytes, message: Message, largest: int) -> None:
-        """Send a message down its party's stream, as soon as there is one.
-
-        Parameters
-        ----------
-        largest : most bytes of the arrays of its reply.
+        """Send a message down its party's stream, once there is one, for a reply of ``largest``
+        bytes.
         """
         node = message.metadata.dst_node_id
         with self.lock:

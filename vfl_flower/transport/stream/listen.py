@@ -19,13 +19,7 @@ def check(running: RunningConfig) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int | None]:
-    """Return host and port of a ``stream-address``.
-
-    Raises
-    ------
-    ConfigError
-        If it is not an address.
-    """
+    """Return host and port of a ``stream-address``."""
     matched = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::(\d+))?", address)
     host = (matched[1] or matched[2]) if matched else address
     port = int(matched[3]) if matched and matched[3] else None

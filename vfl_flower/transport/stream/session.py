@@ -36,10 +36,6 @@ def serve(
 
     The party's state is then in its Context, as after any message. A party connects only to hosts
     that its own node configuration permits.
-
-    Parameters
-    ----------
-    largest : returns the most bytes of the arrays of the next order.
     """
     if not simulated(context) and not _allowed(order.address, context):
         cause = _refusal(order.address, context)
@@ -77,11 +73,6 @@ def _allowed(address: str, context: Context) -> bool:
     """Return whether ``stream-address`` in the node configuration permits this.
 
     Without ``stream-address``, it permits only this machine.
-
-    Raises
-    ------
-    ConfigError
-        If ``stream-address`` has an invalid address.
     """
     host, port = host_and_port(address)
     every = _permitted(context)

@@ -1,0 +1,89 @@
+"""The assessment of a trained model, on its run's test rows or on new rows with labels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.assessment import threshold
+from vfl_flower.label_holder.assessment.form import Scored
+from vfl_flower.label_holder.assessment.segments import of_columns
+from vfl_flower.label_holder.calibration import probabilities
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.held_out import outputs_of
+from vfl_flower.label_holder.label_holder import LabelHolder
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
+
+Segments = Mapping[str, NDArray[Any]]
+Tell = Callable[..., None]
+
+
+@torch.no_grad()
+def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
+    """Choose the threshold on validation rows, and assess the model on the test rows.
+
+    Return None if no rows are held out for testing, or if all of them have one class.
+    """
+    held_out, options = holder.held_out, holder.config.assessment
+    first, known = held_out.validation, held_out.labels.cpu().numpy()
+    holder.top.eval()
+    outputs = outputs_of(holder.top, held_out.table.rows).cpu()
+    holder.top.train()
+    if labels.classes:
+        said = probabilities(outputs, held_out.calibration)
+    else:
+        said = labels.mean + labels.deviation * outputs[:, 0].double().numpy()
+        known = labels.mean + labels.deviation * known.astype(np.float64)
+    flags = 0.5
+    if len(labels.classes) == 2:
+        flags = holder.threshold = threshold.chosen(
+            options.rule, said[:first, 1], known[:first] == 1, held_out.label_noise.kept
+        )
+    if labels.repeats:
+        return None
+    scored = Scored(said[first:], known[first:], labels.classes, flags)
+    calibrated = options.threshold, held_out.calibration
+    return _assessed(
+        "test set", scored, *calibrated, labels.tested.segments, options.min_segment, log.info
+    )
+
+
+def of_predictions(
+    outputs: Tensor, labels: NDArray[Any], found: Checkpoint, segments: Segments, least: int
+) -> dict[str, Any] | None:
+    """Return the assessment of outputs [R, C] by labels [R]; None for rows of one class."""
+    about = found.about_labels
+    if about["classes"]:
+        said = probabilities(outputs, found.calibration)
+    else:
+        said, labels = (
+            about["mean"] + about["deviation"] * np.asarray(each, np.float64)
+            for each in (outputs[:, 0], labels)
+        )
+    scored = Scored(said, labels, about["classes"], found.threshold)
+    calibrated = found.config.assessment.threshold, found.calibration
+    return _assessed("data with labels", scored, *calibrated, segments, least, notice.warning)
+
+
+def _assessed(
+    what: str,
+    scored: Scored,
+    rule: str,
+    calibration: Mapping[str, Any] | None,
+    segments: Segments,
+    least: int,
+    tell: Tell,
+) -> dict[str, Any] | None:
+    if scored.lack:
+        tell("The %s %s, so the model is not assessed.", what, scored.lack)
+        return None
+    return {**scored.form(rule, calibration), "segments": of_columns(scored, segments, least)}
