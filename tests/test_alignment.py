@@ -27,10 +27,9 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import client_app
-from vfl_flower.alignment import at_label_holder, at_party, psi
+from vfl_flower.alignment import at_party, pieces, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import encode_ids
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import engines
@@ -215,22 +214,6 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
     assert_gives_no_rows(node)
 
 
-def test_it_is_said_when_parties_have_much_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    notice = at_label_holder.notice
-    monkeypatch.setattr(notice, "info", lambda text, *words: lines.append(text % words))
-    organisations = cut(tmp_path, small())
-    for many in (61, 60):
-        monkeypatch.setattr(at_label_holder, "MANY", many)
-        forget_alignments()
-        organisations.run(str(many), SHORT)
-    assert [line for line in lines if "blind" in line] == [
-        "The parties now blind 60 ids of the label holder, and their own."
-    ]
-
-
 # --- a party's own rules ------------------------------------------------------------------------
 
 
@@ -351,9 +334,9 @@ def test_the_label_holder_takes_no_more_ids_than_it_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     organisations = cut(tmp_path, small())
-    monkeypatch.setattr(Rules, "max_ids", 54)
+    monkeypatch.setattr(pieces, "MOST", 54)
     organisations.run("run", SHORT)
-    monkeypatch.setattr(Rules, "max_ids", 53)
+    monkeypatch.setattr(pieces, "MOST", 53)
     forget_alignments()
     with pytest.raises(ConfigError, match=r"^Party 0 sent 54 blinded ids, more than 53"):
         organisations.run("other", SHORT)

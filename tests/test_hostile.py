@@ -486,6 +486,10 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     sets = SetOrder(arrays={"names": np.zeros((30, 16), np.uint8), "proofs": blinded[:30]})
     orders: list[tuple[Order, bytes]] = [(recall, began), (align, began), (common, aligned)]
     orders += [(sets, began), (replace(align, anew=False), began)]
+    first = replace(align, more=True, arrays={"ids": blinded[:50]})
+    client_app.app(to_message(first, 2, 60), context)
+    later = replace(align, piece=1, arrays={"ids": blinded[50:]})
+    orders.append((later, state_to_bytes(context.state)))
     orders.append((DescribeOrder(outputs=1), aligned))
     return keys, node, [(to_bytes(to_message(each, 2, 60)), state) for each, state in orders]
 

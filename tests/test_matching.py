@@ -19,8 +19,9 @@ from tests.aligning import asked, count_of
 from tests.organisations import Recorder, forget_alignments
 from vfl_attacks import guessing
 from vfl_flower import client_app
-from vfl_flower.alignment import at_label_holder, party_rows, psi
+from vfl_flower.alignment import at_label_holder, party_rows, pieces, psi
 from vfl_flower.alignment.by_rules import _MATCHED, _keys_of, whole_keys
+from vfl_flower.alignment.pieces import proof_of
 from vfl_flower.alignment.psi import Blinding, match, outputs
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import own_table
@@ -113,14 +114,20 @@ def of_plain(world: World) -> list[dict[int, int]]:
 
 
 @settings(max_examples=5)
-@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.0, 0.2, 0.5]))
+@given(
+    seed=st.integers(0, 10**6),
+    share=st.sampled_from([0.0, 0.2, 0.5]),
+    piece=st.sampled_from([2**18, 40, 7]),
+)
 def test_a_plain_join_matches_the_same_people(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, share: float
+    tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, piece: int
 ) -> None:
     table = people(120, seed)
     first, second = changed(table, seed + 1, share)[10:], changed(table, seed + 2, share)[:-10]
     world = World(tmp_path_factory.mktemp("world"), table, first, second)
-    made, rows = world.align()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE", piece)
+        made, rows = world.align()
     joined = of_plain(world)
     assert len(made.rows) == len(set(made.rows.tolist()) & joined[0].keys() & joined[1].keys())
     assert set(made.rows.tolist()) == joined[0].keys() & joined[1].keys()
@@ -178,6 +185,8 @@ def test_masked_sums_and_partial_rows_work_by_rules(tmp_path: Path) -> None:
 def test_nodes_match_the_same_people_as_one_process(tmp_path: Path) -> None:
     table = people(300, few=300)
     world = World(tmp_path, table, changed(table, 1), changed(table, 2))
+    for node in world.nodes:  # rules of real nodes that a simulation does not have
+        node |= {"match-bits": 0.0, "min-rows": 1}
     runs: list[Any] = [run_local, run_supernodes]
     found = []
     for number, run in enumerate(runs):
@@ -238,7 +247,7 @@ class Curious:
         self.rows, _ = self.table.once(self.rule)
         self.keys = whole_keys(self.table, self.rule, self.rows)
         arrays: Arrays = {"ids": self.a.of_ids(self.keys), "matched": np.array(matched, np.int32)}
-        arrays["proofs"] = np.zeros((0, 32), np.uint8) if proofs is None else proofs
+        arrays["proof"] = np.zeros((1, 32), np.uint8) if proofs is None else proof_of(proofs)
         order = AlignOrder(method="psi", rule=rule, anew=anew, arrays=arrays)
         answer: Aligned = asked(self.node, order, Aligned)
         return answer
@@ -342,6 +351,38 @@ def test_people_that_a_party_was_not_asked_about_are_refused(
 def test_a_later_rule_needs_a_first_one(curious: Curious) -> None:
     with pytest.raises(VflError, match="has seen no first one"):
         curious.ask(SECOND, anew=False)
+
+
+def test_keys_of_one_rule_come_in_pieces(curious: Curious, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party tells its keys after the last piece, and begins no other rule before it has."""
+    monkeypatch.setattr(pieces, "PIECE", 30)
+
+    def send(rule: str, piece: int, more: bool, anew: bool = True) -> Aligned:
+        (parsed,) = parse(rule)
+        keys = whole_keys(curious.table, parsed, curious.table.once(parsed)[0])
+        ids = {"ids": curious.a.of_ids(keys[30 * piece : 30 * piece + 30])}
+        order = AlignOrder(method="psi", rule=rule, piece=piece, more=more, anew=anew, arrays=ids)
+        answer: Aligned = asked(curious.node, order, Aligned)
+        return answer
+
+    common = CommonOrder(arrays={"places": np.zeros(1, np.int32)})
+    none = np.zeros((0, 32), np.uint8)
+    assert "own" not in send(FIRST, 0, True).arrays
+    with pytest.raises(VflError, match="was sent piece 1 of the ids out of turn"):
+        send(SECOND, 1, False)
+    with pytest.raises(VflError, match="has seen no first one"):
+        send(SECOND, 0, True, anew=False)
+    with pytest.raises(VflError, match="was told rows that it was not asked about"):
+        asked(curious.node, common)
+    own = [send(FIRST, 1, False)]
+    for piece in (2, 3):  # without ids
+        order = AlignOrder(method="psi", rule=FIRST, piece=piece, arrays={"ids": none})
+        own.append(asked(curious.node, order, Aligned))
+    assert [len(answer.arrays["own"]) for answer in own] == [30, 30, own[0].places - 60]
+    assert len(own[0].arrays["again"]) == 30 and not len(own[2].arrays["again"])
+    asked(curious.node, common)
+    with pytest.raises(VflError, match="has seen no first one"):  # rows have been told
+        send(SECOND, 0, True, anew=False)
 
 
 def test_people_who_have_matched_are_in_no_later_answer(curious: Curious) -> None:

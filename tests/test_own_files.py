@@ -709,7 +709,7 @@ LIES = {
     "floats": (arrays(again=lambda a: a.astype(np.float32)), "^Party 1 sent .* are float32"),
     "none of its own": (
         lambda answer: replace(answer, arrays={"again": answer.arrays["again"]}),
-        "^Party 1 has none of the 60 ids",
+        "^Party 1 sent 0 of 60 blinded ids, where 60 were due",
     ),
     "flat": (arrays(own=lambda a: a.ravel()), "^Party 1 sent blinded ids that cannot be used"),
     "signed": (arrays(own=lambda a: a.view(np.int8)), "^Party 1 sent blinded ids that cannot"),
@@ -718,8 +718,20 @@ LIES = {
     "zeros of its own": (arrays(own=lambda a: 0 * a), "^Party 1 sent a blinded id more than once"),
     "others": (arrays(own=lambda a: a ^ 1), "^Party 1 has none of the 60 ids"),
     "twice": (
-        arrays(own=lambda a: np.concatenate([a, a[:1]])),
+        arrays(own=lambda a: np.concatenate([a[:-1], a[:1]])),
         "^Party 1 sent a blinded id more than once",
+    ),
+    "too many": (
+        arrays(own=lambda a: np.concatenate([a, a[:1]])),
+        "^Party 1 sent 61 of 60 blinded ids, where 60 were due",
+    ),
+    "a claim": (
+        lambda answer: replace(answer, places=10**8 + 1),
+        "^Party 1 sent 100000001 blinded ids, more than 100000000",
+    ),
+    "fewer than claimed": (
+        lambda answer: replace(answer, places=10**8),
+        "^Party 1 sent 60 of 100000000 blinded ids, where 262144 were due",
     ),
     "ours twice": (
         arrays(again=lambda a: np.concatenate([a[:-1], a[:1]])),

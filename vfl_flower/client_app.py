@@ -23,7 +23,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import running, speaks
 from vfl_flower.party import builder, session, stacked, state, state_file
-from vfl_flower.party.inputs import own_source
+from vfl_flower.party.inputs import aligning_source, forget_aligning
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import OF_OTHER_RUNS, check_order
 from vfl_flower.party.session import Session
@@ -340,7 +340,11 @@ def _keeps_states(context: Context) -> bool:
 
 def _by_ids(serve: Callable[..., Payload], context: Context, order: Order) -> Payload:
     """Serve an order about ids by the rows that this party holds."""
-    return serve(context, own_source(context), index_and_parties(context)[1], order)
+    try:
+        return serve(context, aligning_source(context), index_and_parties(context)[1], order)
+    except Exception:
+        forget_aligning()
+        raise
 
 
 serves(early.SetOrder)(partial(_by_ids, at_party.find_set))
@@ -354,6 +358,7 @@ def confirm(context: Context, order: early.ConfirmOrder) -> Payload:
     """Use these rows from now on, and keep the alignment."""
     party, parties = index_and_parties(context)
     answer = at_party.confirm(context, party, parties, order)
+    forget_aligning()
     reuse.store_rows(context, party, parties)
     return answer
 

@@ -65,12 +65,7 @@ def _limits_of_services(rules: Rules) -> list[Limit]:
 def count(context: Context, rules: Rules, points: Points) -> None:
     """Count the ids of the points that a party was sent, [n, 32].
 
-    Raises
-    ------
-    ConfigError
-        If its rules allow no more ids, or no more today. The count then stays as it was.
-    VflError
-        If the party cannot keep the count.
+    Raise `ConfigError` if its rules allow no more, and leave the count as it was.
     """
     if not _counts(context):
         return
@@ -79,18 +74,13 @@ def count(context: Context, rules: Rules, points: Points) -> None:
         hashes = np.unique(_hashed(points, ledger.secret))
         new = np.setdiff1d(hashes, known, assume_unique=True)
         _check(context, rules, ledger, len(new), f"to be asked about {len(new)} more ids")
-        _add(ledger, rules, len(new))
-        _keep(ledger, np.union1d(known, new))
+        if len(new):
+            _add(ledger, rules, len(new))
+            _keep(ledger, np.union1d(known, new))
 
 
 def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
-    """Return whether a label holder proves that it knows ids; count a failed proof.
-
-    Raises
-    ------
-    ConfigError, VflError
-        As `count`.
-    """
+    """Return whether a label holder proves that it knows ids; count a failed proof."""
     if not _counts(context):
         return proves()
     with _opened(context) as ledger:
@@ -123,11 +113,6 @@ class ServiceCount:
         Returns
         -------
         which ids are allowed, [n], and the sentence that refuses the others, if any.
-
-        Raises
-        ------
-        VflError
-            If the party cannot keep the count.
         """
         allowed = np.ones(len(points), bool)
         if not _counts(self._context):

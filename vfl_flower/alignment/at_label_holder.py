@@ -10,18 +10,18 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import party_sets, psi
+from vfl_flower.alignment import party_sets, pieces, psi
 from vfl_flower.alignment.by_rules import RuleSteps
 from vfl_flower.alignment.party_sets import PartySet
-from vfl_flower.alignment.psi import MANY, Blinding, Places, shuffled
+from vfl_flower.alignment.psi import Blinding, Places, shuffled
 from vfl_flower.alignment.rule_figures import lines_of
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
-from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.row_mask import Alignment
@@ -36,7 +36,7 @@ from vfl_flower.transport.early_messages import (
 )
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
-from vfl_flower.transport.messages import SMALL, Introduction, checked
+from vfl_flower.transport.messages import Introduction, checked
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
@@ -154,30 +154,22 @@ class _Steps:
 
     def match(self) -> dict[int, NDArray[np.int32]]:
         """Return node -> the place of each row in the party's order, or -1, [N]."""
-        ids = self.own.ids
-        order = shuffled(len(ids), secrets.token_bytes(16))
-        new = [each.new for each in self.sets.values()] or [np.zeros(len(order), bool)]
-        order = order[np.any(new, axis=0)[order]]  # ids that are new to any party
-        blinded = self.blinding.of_ids(ids, order)
-        self.transport.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
-        if len(order) >= MANY:  # the bar shows only the label holder's own work
-            notice.info(
-                "The parties now blind %d ids of the label holder, and their own.", len(order)
-            )
-        common = AlignOrder(method="psi", config=self.about)
-        orders = {}
+        ids, order = self.own.ids, AlignOrder(method="psi", config=self.about)
+        replies = {}
         for node, each in self.sets.items():
-            arrays = {"ids": blinded[each.new[order]]}
-            orders[node] = replace(common, anew=each.stored is None, arrays=arrays)
-        answers = gather(self.transport, orders, Aligned, self.timeout, self.lenient)
-        del blinded, orders  # free memory: these are as large as the answers
+            of_party, known = replace(order, anew=each.stored is None), len(each.arrays["points"])
+            replies[node] = pieces.Reply(each.party, of_party, each.new, known)
+        replies = pieces.ask(
+            *(self.transport, self.blinding, partial(chosen, ids), replies),
+            *(self.timeout, self.lenient),
+        )
         places = {}
-        for node in [node for node in self.sets if node in answers]:
+        for node in list(replies):
             each = self.sets[node]
-            places[node] = self._matched(answers.pop(node), each, order[each.new[order]])
-            found, asked = int((places[node] >= 0).sum()), int(each.new.sum())
+            places[node] = self._matched(replies.pop(node), each)
+            found, new = int((places[node] >= 0).sum()), int(each.new.sum())
             self.known[each.party] = found
-            said = "" if asked == len(ids) else f", {asked} of them new to it"
+            said = "" if new == len(ids) else f", {new} of them new to it"
             notice.info(
                 "Party %d has %d of the label holder's %d ids%s.",
                 *(each.party, found, len(ids), said),
@@ -220,29 +212,14 @@ class _Steps:
                 )
         return {node: each.places for node, each in self.by_rules.matches.items()}
 
-    def _matched(self, answer: Aligned, known: PartySet, sent: Places) -> NDArray[np.int32]:
-        """Return the place of each row in the party's order, or -1, [N].
-
-        ``sent`` are the rows whose ids were sent to the party, in the order sent.
-        """
-        if answer.party != known.party:
-            raise ConfigError(
-                f"Party {known.party} answers as party {answer.party}. Start it anew."
-            )
-        again = answer.arrays.get("again", np.zeros(0))
-        if again.shape[:1] != sent.shape:
-            raise ConfigError(
-                f"Party {known.party} did not blind exactly the {len(sent)} ids that it was sent. "
-                "Start it anew."
-            )
-        theirs = answer.arrays.get("own", again[:0])
-        gone = answer.arrays.get("gone", np.zeros(0, np.int32))
+    def _matched(self, reply: pieces.Reply, known: PartySet) -> NDArray[np.int32]:
+        """Return the place of each row in the party's order, or -1, [N]."""
+        to_ids = partial(chosen, self.own.ids)
+        reply.points = pieces.outputs_of(to_ids, reply.rows, reply.points)
         try:
-            party_sets.check_answer(theirs, gone, len(known.arrays["points"]))
-            points = self.blinding.undone(again)
-            psi.check_distinct(points)
-            known.learn(sent, psi.outputs(chosen(self.own.ids, sent), points), theirs)
-            return known.places(gone)
+            party_sets.check_answer(reply.own, reply.gone, len(known.arrays["points"]))
+            known.learn(reply.rows, reply.points, reply.own)
+            return known.places(reply.gone)
         except VflError as error:
             raise ConfigError(f"Party {known.party} sent {error}") from None
 

@@ -29,19 +29,17 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, psi
+from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, pieces, psi
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.party_rows import (
     IDS,
     PSI,
     check_fewest,
+    check_file,
     check_method,
     digest_of,
     rules_of,
@@ -49,7 +47,7 @@ from vfl_flower.alignment.party_rows import (
     saved_state,
     text_of,
 )
-from vfl_flower.alignment.psi import Blinding, Points
+from vfl_flower.alignment.psi import Points
 from vfl_flower.alignment.store import check_name
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
@@ -67,7 +65,7 @@ from vfl_flower.transport.messages import Arrays, Introduction
 
 log = logging.getLogger("flwr")
 
-_OF_SET = "set", "key", "points", "at", "asked"
+_OF_SET = "set", "key", "at", "asked", "points"
 _SAMPLE = 10_000  # most rows of a question; enough to find one stranger in a thousand rows
 
 
@@ -78,11 +76,6 @@ def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> Se
     """Say whether the party keeps a set from an earlier alignment.
 
     The party says so only to the label holder of that alignment, who proves it.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If the party's ids cannot be used, or the order has no names and proofs.
     """
     assert own.party is not None
     save_state(context)
@@ -99,28 +92,22 @@ def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> Se
 
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
-    """Answer with blinded ids, or with a question under method "ids".
-
-    Raises
-    ------
-    ConfigError, VflError
-        If the party's rules forbid it, or its ids cannot be used.
-    """
+    """Answer with blinded ids, or with a question under method "ids"."""
     assert own.party is not None
     if order.rule:
         return by_rules.blind(context, own, parties, order)
     by_rules.check_ids(own)
     rules, theirs = rules_of(context, order.method), order.arrays.get("ids", np.zeros(0))
     check_method(rules, order.method)
-    with _subject("was sent"):
-        psi.check_points(theirs)
+    places = 0
     if order.method == "ids":
         check_fewest(rules, len(own.ids))
-        with _subject("was sent"):
+        with pieces.sent():
+            psi.check_points(theirs)
             arrays = _ask_about_all(context, own, theirs)
     else:
-        arrays = _blind(context, own, rules, theirs, order.anew)
-    return Aligned(party=own.party, parties=parties, arrays=arrays)
+        arrays, places = _blind(context, own, rules, order, theirs)
+    return Aligned(party=own.party, parties=parties, places=places, arrays=arrays)
 
 
 def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
@@ -134,57 +121,65 @@ def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
     return {"question": question}
 
 
-def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bool) -> Arrays:
-    """Return the label holder's ids blinded again, and the party's new outputs."""
+def _blind(
+    context: Context, own: Source, rules: Rules, order: AlignOrder, theirs: Points
+) -> tuple[Arrays, int]:
+    """Return a piece of ids blinded again, after the last one also a piece of the party's outputs.
+
+    The number is the number of all these outputs.
+    """
     assert own.party is not None
     kept, file = saved_state(context), digest_of(own)
-    with _subject("was sent"):
-        psi.check_distinct(theirs)
-    if anew:
-        check_fewest(rules, len(theirs))
+    if not order.piece:
+        if not order.anew and "known" not in kept:
+            raise VflError(
+                "was asked about new ids of a set, and has found no set. Start the run anew."
+            )
+        kept = ({"file": file} if order.anew else kept) | pieces.begun()
+    changed = pieces.taken(kept, order, theirs)
+    check_file(kept, file)
+    asked, known, in_set = len(changed["sent"]), 0, "set" in kept
+    if in_set:
+        new, known = asked - len(kept["sent"]), int(kept["known"][0])
         asked_ids.count(context, rules, theirs)
-        made = blinded_ids.fresh(own)
-        key, points, at, known = made["key"], made["points"], made["at"], 0
-        asked = len(theirs)
-        made["shown"] = np.zeros(len(at), np.uint8)
-        if not blinded_ids.lets(context, rules):
-            made = {name: made[name] for name in ("at", "shown")}
-    elif "known" not in kept:
-        raise VflError(
-            "was asked about new ids of a set, and has found no set. Start the run anew."
-        )
-    else:
-        _check_file(kept, file)
+        stored = blinded_ids.asked(context, own.party, text_of(kept["set"]), new, rules)
+        asked = stored.asked
+    if not order.more:
+        check_fewest(rules, asked)
+    if not in_set:
         asked_ids.count(context, rules, theirs)
-        stored = blinded_ids.asked(context, own.party, text_of(kept["set"]), len(theirs), rules)
-        check_fewest(rules, stored.asked)
-        key, at, known = stored.arrays["key"], kept["at"], int(kept["known"][0])
-        points, asked = stored.arrays["points"][: len(at)], stored.asked
-        shown = stored.arrays["shown"][: len(at)].astype(np.uint8)
-        made = {"set": kept["set"], "at": at, "shown": shown}
-    with _subject("was sent"):
-        again = Blinding(key.tobytes()).again(theirs)
-    save_state(context, **made, asked=np.array([asked]), file=file)
-    gone = np.flatnonzero(at < 0).astype(np.int32)
-    return {"again": again, "own": points[known:], "gone": gone}
+        kept = kept if order.piece else kept | blinded_ids.fresh(own)
+    key = (stored.arrays if in_set else kept)["key"]
+    at = kept["at"]
+
+    def outputs(part: slice) -> Points:
+        if in_set:
+            return stored.arrays["points"][known : len(at)][part]
+        made = blinded_ids.own_outputs(own, key, at[part])
+        changed[f"points.{part.start // pieces.PIECE}"] = made
+        return made
+
+    answer = pieces.answered(changed, theirs, key.tobytes(), len(at) - known, outputs)
+    if "turn" not in changed:
+        answer["gone"] = np.flatnonzero(at < 0).astype(np.int32)
+    shown = stored.arrays["shown"][: len(at)] if in_set else np.zeros(len(at))
+    more = {"shown": shown.astype(np.uint8), "asked": np.array([asked])}
+    keeps = in_set or blinded_ids.lets(context, rules)
+    kept = pieces.state_after(kept, changed, more, set() if keeps else {"key", "points"})
+    save_state(context, **kept)
+    return answer, (len(at) - known) * (not order.more)
 
 
 # --- step 5: ask whether the label holder knows the ids of the rows -------------------------------
 
 
 def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
-    """Answer with a question about the rows that the label holder names.
-
-    Raises
-    ------
-    VflError
-        If the party's rules forbid it, or if the party knows that these rows cannot be common.
-    """
+    """Answer with a question about the rows that the label holder names."""
     assert own.party is not None
     kept, places = saved_state(context), order.arrays.get("places", np.zeros(0))
     if "shown" not in kept or places.dtype != np.int32 or places.ndim != 1:
         raise VflError("was told rows that it was not asked about. Start the run anew.")
-    _check_file(kept, digest_of(own))
+    check_file(kept, digest_of(own))
     at, asked, has = kept["at"], int(kept["asked"][0]), np.flatnonzero(places != -1)
     named = places[has]
     if not len(named) or named.min() < 0 or named.max() >= len(at) or at[named].min() < 0:
@@ -212,7 +207,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     question, secret = psi.question(ids)
     rows = np.full(len(places), -1, np.int64)
     rows[has] = mine
-    of_set = {name: kept[name] for name in kept if name in _OF_SET}
+    of_set = {name: kept[name] for name in kept if name.partition(".")[0] in _OF_SET}
     if "key" in kept:
         of_set["marks"] = blinded_ids.keyed_hashes(own.ids, kept["key"])[at]
     about = {"digest": digest_of(own, mine), "method": PSI, "file": kept["file"]}
@@ -229,10 +224,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
 def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> Introduction:
     """Save the common rows, if the label holder has shown that it knows their ids.
 
-    Raises
-    ------
-    ConfigError, VflError
-        If the label holder has not shown it. It must then begin anew.
+    If it has not, raise an error: it must begin anew.
     """
     kept = saved_state(context)
     if "told" not in kept:
@@ -269,25 +261,7 @@ def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None
     elif "key" in kept:  # a new set
         shown = np.zeros(len(kept["at"]), bool)
         shown[places] = True
-        arrays = {each: kept[each] for each in ("key", "points", "marks")}
+        arrays = {"key": kept["key"], "marks": kept["marks"]}
+        arrays["points"] = pieces.joined(kept, "points")
         arrays |= {"proof": proof, "lengths": np.array([len(shown)]), "shown": shown}
         blinded_ids.keep(context, party, IdSet(time.time(), int(kept["asked"][0]), arrays))
-
-
-# --- what several steps check ---------------------------------------------------------------------
-
-
-def _check_file(kept: Arrays, file: NDArray[np.uint8]) -> None:
-    if not np.array_equal(kept["file"], file):
-        raise VflError("has other ids than a moment ago: its file has changed. Start the run anew.")
-
-
-@contextmanager
-def _subject(words: str) -> Iterator[None]:
-    """Put these words before the message of a `VflError`."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except VflError as error:
-        raise VflError(f"{words} {error}") from None

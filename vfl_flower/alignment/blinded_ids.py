@@ -102,7 +102,9 @@ class IdSet:
 def keyed_hashes(ids: Sequence[bytes], key: NDArray[np.uint8]) -> Points:
     """Return the keyed hash that identifies each id to the owner of the key, [n, 32]."""
     secret, hashed = key.tobytes(), hashlib.blake2b
-    made = b"".join([hashed(one, digest_size=32, key=secret).digest() for one in ids])
+    made = bytearray()  # a list of all digests takes twice the memory
+    for one in ids:
+        made += hashed(one, digest_size=32, key=secret).digest()
     return np.frombuffer(made, np.uint8).reshape(-1, 32)
 
 
@@ -151,26 +153,19 @@ class FoundSet:
 
 
 def fresh(own: Source) -> Arrays:
-    """Return arrays of a new set: "key", "points", and "at", the row of each place."""
+    """Return arrays of a new set: "key", and "at", the row of each place."""
     key = np.frombuffer(secrets.token_bytes(32), np.uint8)[None]
-    at = shuffled(len(own.ids), secrets.token_bytes(16))
-    return {"key": key, "points": _outputs(own, key, at), "at": at}
+    return {"key": key, "at": shuffled(len(own.ids), secrets.token_bytes(16))}
 
 
-def _outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
+def own_outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
     """Return F(id) of these rows, with the secret b of a set."""
     points = Blinding(key.tobytes()).of_ids(own.ids, rows)
     return outputs(chosen(own.ids, rows), points)
 
 
 def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundSet | None:
-    """Return the set that an order names and proves, with the file's new ids added.
-
-    Raises
-    ------
-    VflError
-        If the order has no names and proofs.
-    """
+    """Return the set that an order names and proves, with the file's new ids added."""
     names, proofs = (order.arrays.get(name, np.zeros(0)) for name in ("names", "proofs"))
     shapes = names.shape, proofs.shape
     if shapes != ((NAMES, 16), (NAMES, 32)) or not names.dtype == proofs.dtype == np.uint8:
@@ -210,7 +205,7 @@ def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None
     at = np.concatenate([at, new])
     added = {
         "marks": hashes[new],
-        "points": _outputs(own, stored.arrays["key"], new),
+        "points": own_outputs(own, stored.arrays["key"], new),
         "shown": np.zeros(len(new), bool),
         "lengths": np.array([len(at)]),
     }
@@ -220,13 +215,7 @@ def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None
 
 
 def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> IdSet:
-    """Return the set of this name; add ``ids`` to its count of asked ids.
-
-    Raises
-    ------
-    VflError
-        If the set has gone.
-    """
+    """Return the set of this name; add ``ids`` to its count of asked ids."""
     path = _path(context, name, party)
     with _alone(path):
         stored = _usable(path, rules)

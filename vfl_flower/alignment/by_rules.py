@@ -23,15 +23,17 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, psi
+from vfl_flower.alignment import asked_ids, pieces, psi
 from vfl_flower.alignment.blinded_ids import where
 from vfl_flower.alignment.party_rows import (
+    check_file,
     check_method,
     digest_of,
     rules_of,
@@ -50,12 +52,11 @@ from vfl_flower.data.source import Source
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Aligned, AlignOrder
-from vfl_flower.transport.gather import gather
-from vfl_flower.transport.messages import SMALL, Arrays
+from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
 
-_NONE = np.zeros(0, np.int32)
+_NONE, _NO_POINT = np.zeros(0, np.int32), np.zeros((0, 32), np.uint8)
 _LARGER = 0.01  # `match-error` of a hint; an even larger one is no advice
 _MATCHED = b"vfl-flower psi matched|"  # for the proof that the label holder knows a matched key
 
@@ -70,24 +71,22 @@ class RuleMatch:
     by : number of the rule that matched each row, or -1, [N].
     left : rows that have not matched.
     told : places in the order of the last rule that have matched, for the party to know.
-    proofs : a proof for each of them, [m, 32].
+    proof : a proof that the label holder knows their keys, [1, 32].
     """
 
     def __init__(self, party: int, rows: int) -> None:
         self.party, self.left = party, np.arange(rows)
         self.places, self.by = np.full(rows, -1, np.int32), np.full(rows, -1, np.int16)
-        self.told, self.proofs = _NONE, np.zeros((0, 32), np.uint8)
+        self.told, self.proof = _NONE, _NO_POINT
         self.first, self.offset = True, 0
         self.figures: list[RuleFigures] = []
         self.refused: list[tuple[float, Places]] = []  # false matches of a rule, all its rows
 
-    def learn(self, number: int, rows: Places, found: Places, theirs: int, proofs: Points) -> None:
-        """Note the place [n], or -1, of these rows among ``theirs`` places of a rule."""
-        new = np.flatnonzero(found >= 0)
-        new = new[np.argsort(found[new])]
-        self.places[rows[new]], self.by[rows[new]] = self.offset + found[new], number
-        self.told, self.proofs = found[new].astype(np.int32), proofs[new]
-        self.left = np.setdiff1d(self.left, rows[new], assume_unique=True)
+    def learn(self, number: int, rows: Places, found: Places, theirs: int, proof: Points) -> None:
+        """Note the places [n] of these rows, ascending, among ``theirs`` places of a rule."""
+        self.places[rows], self.by[rows] = self.offset + found, number
+        self.told, self.proof = found.astype(np.int32), proof
+        self.left = np.setdiff1d(self.left, rows, assume_unique=True)
         self.offset += theirs
 
     def hint(self) -> str:
@@ -126,13 +125,7 @@ class RuleSteps:
         self.matches = {node: RuleMatch(party, len(keys)) for node, party in parties.items()}
 
     def match(self) -> None:
-        """Compare the keys of all rules.
-
-        Raises
-        ------
-        ConfigError, PartyError
-            If a party refuses or fails, or its answer does not fit.
-        """
+        """Compare the keys of all rules."""
         for number, rule in enumerate(self.rules if self.matches else ()):
             missing = self.keys.missing(rule)
             figures = {
@@ -146,66 +139,53 @@ class RuleSteps:
 
     def _ask(self, number: int, rule: Rule) -> dict[int, RuleFigures]:
         """Compare the keys of one rule with all parties."""
-        rows_of, figures, orders = {}, {}, {}
+        figures, asked = {}, {}
         for node, each in self.matches.items():
             rows, ambiguous = self.keys.once(rule, each.left)
-            rows_of[node] = rows[shuffled(len(rows), secrets.token_bytes(16))]
             figures[node] = RuleFigures(each.party, str(rule), ambiguous=ambiguous)
-        every = np.unique(np.concatenate(list(rows_of.values())))
-        points = self.blinding.of_ids(whole_keys(self.keys, rule, every))
-        self.transport.expect({AlignOrder.kind: SMALL + points.nbytes + 36 * Rules.max_ids})
-        for node, each in self.matches.items():
-            if not len(rows_of[node]):
+            if not len(rows):
                 figures[node].why = "not used: no key stands alone"
                 continue
-            arrays: Arrays = {
-                "ids": points[np.searchsorted(every, rows_of[node])],
-                **{"matched": each.told, "proofs": each.proofs},
-            }
-            orders[node] = replace(self.order, rule=str(rule), anew=each.first, arrays=arrays)
-            each.told, each.proofs, each.first = _NONE, each.proofs[:0], False
-        timeout = self.config.running.party_timeout
-        answers = gather(self.transport, orders, Aligned, timeout, self.lenient)
-        stay = answers.keys() | (self.matches.keys() - orders.keys())
+            arrays: Arrays = {"matched": each.told, "proof": each.proof}
+            order = replace(self.order, rule=str(rule), anew=each.first, arrays=arrays)
+            wanted = np.zeros(len(self.keys), bool)
+            wanted[rows] = True
+            asked[node] = pieces.Reply(each.party, order, wanted)
+            each.told, each.proof, each.first = _NONE, _NO_POINT, False
+        keys, timeout = partial(whole_keys, self.keys, rule), self.config.running.party_timeout
+        replies = pieces.ask(self.transport, self.blinding, keys, asked, timeout, self.lenient)
+        stay = replies.keys() | (self.matches.keys() - asked.keys())
         self.matches = {node: each for node, each in self.matches.items() if node in stay}
         for node, each in self.matches.items():
-            if node not in answers:
+            if node not in replies:
                 continue
             try:
-                self._read(answers[node], each, rows_of[node], figures[node], number)
+                self._read(replies.pop(node), each, figures[node], number)
             except VflError as error:
                 raise ConfigError(f"Party {each.party} sent {error}") from None
         return figures
 
     def _read(
-        self, answer: Aligned, match: RuleMatch, rows: Places, figures: RuleFigures, number: int
+        self, reply: pieces.Reply, match: RuleMatch, figures: RuleFigures, number: int
     ) -> None:
         """Note which rows the party has, unless too many matches would be false."""
-        if answer.party != match.party:
-            raise VflError(f"an answer as party {answer.party}. Start it anew.")
-        if answer.missing:
-            figures.lacks = tuple(answer.missing.split(", "))
+        rule, first = self.rules[number], reply.first
+        if first.missing:
+            figures.lacks = tuple(first.missing.split(", "))
             figures.why = f"party {match.party}"
-            if not set(figures.lacks) <= set(self.rules[number].columns):
+            if not set(figures.lacks) <= set(rule.columns):
                 raise VflError("names of columns that the rule does not have. Start it anew.")
             return
-        if answer.why:
-            figures.why = f"not used: by the rule {answer.why} of party {match.party}"
+        if first.why:
+            figures.why = f"not used: by the rule {first.why} of party {match.party}"
             return
-        figures.their_ambiguous = answer.ambiguous
-        again, rule = answer.arrays.get("again", np.zeros(0)), self.rules[number]
-        if again.shape[:1] != rows.shape:
-            raise VflError(f"{len(again)} blinded keys, where {len(rows)} were asked about.")
-        theirs = answer.arrays.get("own", again[:0])
-        psi.check_points(theirs)
-        undone = self.blinding.undone(again)
-        psi.check_distinct(undone)
-        keys = whole_keys(self.keys, rule, rows)
-        found = where(psi.outputs(keys, undone), theirs)
+        figures.their_ambiguous = first.ambiguous
+        rows, keys = reply.rows, partial(whole_keys, self.keys, rule)
+        found = where(pieces.outputs_of(keys, rows, reply.points), reply.own)
         matched, most = int((found >= 0).sum()), self.config.data.match_error
         figures.chance = self.keys.chance(rule)
         if matched:
-            figures.false = expected_false(figures.chance, len(rows), len(theirs), matched)
+            figures.false = expected_false(figures.chance, len(rows), len(reply.own), matched)
         if figures.false > most * matched:
             figures.why = (
                 f"not used: {figures.false:.2g} of {matched} matches would be false, and "
@@ -214,7 +194,10 @@ class RuleSteps:
             match.refused.append((figures.false, rows[found >= 0]))
             found, matched = np.full(len(rows), -1), 0
         figures.matched = matched
-        match.learn(number, rows, found, len(theirs), psi.outputs(keys, undone, _MATCHED))
+        new = np.flatnonzero(found >= 0)
+        new = new[np.argsort(found[new])]
+        proof = pieces.proof_of(pieces.outputs_of(keys, rows[new], reply.points[new], _MATCHED))
+        match.learn(number, rows[new], found[new], len(reply.own), proof)
 
     def keys_of(self, node: int, rows: Places) -> list[bytes]:
         """Return the keys that matched these rows at a party."""
@@ -230,95 +213,93 @@ class RuleSteps:
 
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
-    """Blind the label holder's keys of a rule again, and the keys of the party's people.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If the party's rules forbid it, or its data have no such keys.
-    """
+    """Blind the label holder's keys of a rule again, and the keys of the party's people."""
     assert own.party is not None
     rule, rules = _one_rule(order.rule), rules_of(context, order.method)
     check_method(rules, order.method)
-    keys = _keys_of(own)
-    theirs, file = order.arrays.get("ids", np.zeros(0)), digest_of(own)
-    try:
-        psi.check_points(theirs)
-        psi.check_distinct(theirs)
-    except VflError as error:
-        raise VflError(f"was sent {error}") from None
-    kept = _begun(context, rules, len(keys), file, order)
+    keys, file = _keys_of(own), digest_of(own)
+    theirs = order.arrays.get("ids", np.zeros(0))
     answer = Aligned(party=own.party, parties=parties)
-    missing, why, ambiguous = keys.missing(rule), "", 0
-    texts = text_of(kept["rules"]).splitlines()
-    if not len(theirs) or str(rule) in texts or len(texts) >= MOST_RULES:
-        raise VflError("was asked about a rule twice, or without keys. Start the run anew.")
-    log.info("Party %d is asked to match people by %s: %d keys", own.party, rule, len(theirs))
-    if rules.match and rule not in parse(rules.match):
-        why = "match"
-    elif not missing and keys.bits(rule) < rules.match_bits:
-        why = "match-bits"
-    elif not missing:
-        rows, ambiguous = keys.once(rule, np.flatnonzero(kept["left"]))
-        why = "min-rows" if len(rows) + ambiguous < rules.min_rows else ""
-    if missing or why:  # an answer about few people could tell of one
-        save_state(context, **kept)
-        return replace(answer, missing=", ".join(missing) if not why else "", why=why)
+    if order.piece:
+        kept = saved_state(context)
+        same = "turn" in kept and text_of(kept["rules"]).splitlines()[-1] == str(rule)
+        changed = pieces.taken(kept if same else {}, order, theirs)
+        check_file(kept, file)
+    else:
+        kept = _begun(context, rules, len(keys), file, order)
+        changed = pieces.taken(kept | pieces.begun(), order, theirs)
+        missing, why = keys.missing(rule), ""
+        texts = text_of(kept["rules"]).splitlines()
+        if not len(theirs) or str(rule) in texts or len(texts) >= MOST_RULES:
+            raise VflError("was asked about a rule twice, or without keys. Start the run anew.")
+        log.info("Party %d is asked to match people by %s", own.party, rule)
+        if rules.match and rule not in parse(rules.match):
+            why = "match"
+        elif not missing and keys.bits(rule) < rules.match_bits:
+            why = "match-bits"
+        elif not missing:
+            rows, ambiguous = keys.once(rule, np.flatnonzero(kept["left"]))
+            why = "min-rows" if len(rows) + ambiguous < rules.min_rows else ""
+        if missing or why:  # an answer about few people could tell of one
+            save_state(context, **kept)
+            return replace(answer, missing=", ".join(missing) if not why else "", why=why)
+        rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
+        kept |= {
+            "last": np.array([len(kept["at"])]),
+            "at": np.concatenate([kept["at"], rows]),
+            "by": np.concatenate([kept["by"], np.full(len(rows), len(texts), np.int16)]),
+            "rules": np.frombuffer("\n".join([*texts, str(rule)]).encode(), np.uint8),
+            "key": np.frombuffer(secrets.token_bytes(32), np.uint8),
+        }
+        answer = replace(answer, ambiguous=ambiguous)
     asked_ids.count(context, rules, theirs)
-    rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
-    made, blinding = whole_keys(keys, rule, rows), Blinding()
-    try:
-        again = blinding.again(theirs)
-    except VflError as error:
-        raise VflError(f"was sent {error}") from None
-    texts.append(str(rule))
-    points = blinding.of_ids(made)
-    at = np.concatenate([kept["at"], rows])
-    kept |= {
-        "last": np.array([len(kept["at"])]),
-        "at": at,
-        "by": np.concatenate([kept["by"], np.full(len(rows), len(texts) - 1, np.int16)]),
-        "rules": np.frombuffer("\n".join(texts).encode(), np.uint8),
-        "asked": kept["asked"] + len(theirs),
-        "shown": np.zeros(len(at), np.uint8),
-        "tags": psi.outputs(made, points, _MATCHED),
-    }
+    key, rows = kept["key"].tobytes(), kept["at"][int(kept["last"][0]) :]
+
+    def outputs(part: slice) -> Points:
+        made = whole_keys(keys, rule, rows[part])
+        points = Blinding(key).of_ids(made)
+        changed[f"tags.{part.start // pieces.PIECE}"] = psi.outputs(made, points, _MATCHED)
+        return psi.outputs(made, points)
+
+    asked = kept["asked"] + len(changed["sent"])
+    arrays = pieces.answered(changed, theirs, key, len(rows), outputs)
+    more = {"asked": asked, "shown": np.zeros(len(kept["at"]), np.uint8)}
+    kept = pieces.state_after(kept, changed, more, {"key"})
     save_state(context, **kept)
-    arrays = {"again": again, "own": psi.outputs(made, points)}
-    return replace(answer, ambiguous=ambiguous, arrays=arrays)
+    return replace(answer, places=len(rows) * (not order.more), arrays=arrays)
 
 
 def _begun(
     context: Context, rules: Rules, people: int, file: NDArray[np.uint8], order: AlignOrder
 ) -> Arrays:
     """Return the state of the rules so far, without the people that have matched."""
-    none, points = np.zeros(0, np.int64), np.zeros((0, 32), np.uint8)
+    none = np.zeros(0, np.int64)
     if order.anew:
         return {
             **{"left": np.ones(people, bool), "at": none, "by": none.astype(np.int16)},
-            **{"last": np.zeros(1, np.int64), "asked": np.zeros(1, np.int64), "tags": points},
-            **{"rules": points[:, 0], "shown": points[:, 0], "file": file},
+            **{"asked": np.zeros(1, np.int64), "rules": none.astype(np.uint8), "file": file},
         }
     kept, matched = saved_state(context), order.arrays.get("matched", none.astype(np.int32))
-    proofs = order.arrays.get("proofs", points)
-    if "left" not in kept:
+    if "left" not in kept or "turn" in kept:
         raise VflError(
             "was asked about a later rule, and has seen no first one. Start the run anew."
         )
-    if not np.array_equal(kept["file"], file):
-        raise VflError(
-            "has other people than a moment ago: its file has changed. Start the run anew."
-        )
-    last, tags = int(kept["last"][0]), kept["tags"]
+    check_file(kept, file)
+    tags, proof = pieces.joined(kept, "tags"), order.arrays.get("proof", _NO_POINT)
     valid = matched.dtype == np.int32 and matched.ndim == 1
     if not valid or (len(matched) and not 0 <= matched.min() <= matched.max() < len(tags)):
         raise VflError("was told people that it was not asked about. Start the run anew.")
-    if not asked_ids.judge(context, rules, lambda: np.array_equal(tags[matched], proofs)):
+
+    def proves() -> bool:
+        return not len(matched) or np.array_equal(pieces.proof_of(tags[matched]), proof)
+
+    if not asked_ids.judge(context, rules, proves):
         save_state(context)
         raise VflError("was told people whose keys the label holder has not shown to know.")
-    kept["left"] = kept["left"].copy()
-    kept["left"][kept["at"][last + matched]] = False
-    return {**kept, "last": np.array([len(kept["at"])]), "tags": points}
+    if len(matched):
+        kept["left"] = kept["left"].copy()
+        kept["left"][kept["at"][int(kept["last"][0]) + matched]] = False
+    return {name: kept[name] for name in kept if not name.startswith("tags.")}
 
 
 def keys_at(own: Source, kept: Arrays, places: Places) -> list[bytes]:

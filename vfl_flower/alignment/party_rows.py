@@ -3,8 +3,9 @@
 The party's rules decide whether it uses the rows. Between messages the record "aligned" of the
 party's state has arrays:
 
-from step 0 : "set" (its name), "key", "points", "at", "known", "asked" and "shown" of a set
-    (`blinded_ids`), and "file", a digest of all ids.
+from step 0 : "set" (its name), "key", "points.0" ..., "at", "known", "asked" and "shown" of a set
+    (`blinded_ids`), and "file", a digest of all ids. While ids come in pieces: "turn" and "sent"
+    (`pieces.begun`), and no "shown".
 from step 5 : "told", the rows; "places"; and "secret" (psi) or "answer" (ids), to check the label
     holder's answer.
 from step 6 : "rows", "name", "digest" of the rows' ids, "method".
@@ -49,25 +50,13 @@ def confirmed(context: Context) -> Arrays:
 
 
 def use(context: Context, arrays: Arrays) -> None:
-    """Make a party use rows as if the label holder had just confirmed them.
-
-    Raises
-    ------
-    VflError
-        If the party's rules forbid it.
-    """
+    """Make a party use rows as if the label holder had just confirmed them."""
     _check_rules(context, arrays)
     save_state(context, **{name: arrays[name] for name in arrays if name not in _OF_LATER_RUNS})
 
 
 def common_rows(context: Context, own: Source) -> Alignment:
-    """Return the party's rows for a run, in its own data; -1 for a row that it lacks.
-
-    Raises
-    ------
-    VflError
-        If the party was told no rows, or its ids have changed since.
-    """
+    """Return the party's rows for a run, in its own data; -1 for a row that it lacks."""
     if not is_aligned(context):
         raise VflError("was not told which of its rows are common to all. Start the run anew.")
     kept = saved_state(context)
@@ -137,13 +126,19 @@ def check_fewest(rules: Rules, rows: int) -> None:
         )
 
 
+def check_file(kept: Arrays, file: NDArray[np.uint8]) -> None:
+    """Raise `VflError` unless the file has the digest that the record has."""
+    if not np.array_equal(kept["file"], file):
+        raise VflError("has other ids than a moment ago: its file has changed. Start the run anew.")
+
+
 # --- the party's state ----------------------------------------------------------------------------
 
 
 def digest_of(own: Source, rows: Places | None = None) -> NDArray[np.uint8]:
     """Return the digest of these rows' ids, or of all ids. It never leaves the party."""
-    rows = np.arange(len(own.ids)) if rows is None else rows
-    return np.frombuffer(bytes.fromhex(own.digest(rows)), np.uint8)
+    digest = own.whole_digest if rows is None else own.digest(rows)
+    return np.frombuffer(bytes.fromhex(digest), np.uint8)
 
 
 def text_of(array: NDArray[Any]) -> str:
@@ -152,8 +147,15 @@ def text_of(array: NDArray[Any]) -> str:
 
 
 def save_state(context: Context, **arrays: NDArray[Any]) -> None:
-    """Replace the arrays of the record."""
-    context.state[_RECORD] = pack(arrays)
+    """Replace the arrays of the record. An array that the record has already is not copied."""
+    views, record = saved_state(context), ArrayRecord()
+    for name, array in arrays.items():
+        view = views.get(name, array[:0])
+        if name in views and (view.shape, view.ctypes.data) == (array.shape, array.ctypes.data):
+            record[name] = record_of(context.state, _RECORD, ArrayRecord)[name]
+        else:
+            record.update(pack({name: array}))
+    context.state[_RECORD] = record
 
 
 def saved_state(context: Context) -> Arrays:

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.blinded_ids import NAMES, OF_HOLDER, IdSet, keyed_hashes, load, where
-from vfl_flower.alignment.psi import Places, Points, check_points
+from vfl_flower.alignment.psi import MOST, Places, Points, check_points
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.early_messages import SetKept, SetOrder
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
@@ -48,24 +47,22 @@ class PartySet:
         """Add outputs of the ids in these rows, [k, 32], and of new places, [l, 32]."""
         known = self.arrays
         self._at[rows] = len(known["marks"]) + np.arange(len(rows))
-        known["marks"] = np.concatenate([known["marks"], self._hashes[rows]])
-        known["blinded"] = np.concatenate([known["blinded"], blinded])
-        known["points"] = np.concatenate([known["points"], points])
+        new = {"marks": self._hashes[rows], "blinded": blinded, "points": points}
+        for name, each in new.items():  # without a copy for a fresh set
+            known[name] = np.concatenate([known[name], each]) if len(known[name]) else each
 
     def places(self, gone: Places) -> NDArray[np.int32]:
         """Return the place of each own id in the party's order, [N], or -1.
 
         ``gone`` : places without a row.
 
-        Raises
-        ------
-        VflError
-            If a point is there twice. The message continues a sentence that names the sender.
+        Raise `VflError` if a point is there twice.
         """
-        there = np.ones(len(self.arrays["points"]), bool)
+        points = self.arrays["points"]
+        there = np.ones(len(points), bool)
         there[gone] = False
         theirs = np.flatnonzero(there)
-        found = where(self.arrays["blinded"][self._at], self.arrays["points"][theirs])
+        found = where(self.arrays["blinded"][self._at], points[theirs] if len(gone) else points)
         return np.where(found < 0, -1, theirs[found] if len(theirs) else -1).astype(np.int32)
 
     def keep(self, proof: Points) -> None:
@@ -129,8 +126,8 @@ def check_answer(points: NDArray[Any], gone: NDArray[Any], known: int) -> None:
     """
     check_points(points)
     places = known + len(points)
-    if places > Rules.max_ids:
-        raise VflError(f"{places} blinded ids, more than {Rules.max_ids}. Split the data.")
+    if places > MOST:
+        raise VflError(f"{places} blinded ids, more than {MOST}. Split the data.")
     if gone.dtype != np.int32 or gone.ndim != 1 or len(np.unique(gone)) < len(gone):
         raise VflError("an invalid list of places without a row. Start it anew.")
     if len(gone) and not 0 <= gone.min() <= gone.max() < places:

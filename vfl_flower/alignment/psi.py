@@ -5,7 +5,7 @@ the arithmetic in constant time. An id is hashed to an element H(id) of the grou
 blinds it with a secret scalar. A side can compare ids that the party has blinded, and cannot read
 them.
 
-`at_label_holder` and `at_party` number their steps alike:
+`at_label_holder` and `at_party` number their steps alike. Ids travel in `pieces`:
 
 0. The label holder asks whether the party keeps the blinded ids of an earlier alignment
    (`SetOrder`, `SetKept`). If so, steps 1 to 3 are only about new ids (`blinded_ids`).
@@ -92,8 +92,9 @@ def digest_of_all(ids: Sequence[bytes]) -> bytes:
 # --- blinding -----------------------------------------------------------------------------------
 
 _CHUNK = 10_000  # number of rows to blind or hash at a time
-MANY = 20_000
-"""Smallest number of ids for which to show progress."""
+_MANY = 20_000  # smallest number of ids for which to show progress
+MOST = 10**8
+"""Most ids of a party. They take 10 GB at the label holder."""
 _NO_ELEMENT = (
     "blinded ids that cannot be used: one is not an element of ristretto255, or is the identity."
 )
@@ -143,13 +144,7 @@ class Blinding:
         return _blinded_rows(blind, len(points))
 
     def undone(self, points: Points) -> Points:
-        """Return the elements without this secret, which blinded them, [n, 32].
-
-        Raises
-        ------
-        VflError
-            As `again`.
-        """
+        """Return the elements without this secret, which blinded them, [n, 32]."""
         _libsodium()
         import rbcl
 
@@ -196,11 +191,6 @@ def answer(ids: Sequence[bytes], asked: Points) -> Points:
     The answer is the sum of H'(id), and the question, both raised to one secret. A side that does
     not know all ids would need a power of their sum, and the same power of the question. To a party
     that asked about other ids, the answer is two random elements.
-
-    Raises
-    ------
-    VflError
-        As `Blinding.again`, if the question is not an element.
     """
     blinding = Blinding()
     return np.concatenate([blinding.again(_sum(ids, b"question")), blinding.again(asked)])
@@ -224,11 +214,7 @@ def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
     question with a. A side that does not know all ids would need the logarithm of one sum to the
     base of the other.
 
-    Raises
-    ------
-    VflError
-        If the sum of the points is the identity. The message continues a sentence that names the
-        sender.
+    Raise `VflError` if the sum of the points is the identity.
     """
     blinding, total = Blinding(), np.zeros((1, 32), np.uint8)  # the identity
     add = _libsodium()[2]
@@ -279,7 +265,7 @@ def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     chunks = [slice(start, min(start + _CHUNK, n)) for start in range(0, n, _CHUNK)]
     shown: dict[str, Any] = {"unit": "id", "unit_scale": True, "desc": "blinding", "leave": False}
-    disable = None if n >= MANY else True
+    disable = None if n >= _MANY else True
     with ThreadPoolExecutor(cores) as pool, tqdm(total=n, disable=disable, **shown) as bar:
         done = pool.map(lambda rows: blind(rows, first + 32 * rows.start), chunks)
         for rows, _ in zip(chunks, done, strict=True):
@@ -295,11 +281,7 @@ _BLOCK = 100_000  # number of points to compare at a time
 def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
     """Return positions of common points in ``mine`` and ``theirs``, sorted by point.
 
-    Raises
-    ------
-    VflError
-        If these are not points, or if one side has a point twice. The message continues a sentence
-        that names the sender.
+    Raise `VflError`, as `Blinding.again`, if these are not points, or one stands twice.
     """
     check_points(mine)
     check_points(theirs)
@@ -325,10 +307,7 @@ def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., 
     Each function writes its result to its first argument. The multiplication returns -1 if its
     input is not an element, or if the result is the identity.
 
-    Raises
-    ------
-    ConfigError
-        If the library cannot be loaded.
+    Raise `ConfigError` if the library cannot be loaded.
     """
     try:
         import rbcl

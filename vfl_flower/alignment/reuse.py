@@ -219,14 +219,7 @@ def store_rows(context: Context, party: int, parties: int) -> None:
 
 
 def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -> Reused:
-    """Say what became of an alignment; if it is still valid, use its rows.
-
-    Raises
-    ------
-    ConfigError, VflError
-        If the party's ids cannot be used, or another user can write to its folder of alignments.
-        Also if the order has no name and proofs.
-    """
+    """Say what became of an alignment; if it is still valid, use its rows."""
     assert own.party is not None
     files.check_name(order.alignment)
     proofs = order.arrays.get("proofs", np.zeros(0))

@@ -25,7 +25,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, blinded_ids, party_sets, psi
+from vfl_flower.alignment import asked_ids, blinded_ids, party_sets, pieces, psi
 from vfl_flower.alignment.at_label_holder import lasting_blinding
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.party_rows import check_method, rules_of
@@ -92,10 +92,7 @@ class Seeker:
     def places(self, party: int, encoded: Sequence[bytes], answer: Arrays) -> Places:
         """Return the place of each id in a party's set, or -1, [n].
 
-        Raises
-        ------
-        VflError
-            If the answer does not fit. The message continues a sentence that names the party.
+        Raise `VflError`, about the party, if the answer does not fit.
         """
         again = answer.get("again", np.zeros(0))
         psi.check_points(again)
@@ -129,13 +126,7 @@ def _as_one(points: Points) -> NDArray[np.bytes_]:
 
 
 class OpenSet:
-    """A party's half: one set in memory.
-
-    Raises
-    ------
-    VflError
-        If the party's rules forbid alignment by "psi".
-    """
+    """A party's half: one set in memory."""
 
     def __init__(self, context: Context, own: Source, order: SetOrder) -> None:
         assert own.party is not None
@@ -160,21 +151,12 @@ class OpenSet:
         """Return the label holder's points, blinded again, and the places after ``known``.
 
         Further come the positions of points that a rule forbids, if any, and its sentence.
-
-        Raises
-        ------
-        ConfigError, VflError
-            If no set is open, a rule forbids all points, or the points cannot be used.
         """
         stored = self._opened()
-        try:
+        with pieces.sent():
             psi.check_points(points)
             psi.check_distinct(points)
             again = Blinding(stored.arrays["key"].tobytes()).again(points)
-        except ConfigError:
-            raise
-        except VflError as error:
-            raise VflError(f"was sent {error}") from None
         allowed, why = self._asked.count(points)
         if why and not allowed.any():
             raise ConfigError(why)
@@ -184,10 +166,7 @@ class OpenSet:
     def rows(self, places: Places, proofs: Points) -> Places:
         """Return the rows of these places in the party's data, or -1.
 
-        Raises
-        ------
-        ConfigError, VflError
-            If a place does not exist, or a proof is wrong.
+        Raise an error if a place does not exist, or a proof is wrong.
         """
         stored = self._opened()
         if len(proofs) != len(places) or not len(places):

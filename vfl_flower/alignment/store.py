@@ -66,12 +66,7 @@ class StoredAlignment:
 def home(name: str, context: Context | None = None) -> Path:
     """Return a side's folder for files. A real node's folder is beside its states.
 
-    Raises
-    ------
-    ConfigError
-        If another user can write to the folder.
-    VflError
-        If the label holder's folder cannot be read.
+    Raise `ConfigError` if another user can write to it.
     """
     if context is None:
         folder = lasting_home() / name
@@ -114,13 +109,7 @@ def digest_of_path(path: str) -> str:
 
 
 def save(path: Path, stored: Any, beside: str) -> None:
-    """Write or replace a file; keep the newest files of a pattern.
-
-    Raises
-    ------
-    VflError
-        If the file cannot be written.
-    """
+    """Write or replace a file; keep the newest files of a pattern."""
     with told(path):
         make_folder(path.parent)
         with alone_in(path.parent):  # another run may write the same file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
@@ -203,25 +202,28 @@ def identities(columns: Mapping[str, Any], whose: str) -> list[bytes]:
 
     Rows with equal columns get different digests, by their order.
     """
-    seen: Counter[str] = Counter()
-    made = []
-    texts = [[_written(value) for value in np.asarray(each, object)] for each in columns.values()]
-    for row in zip(*texts, strict=True):
-        data = "\0".join(row).encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-        seen[digest] += 1
-        made.append(f"p:{digest}.{seen[digest]}".encode())
-    if not made and columns:
+    from pandas import Series
+
+    data, hashed = bytearray(), hashlib.blake2b
+    for some in zip(*(written(each) for each in columns.values()), strict=True):
+        for row in zip(*some, strict=True):
+            text = "\0".join(row).encode("utf-8", "surrogatepass")
+            data += hashed(text, digest_size=16).digest()
+    if not data and columns:
         raise ConfigError(f"{whose} has no rows. Name a file with rows.")
-    return made
+    digests = [data[at : at + 16].hex() for at in range(0, len(data), 16)]
+    repeated = Series(np.frombuffer(data, np.uint64)[::2])
+    numbers = repeated.groupby(repeated).cumcount().tolist()
+    return [
+        f"p:{each}.{number + 1}".encode() for each, number in zip(digests, numbers, strict=True)
+    ]
 
 
-def missing(value: Any) -> bool:
-    """Return whether a cell has no value: None, NaN, NaT or NA."""
-    from pandas import NA
+def written(column: Any) -> Iterator[list[str]]:
+    """Yield the texts of a NumPy or pandas column as it is written, in pieces."""
+    from pandas import isna
 
-    return value is None or value is NA or bool(value != value)
-
-
-def _written(value: Any) -> str:
-    return "" if missing(value) else str(value)
+    for at in range(0, len(column), _AT_ONCE):
+        values = np.asarray(column[at : at + _AT_ONCE], object)
+        gaps = isna(values).tolist()
+        yield ["" if gap else str(each) for gap, each in zip(gaps, values.tolist(), strict=True)]

@@ -108,14 +108,16 @@ class KeyTable:
         start = f"{VERSION}\0{rule}\0".encode()
         columns = [self.part(part) for part in rule.parts]
         codes = [each.codes if rows is None else each.codes[rows] for each in columns]
-        texts = [[text.encode("utf-8", "surrogatepass") for text in each.texts] for each in columns]
         whole = np.logical_and.reduce([each >= 0 for each in codes])
         parts = [
-            map(each.__getitem__, places[whole].tolist())
-            for each, places in zip(texts, codes, strict=True)
+            map(each.texts.__getitem__, places[whole].tolist())
+            for each, places in zip(columns, codes, strict=True)
         ]
-        joined = map(b"\0".join, zip(*parts, strict=True))
-        return [start + next(joined) if there else None for there in whole.tolist()]
+        joined = map("\0".join, zip(*parts, strict=True))
+        return [
+            start + next(joined).encode("utf-8", "surrogatepass") if there else None
+            for there in whole.tolist()
+        ]
 
     def chance(self, rule: Rule) -> float:
         """Estimate the chance that two people, drawn as this table's people are, share the key.

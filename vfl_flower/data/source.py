@@ -159,6 +159,11 @@ class Source(ABC):
             each += b"".join(list(parts))
         return np.frombuffer(bytes(each), "<u8")
 
+    @cached_property
+    def whole_digest(self) -> str:
+        """Return the digest of all rows' ids."""
+        return self.digest(np.arange(len(self.ids)))
+
     def digest(self, rows: Array) -> str:
         """Return a digest of these rows' ids, in their order."""
         digest = hashlib.sha256()

@@ -28,7 +28,7 @@ from vfl_flower.data.frames import (
     raw_columns,
     texts_of,
 )
-from vfl_flower.data.ids import identities
+from vfl_flower.data.ids import identities, written
 from vfl_flower.data.keys import KeyTable
 from vfl_flower.data.match_rules import ID
 from vfl_flower.data.needs import (
@@ -93,9 +93,12 @@ class Table(OwnColumns):
         if not self.match_columns:
             return of_ids
         keyed = self._keyed
-        about = [VERSION, sorted(self.matching), sorted(self.date_orders.items()), of_ids]
-        people = identities({name: keyed[name].iloc[rows] for name in sorted(keyed)}, self.whose)
-        return hashlib.sha256(repr(about).encode() + b"".join(people)).hexdigest()
+        about = [VERSION, sorted(keyed), sorted(self.date_orders.items()), of_ids]
+        digest = hashlib.sha256(repr(about).encode())
+        for name in sorted(keyed):
+            for texts in written(keyed[name].iloc[rows]):
+                digest.update(repr(texts).encode())
+        return digest.hexdigest()
 
     @cached_property
     def keys(self) -> KeyTable:

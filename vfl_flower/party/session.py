@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Context
 
+from vfl_flower.alignment.pieces import PIECE
 from vfl_flower.config.errors import OutOfStepError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.models.training import kept, optimizer_tensors
@@ -239,9 +240,10 @@ def rename(context: Context, run: str) -> None:
 def largest_order(context: Context) -> int:
     """Return the largest size in bytes of the arrays in the next order.
 
-    Until the party has described its rows, the label holder may send ids.
+    Until the party has described its rows, the label holder may send a piece of ids, and a place of
+    each row.
     """
     scalars = contents(context.state).get("scalars")
     if isinstance(scalars, ConfigRecord):
         return int(str(contents(scalars)["largest"]))
-    return SMALL + 32 * Rules.of(context.node_config).max_ids
+    return SMALL + 32 * PIECE + 4 * Rules.of(context.node_config).max_ids

@@ -61,20 +61,23 @@ class SeekOrder(Order):
 class AlignOrder(EarlyOrder):
     """Say which ids you have, by a ``method`` that hides them; answer by `Aligned`.
 
-    ``arrays["ids"]``, uint8 [n, 32], are the label holder's blinded ids; with method "ids", one
-    blinded digest of all ids. Unless ``anew``, they are only the ids added since the set of
-    blinded ids that `SetOrder` found.
+    ``arrays["ids"]``, uint8 [n, 32], are a piece of the label holder's blinded ids; with method
+    "ids", one blinded digest of all ids. Unless ``anew``, they are only the ids added since the set
+    of blinded ids that `SetOrder` found. ``piece`` is the number of this order, from 0. If there is
+    ``more``, further ids follow (`alignment.pieces`).
 
     With a ``rule``, the ids are keys of people (`alignment.by_rules`). Unless ``anew``, it is not
     the first rule. ``arrays["matched"]``, int32 [m], are then places in the party's order of the
-    last rule, of people that have matched. ``arrays["proofs"]``, uint8 [m, 32], show that the label
-    holder knows their keys.
+    last rule, of people that have matched. ``arrays["proof"]``, uint8 [1, 32], shows that the label
+    holder knows their keys. Both come with the first piece.
     """
 
     kind: ClassVar[str] = "query.align"
-    names: ClassVar = ("ids", "matched", "proofs")
+    names: ClassVar = ("ids", "matched", "proof")
     method: Text
     anew: bool = True
+    piece: Number = 0
+    more: bool = False
     rule: RuleText = ""
 
 
@@ -188,15 +191,17 @@ class Aligned(Introduction):
     """Answer to `AlignOrder`.
 
     ``arrays["again"]``, uint8 [n, 32], are the label holder's ids in their order, blinded by the
-    party too. ``arrays["own"]``, uint8 [n, 32], are outputs of the party's ids (`psi.outputs`) in a
-    secret order. It leaves out outputs that the label holder knows. ``arrays["gone"]``, int32 [m],
-    are places of ids that the party's file has lost. With method "ids" there is only
-    ``arrays["question"]``, as in the answer to `CommonOrder`. With a rule, ``missing`` names
+    party too. ``arrays["own"]``, uint8 [m, 32], are a piece of the outputs of the party's ids
+    (`psi.outputs`) in a secret order. There are ``places`` of them in all, without those that the
+    label holder knows. Both come after the last ids. ``arrays["gone"]``, int32 [k], are places of
+    ids that the party's file has lost. They come with the last piece. With method "ids" there is
+    only ``arrays["question"]``, as in the answer to `CommonOrder`. With a rule, ``missing`` names
     columns of the rule that the party lacks. ``ambiguous`` counts people whose key is not theirs
     alone. ``why`` names the party's rule that forbids an answer.
     """
 
     names: ClassVar = ("again", "own", "gone", "question")
+    places: Number = 0
     missing: RuleText = ""
     ambiguous: Number = 0
     why: RuleText = ""
