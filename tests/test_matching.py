@@ -20,7 +20,7 @@ from tests.organisations import Recorder, forget_alignments
 from vfl_attacks import guessing
 from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, party_rows, pieces, psi
-from vfl_flower.alignment.by_rules import _MATCHED, _keys_of, whole_keys
+from vfl_flower.alignment.by_rules import MATCHED, keys_of, whole_keys
 from vfl_flower.alignment.pieces import proof_of
 from vfl_flower.alignment.psi import Blinding, match, outputs
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -102,7 +102,7 @@ class World:
         made = at_label_holder.align(grid, config, own, "1")
         rows = [party_rows.saved_state(each)["rows"] for each in grid.contexts.values()]
         self.plain = [
-            join(own.keys, _keys_of(own_source(each)), parse(self.keys["match"]))[0]
+            join(own.keys, keys_of(own_source(each)), parse(self.keys["match"]))[0]
             for each in grid.contexts.values()
         ]
         return made, rows
@@ -173,7 +173,8 @@ def test_a_run_by_rules_is_the_run_by_ids(tmp_path: Path) -> None:
 
 def test_masked_sums_and_partial_rows_work_by_rules(tmp_path: Path) -> None:
     table = people(300, few=300)
-    world = World(tmp_path, table, table.sample(frac=1, random_state=0), table.iloc[30:])
+    parties = changed(table.sample(frac=1, random_state=0), 1, 0.01), table.iloc[30:]
+    world = World(tmp_path, table, *parties)
     for keys, rows in ({"aggregation": "secure", "combine": "mean"}, 270), ({"align": "any"}, 300):
         words = {**world.keys, **SHORT, "out": str(tmp_path / str(rows)), **keys}
         forget_alignments()
@@ -256,7 +257,7 @@ class Curious:
         """Return rows whose keys the party has, and their places."""
         undone = self.a.undone(answer.arrays["again"])
         at, places = match(outputs(self.keys, undone), answer.arrays["own"])
-        self.proofs = outputs(self.keys, undone, _MATCHED)[at]
+        self.proofs = outputs(self.keys, undone, MATCHED)[at]
         return self.rows[at], places
 
 
@@ -538,6 +539,13 @@ def test_a_stricter_rule_ends_an_alignment(world: World, caplog: pytest.LogCaptu
     run = run_local(1, words, node_configs=world.nodes)
     assert "rules no longer permit the alignment" in caplog.text
     assert run.summary["coverage"]["rules"][0]["why"] == "not used: by the rule match of party 0"
+    caplog.clear()
+    run_local(1, words, node_configs=world.nodes)
+    assert "by the alignment of" in caplog.text  # the control
+    world.nodes[0]["match-bits"] = 60
+    with pytest.raises(ConfigError, match="match-bits"):
+        run_local(1, words, node_configs=world.nodes)
+    assert "rules no longer permit the alignment" in caplog.text
 
 
 def test_labels_of_people_without_ids_get_no_noise(world: World, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -583,6 +584,10 @@ def test_results_of_what_is_ones_own_are_below_runs(
     folder = results_folder(resolve(keys))
     assert folder.parent == tmp_path / "runs"
     assert folder.name.startswith("sixth.py-SIXTH-waves.py-open_waves-")
+    monkeypatch.setattr("vfl_flower.label_holder.results.time.strftime", lambda form: "now")
+    with ThreadPoolExecutor(8) as pool:  # runs of the same second
+        folders = set(pool.map(lambda _: results_folder(resolve(keys)), range(8)))
+    assert len(folders) == 8 and all(each.is_dir() for each in folders)
 
 
 @pytest.mark.parametrize(

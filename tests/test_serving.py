@@ -274,7 +274,7 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
         seeker = found.loaded.parties.seeker
         assert seeker is not None
         right = seeker.proofs
-        monkeypatch.setattr(seeker, "proofs", lambda party, ids: right(party, ids) ^ (party == 1))
+        monkeypatch.setattr(seeker, "proofs", lambda party, *ids: right(party, *ids) ^ (party == 1))
         assert found.ask(new[1])[0]["missing"] == {"1": "refused"}
         monkeypatch.setattr(seeker, "proofs", right)
         assert found.ask(new[1])[0]["missing"] == {}

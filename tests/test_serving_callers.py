@@ -651,7 +651,7 @@ def test_an_answer_that_is_written_in_pieces_is_the_answer_in_one(
 @pytest.mark.parametrize("rows", [1, 4])
 def test_reasons_of_all_rows_at_once_are_the_reasons_of_each(rows: int) -> None:
     """Two of the rows are ids outside the alignment, which a party may have failed to find."""
-    found = Found([b"i:1", b"i:2"], np.zeros((2, 1), np.int32), np.zeros((2, 1), bool), {0: "late"})
+    found = replace(Found.nowhere([b"i:1", b"i:2"], 1), missing={0: "late"})
     size, shape = rows + 2, (rows + 2, 1)
     for case in range(4 ** (rows + 2)):
         digits = np.array([case >> (2 * row) & 3 for row in range(size)])[:, None]

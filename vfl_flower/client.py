@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,7 @@ from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 
 _MOST = 10_000  # ids of a request
+_MOST_PEOPLE = 500  # rows of a request, so that its body stays below 1 MiB
 
 
 class Scores:
@@ -104,11 +105,20 @@ class Scores:
         """
         if isinstance(ids, str):  # each letter would be an id
             raise ConfigError(f"ids = {ids!r} is one text. Give a list of ids.")
-        query = {"explain": True} if explain else {}
-        # A model without contributions has most = 0, and says why in its refusal.
-        most = (self.model().get("explain_ids", 0) if explain else 0) or _MOST
-        parts = self._parts(ids, min(most, _MOST))
-        return [each for part in parts for each in self._ask({"ids": part, **query})]
+        return self._predict("ids", [_plain(each) for each in ids], _MOST, explain)
+
+    def predict_people(
+        self, people: Sequence[Mapping[str, Any]], explain: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return a score for each person, as `predict`, where people have no common id.
+
+        Parameters
+        ----------
+        people : rows as in the label holder's file; of a frame, ``frame.to_dict("records")``.
+            `model` names their columns, as "people".
+        """
+        rows = [{name: _plain(value) for name, value in row.items()} for row in people]
+        return self._predict("people", rows, _MOST_PEOPLE, explain)
 
     def model(self) -> dict[str, Any]:
         """Return what the service says of its model: strategy, figures, classes, parties."""
@@ -130,13 +140,16 @@ class Scores:
     ) -> None:
         self.close()
 
-    def _parts(self, ids: Sequence[int | str], most: int) -> Iterator[list[int | str]]:
-        plain = [each.item() if hasattr(each, "item") else each for each in ids]  # NumPy's types
-        for start in range(0, len(plain), most):
-            yield plain[start : start + most]
-
-    def _ask(self, query: dict[str, Any]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call("POST", "/v1/predict", query)["predictions"]
+    def _predict(
+        self, name: str, whom: list[Any], most: int, explain: bool
+    ) -> list[dict[str, Any]]:
+        query = {"explain": True} if explain else {}
+        # A model without contributions has 0 ids, and says why in its refusal.
+        most = min((self.model().get("explain_ids", 0) if explain else 0) or most, most)
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(whom), most):
+            part = {name: whom[start : start + most], **query}
+            found += self._call("POST", "/v1/predict", part)["predictions"]
         return found
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
@@ -174,6 +187,14 @@ class Scores:
             return f"did not answer in {self._timeout:g} seconds. Try again, or set timeout=."
         plain = ", without a certificate" * (self._http.base_url.scheme == "http")
         return f"cannot be reached: {error}. Is `vfl serve` running there{plain}?"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of NumPy or pandas as JSON has it; None if it is missing."""
+    if hasattr(value, "isoformat"):
+        return value.isoformat() if value == value else None
+    value = value.item() if hasattr(value, "item") else value
+    return None if value != value else value
 
 
 _REASONS = {  # OpenSSL's numbers of verification errors

@@ -211,7 +211,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     if "key" in kept:
         of_set["marks"] = blinded_ids.keyed_hashes(own.ids, kept["key"])[at]
     about = {"digest": digest_of(own, mine), "method": PSI, "file": kept["file"]}
-    about |= {"rules": kept["rules"]} if "rules" in kept else {}
+    about |= {name: kept[name] for name in ("rules", "bits") if name in kept}
     proved_by = {"secret": np.frombuffer(secret, np.uint8), "places": named}
     save_state(context, told=rows, **proved_by, **about, **of_set)
     arrays: Arrays = {"question": question, "rows": has[some].astype(np.int32)}
@@ -246,7 +246,9 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
         )
     check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    which = {name: kept[name] for name in ("digest", "method", "file", "rules") if name in kept}
+    which = {
+        name: kept[name] for name in ("digest", "method", "file", "rules", "bits") if name in kept
+    }
     save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
     if by_psi:
         _keep_set(context, party, kept, answer[-1:])

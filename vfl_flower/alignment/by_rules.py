@@ -58,7 +58,10 @@ log = logging.getLogger("flwr")
 
 _NONE, _NO_POINT = np.zeros(0, np.int32), np.zeros((0, 32), np.uint8)
 _LARGER = 0.01  # `match-error` of a hint; an even larger one is no advice
-_MATCHED = b"vfl-flower psi matched|"  # for the proof that the label holder knows a matched key
+MATCHED = b"vfl-flower psi matched|"
+"""Name of the outputs that prove that the label holder knows a matched key."""
+LACKS = "match-columns"
+"""Rule of a party that lacks columns of a rule."""
 
 
 # --- the label holder -----------------------------------------------------------------------------
@@ -196,7 +199,7 @@ class RuleSteps:
         figures.matched = matched
         new = np.flatnonzero(found >= 0)
         new = new[np.argsort(found[new])]
-        proof = pieces.proof_of(pieces.outputs_of(keys, rows[new], reply.points[new], _MATCHED))
+        proof = pieces.proof_of(pieces.outputs_of(keys, rows[new], reply.points[new], MATCHED))
         match.learn(number, rows[new], found[new], len(reply.own), proof)
 
     def keys_of(self, node: int, rows: Places) -> list[bytes]:
@@ -217,7 +220,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     assert own.party is not None
     rule, rules = _one_rule(order.rule), rules_of(context, order.method)
     check_method(rules, order.method)
-    keys, file = _keys_of(own), digest_of(own)
+    keys, file = keys_of(own), digest_of(own)
     theirs = order.arrays.get("ids", np.zeros(0))
     answer = Aligned(party=own.party, parties=parties)
     if order.piece:
@@ -228,27 +231,23 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     else:
         kept = _begun(context, rules, len(keys), file, order)
         changed = pieces.taken(kept | pieces.begun(), order, theirs)
-        missing, why = keys.missing(rule), ""
         texts = text_of(kept["rules"]).splitlines()
         if not len(theirs) or str(rule) in texts or len(texts) >= MOST_RULES:
             raise VflError("was asked about a rule twice, or without keys. Start the run anew.")
         log.info("Party %d is asked to match people by %s", own.party, rule)
-        if rules.match and rule not in parse(rules.match):
-            why = "match"
-        elif not missing and keys.bits(rule) < rules.match_bits:
-            why = "match-bits"
-        elif not missing:
-            rows, ambiguous = keys.once(rule, np.flatnonzero(kept["left"]))
-            why = "min-rows" if len(rows) + ambiguous < rules.min_rows else ""
-        if missing or why:  # an answer about few people could tell of one
+        rows, ambiguous, why = counted(keys, rule, rules, np.flatnonzero(kept["left"]))
+        if why:
             save_state(context, **kept)
-            return replace(answer, missing=", ".join(missing) if not why else "", why=why)
+            if why == LACKS:
+                return replace(answer, missing=", ".join(keys.missing(rule)))
+            return replace(answer, why=why)
         rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
         kept |= {
             "last": np.array([len(kept["at"])]),
             "at": np.concatenate([kept["at"], rows]),
             "by": np.concatenate([kept["by"], np.full(len(rows), len(texts), np.int16)]),
             "rules": np.frombuffer("\n".join([*texts, str(rule)]).encode(), np.uint8),
+            "bits": np.append(kept["bits"], keys.bits(rule)),
             "key": np.frombuffer(secrets.token_bytes(32), np.uint8),
         }
         answer = replace(answer, ambiguous=ambiguous)
@@ -258,7 +257,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     def outputs(part: slice) -> Points:
         made = whole_keys(keys, rule, rows[part])
         points = Blinding(key).of_ids(made)
-        changed[f"tags.{part.start // pieces.PIECE}"] = psi.outputs(made, points, _MATCHED)
+        changed[f"tags.{part.start // pieces.PIECE}"] = psi.outputs(made, points, MATCHED)
         return psi.outputs(made, points)
 
     asked = kept["asked"] + len(changed["sent"])
@@ -269,6 +268,23 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     return replace(answer, places=len(rows) * (not order.more), arrays=arrays)
 
 
+def counted(keys: KeyTable, rule: Rule, rules: Rules, left: Places) -> tuple[Places, int, str]:
+    """Return a party's rows whose keys count among those left, and the number of ambiguous ones.
+
+    Return no rows, and why, if columns are missing or the party's rules forbid an answer.
+    """
+    if rules.match and rule not in parse(rules.match):
+        return left[:0], 0, "match"
+    if keys.missing(rule):
+        return left[:0], 0, LACKS
+    if keys.bits(rule) < rules.match_bits:
+        return left[:0], 0, "match-bits"
+    rows, ambiguous = keys.once(rule, left)
+    if len(rows) + ambiguous < rules.min_rows:  # an answer about few people could tell of one
+        return left[:0], 0, "min-rows"
+    return rows, ambiguous, ""
+
+
 def _begun(
     context: Context, rules: Rules, people: int, file: NDArray[np.uint8], order: AlignOrder
 ) -> Arrays:
@@ -277,7 +293,8 @@ def _begun(
     if order.anew:
         return {
             **{"left": np.ones(people, bool), "at": none, "by": none.astype(np.int16)},
-            **{"asked": np.zeros(1, np.int64), "rules": none.astype(np.uint8), "file": file},
+            **{"asked": np.zeros(1, np.int64), "rules": none.astype(np.uint8)},
+            **{"bits": np.zeros(0), "file": file},
         }
     kept, matched = saved_state(context), order.arrays.get("matched", none.astype(np.int32))
     if "left" not in kept or "turn" in kept:
@@ -305,7 +322,7 @@ def _begun(
 def keys_at(own: Source, kept: Arrays, places: Places) -> list[bytes]:
     """Return the keys at places of a party's order, of all rules together."""
     rules = [rule for text in text_of(kept["rules"]).splitlines() for rule in parse(text)]
-    return _keys_by(_keys_of(own), rules, kept["at"][places], kept["by"][places])
+    return _keys_by(keys_of(own), rules, kept["at"][places], kept["by"][places])
 
 
 def _one_rule(text: str) -> Rule:
@@ -324,7 +341,8 @@ def check_ids(own: Source) -> None:
         )
 
 
-def _keys_of(own: Source) -> KeyTable:
+def keys_of(own: Source) -> KeyTable:
+    """Return the keys of a party's people; raise `ConfigError` without `match-columns`."""
     if not isinstance(own, Table) or not own.match_columns:
         raise ConfigError(
             f"Party {own.party} does not say which columns tell who a person is, and the run "

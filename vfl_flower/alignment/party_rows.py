@@ -105,6 +105,11 @@ def _check_rules(context: Context, kept: Arrays) -> None:
             f"matched people by {min(map(str, new))}, and its rule is match = {rules.match!r}. "
             "Align anew."
         )
+    if used and min(kept.get("bits", [0.0])) < rules.match_bits:
+        raise VflError(
+            f"matched people by keys that are easier to guess than its rule match-bits = "
+            f"{rules.match_bits:g} permits. Align anew."
+        )
 
 
 def check_method(rules: Rules, method: str) -> None:

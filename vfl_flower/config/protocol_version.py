@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "8168b3e0ff39eb5c9457e5241b2153e6508744c0a793dad1dd029d40761e1969"
+DIGEST = "e54b6bd991305b95dbd1d94a3ef5cf166f1708312106148c31735f7bd58cfab2"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -132,8 +132,7 @@ def dates(column: Any, name: str, whose: str, order: str = "") -> Coded:
     """
     if order and order not in ORDERS:
         raise unknown(f"order of {name}", order, ORDERS)
-    raw = as_written(column, name, whose).by(lambda text: normalize("NFKC", text).strip())
-    read = list(map(_readings, raw.texts))
+    raw, read = _read(column, name, whose)
     if order:  # a date such as 2024-01-31 is sure, whatever order the others have
         for text, each in zip(raw.texts, read, strict=True):
             if not text.isdecimal():
@@ -141,6 +140,16 @@ def dates(column: Any, name: str, whose: str, order: str = "") -> Coded:
     elif raw.texts:
         order = _order_of(raw, read, f"{whose} has a column {name!r}")
     return _with_values(_coded(raw.codes, [each.get(order, "") for each in read]), name, whose)
+
+
+def order_of(column: Any, name: str, whose: str) -> str:
+    """Return the order in which `dates` reads a column that has dates."""
+    return _order_of(*_read(column, name, whose), f"{whose} has a column {name!r}")
+
+
+def _read(column: Any, name: str, whose: str) -> tuple[Coded, list[dict[str, str]]]:
+    raw = as_written(column, name, whose).by(lambda text: normalize("NFKC", text).strip())
+    return raw, list(map(_readings, raw.texts))
 
 
 def _order_of(raw: Coded, read: list[dict[str, str]], column: str) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def result_of(task: str) -> str:
 
 
 def results_folder(config: RunConfig) -> Path:
-    """Return the configured folder, or a new one under ``runs``, as an absolute path."""
+    """Return the configured folder, or make a new one under ``runs``; its absolute path."""
     if config.running.resume:
         return Path(config.running.resume).expanduser().absolute()
     if config.running.out:
@@ -155,4 +155,10 @@ def results_folder(config: RunConfig) -> Path:
     strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)
     name = f"{strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
+    while True:
+        folder = Path("runs", next(names)).absolute()
+        with told(folder):
+            make_own_folder(folder.parent)
+            with suppress(FileExistsError):  # of a run that began in the same second
+                folder.mkdir(0o700)
+                return folder

@@ -324,7 +324,19 @@ class Party:
         """Return a hash of settings that parties with shared session keys must agree on."""
         learner = self.learner
         run = [self.config.values(), learner.parties, learner.outputs, learner.size]
-        return alike(json.dumps(run), self.inputs.block.ids_digest)
+        return alike(json.dumps(run), self.same_rows)
+
+    @property
+    def same_rows(self) -> str:
+        """Return what parties with masked sums must agree on about their rows.
+
+        Parties compare their ids. People matched by rules have no common ids, so that parties only
+        compare the alignment and the number of rows.
+        """
+        block = self.inputs.block
+        if not self.config.data.match:
+            return block.ids_digest
+        return f"{block.alignment}|{len(block.train)}|{len(block.test)}"
 
     @cached_property
     def largest_order(self) -> int:

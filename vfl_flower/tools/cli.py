@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +131,9 @@ def _run(
     finally:
         if written_at(model) != before:
             print(f"results: {folder}")
+        elif not keys.get("out"):
+            with suppress(OSError):  # the run did not begin, and has left its folder empty
+                folder.rmdir()
 
 
 def written_at(path: Path) -> int:

@@ -39,22 +39,29 @@ class SetOrder(EarlyOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSetOrder(SetOrder):
-    """Keep one of these sets in memory, for `SeekOrder`. The answer is `SetKept`."""
+    """Keep one of these sets in memory, for `SeekOrder`. The answer is `SetKept`.
+
+    With a ``rule``, make a set of the keys of your people by it (`alignment.seeking`), and no sets
+    are named. Unless ``anew``, add it to the last one.
+    """
 
     kind: ClassVar[str] = "query.openset"
+    anew: bool = True
+    rule: RuleText = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeekOrder(Order):
     """Blind these ids too, with the secret of the set that `OpenSetOrder` has opened.
 
-    ``arrays["ids"]``, uint8 [n, 32], are the label holder's blinded ids. ``known`` is the number of
-    the set's places that the label holder knows. The answer is `Sought`.
+    ``arrays["ids"]``, uint8 [n, 32], are the label holder's blinded ids, or keys of a ``rule``.
+    ``known`` is the number of the set's places that the label holder knows. The answer is `Sought`.
     """
 
     kind: ClassVar[str] = "query.seek"
     names: ClassVar = ("ids",)
     known: Number
+    rule: RuleText = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +174,14 @@ class EvidenceOrder(EarlyOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class SetKept(Introduction):
-    """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the set is there."""
+    """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the set is there.
 
-    names: ClassVar = ("proof",)
+    Of `OpenSetOrder` with a rule: ``arrays["own"]``, uint8 [n, 32], are outputs of the party's
+    keys, and ``why`` names the party's rule that forbids them.
+    """
+
+    names: ClassVar = ("proof", "own")
+    why: RuleText = ""
 
 
 @dataclass(frozen=True, kw_only=True)

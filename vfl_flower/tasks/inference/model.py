@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import VflError, sent_by
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
@@ -25,7 +24,6 @@ from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.tasks.inference.rows import available_parties, rows_to_predict
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.early_messages import OpenSetOrder
 from vfl_flower.transport.gather import gather, gather_all
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder, Serving
 
@@ -180,7 +178,7 @@ class TrainedModel:
         present[:, absent] = False
         return self.predictor.score(blocks, rows.own, present), answers
 
-    def opening(self, seeker: Seeker) -> OpenSetOrder:
-        """Return the order to open a set of blinded ids, to find ids outside the rows."""
-        about = json.dumps(self.found.config.values())
-        return OpenSetOrder(config=about, arrays=seeker.opening.arrays)
+    @property
+    def about(self) -> str:
+        """Return the configuration of the model's run, in JSON."""
+        return json.dumps(self.found.config.values())

@@ -127,15 +127,17 @@ class RowsToPredict:
         return self.present
 
     def seeker(self, run: str) -> Seeker | None:
-        """Return what finds ids outside these rows at the parties.
+        """Return what finds people outside these rows at the parties.
 
-        Return None if the model reads columns of the label holder, or if ids were not compared by
-        psi.
+        Return None if ids were not compared by psi, or if the model reads columns of the label
+        holder. A person whom a caller describes has these.
         """
-        table = self.table
-        if table is None or self.own.shape[1] or not self.psi or table.path.startswith("memory:"):
+        table, words = self.table, self.words
+        if table is None or not self.psi or table.path.startswith("memory:") or words is None:
             return None
-        return Seeker(table, run)
+        if words.data.match:
+            return Seeker(table, run, words.data.match, words.data.match_error)
+        return None if self.own.shape[1] else Seeker(table, run)
 
 
 def rows_to_predict(

@@ -73,7 +73,7 @@ class LoadedModel:
         """Agree on keys for this model and these rows, if sums are masked; return tags of them."""
         if not self.party.seal:
             return {}
-        of_rows = alike(self.party.alike, self.block.ids_digest, *rows)
+        of_rows = alike(self.party.alike, self.party.same_rows, *rows)
         return self.party.seal.serve(
             self.context, order, of_rows, self._scalars.get("lineage", b"")
         )

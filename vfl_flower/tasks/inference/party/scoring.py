@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment.seeking import OpenSet
+from vfl_flower.alignment.seeking import OpenKeys, OpenSet
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
@@ -68,7 +68,7 @@ class Served:
         self.party.learner.model.eval()
         with suppress(VflError, OSError):  # the first request must not wait for torch to begin
             self.party.learner.fresh_embeddings(self.features, model.places[:1])
-        self._opened: OpenSet | None = None  # to find ids outside the alignment
+        self._opened: OpenSet | OpenKeys | None = None  # to find people outside the alignment
         self._reading: Future[Callable[[], None]] | None = None  # of the file, which has changed
 
     def close(self) -> None:
@@ -126,16 +126,22 @@ class Served:
         return Scored(arrays=self.model.hide(embedding) | arrays, why=why)
 
     def open_set(self, order: OpenSetOrder) -> SetKept:
-        """Open the set of blinded ids that the order names and proves, to find single ids."""
+        """Open the set that the order names and proves, or one rule, to find single people."""
         if self.source is None:
             raise VflError("has no ids.")
-        if self._opened:
+        if order.anew and self._opened:
             self._opened.close()
         self._finish_reading()  # else the new set would be of the earlier rows
-        self._opened = OpenSet(self._context, self.source, order)
-        proof = self._opened.proof
-        arrays: Arrays = {} if proof is None else {"proof": proof}
-        return SetKept(party=self.model.index, parties=self.model.parties, arrays=arrays)
+        if order.anew and order.rule:
+            self._opened = OpenKeys(self._context, self.source)
+        elif order.anew:
+            self._opened = OpenSet(self._context, self.source, order)
+        opened = self._open_set
+        if isinstance(opened, OpenKeys):
+            arrays, why = opened.open(self.source, order.rule)
+        else:
+            arrays, why = ({} if opened.proof is None else {"proof": opened.proof}), ""
+        return SetKept(party=self.model.index, parties=self.model.parties, arrays=arrays, why=why)
 
     def seek(self, order: SeekOrder) -> Sought:
         """Blind the label holder's ids again, for a set that was opened."""
@@ -143,12 +149,13 @@ class Served:
         self._look()
         points = order.arrays.get("ids", np.zeros(0))
         with self._recorded("seek", len(points)) as line:
-            arrays, why = opened.again(points, order.known)
+            line |= {"rule": order.rule} if order.rule else {}
+            arrays, why = opened.again(points, order.known, order.rule)
             line |= {"refused": len(arrays["refused"])} if why else {}
         return Sought(arrays=arrays, why=why)
 
     @property
-    def _open_set(self) -> OpenSet:
+    def _open_set(self) -> OpenSet | OpenKeys:
         if self._opened is None:
             raise OutOfStepError("has opened no set of blinded ids.")
         return self._opened
@@ -222,7 +229,8 @@ class Served:
 
     def _read_again(self) -> Callable[[], None]:
         """Read the party's file; return what uses it from then on."""
-        opened, new_set = self._opened, None
+        opened: OpenSet | OpenKeys | None = self._opened
+        new_set: Any = None
         try:
             own = own_source(self._context)
             row_of = {one: row for row, one in enumerate(own.ids)}

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import SumError, VflError
-from vfl_flower.data.ids import encoded as encoded_id
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.protocol.aggregation.base import Collection
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.people import Person, identity
 from vfl_flower.tasks.inference.serving.requests import REFUSED, UNKNOWN
 from vfl_flower.transport.early_messages import SeekOrder, Sought
 from vfl_flower.transport.messages import Arrays, Order, Scored, ScoreOrder
@@ -26,17 +29,27 @@ Mask = NDArray[np.bool_]
 
 @dataclass
 class Found:
-    """Ids outside the alignment, and where the parties have them.
+    """People outside the alignment, and where the parties have them.
 
-    places : place of each id in a party's set, or -1, [k, M].
-    refused : whether a party's rule forbids to ask about the id, [k, M].
+    encoded : id or first key of each.
+    places : place of each person in a party's set, or -1, [k, M].
+    proofs : proof for each place, [k, M, 32].
+    refused : whether a party's rule forbids to ask about the person, [k, M].
     missing : party -> why it has not answered.
     """
 
     encoded: list[bytes]
     places: NDArray[np.int32]
+    proofs: NDArray[np.uint8]
     refused: Mask
     missing: dict[int, str]
+
+    @classmethod
+    def nowhere(cls, encoded: list[bytes], parties: int) -> Found:
+        """Return these people, whom no party has been asked about."""
+        places = np.full((len(encoded), parties), -1, np.int32)
+        proofs = np.zeros((*places.shape, 32), np.uint8)
+        return cls(encoded, places, proofs, np.zeros(places.shape, bool), {})
 
     @property
     def at_parties(self) -> list[bytes]:
@@ -53,7 +66,7 @@ class Embedded:
     given, has : whether a party has given a row, and whether it should have it, [R, M].
     refused : whether a party's rule forbids the row, [R, M].
     missing : party -> why it has given nothing.
-    found : the last rows, which are ids outside the alignment.
+    found : the last rows, which are people outside the alignment.
     """
 
     blocks: Tensor
@@ -88,15 +101,15 @@ class Embeddings:
         self.present = rows.known_by(self._count)
         """Whether a party has a row, [N, M]."""
         self.number()
-        nowhere = np.full((0, self._count), -1, np.int32)
-        self.no_ids = Found([], nowhere, np.zeros(nowhere.shape, bool), {})
+        self.no_ids = Found.nowhere([], self._count)
         self._used_up: dict[int, int] = {}  # row of masked sums -> party whose rule forbids it
 
     @property
     def can_find(self) -> bool:
-        """Return whether parties can be asked about ids outside the alignment."""
+        """Return whether parties can be asked about people outside the alignment."""
         seeker = self._parties.seeker
-        return seeker is not None and any(map(seeker.knows, range(self._count)))
+        parties = range(self._count)
+        return seeker is not None and any(seeker.knows(p, r) for p in parties for r in seeker.rules)
 
     def number(self) -> None:
         """Number the rows that each party has, after a party has joined."""
@@ -131,9 +144,8 @@ class Embeddings:
             arrays = {"rows": self._at[rows[has[:aligned]], number]}
             if has[aligned:].any() and self._parties.seeker:
                 new = np.flatnonzero(has[aligned:])
-                ids = [found.encoded[at] for at in new.tolist()]
                 arrays["places"] = found.places[new, number]
-                arrays["proofs"] = self._parties.seeker.proofs(number, ids)
+                arrays["proofs"] = found.proofs[new, number]
             orders[number] = ScoreOrder(arrays=arrays)
         answers, silent = self._parties.ask(orders, Scored, until)
         said.missing.update(silent)
@@ -151,32 +163,61 @@ class Embeddings:
             self._parties.come_apart()
         return said
 
-    def find(self, ids: Sequence[int | str], until: float) -> Found:
-        """Find ids outside the alignment at the parties, in one round trip."""
+    def find(self, people: Sequence[int | str | Person], seconds: float) -> Found:
+        """Find people outside the alignment at the parties: one round trip for ids, or each rule.
+
+        Parameters
+        ----------
+        seconds : how long a round trip may take.
+        """
         seeker = self._parties.seeker
         if seeker is None:
             return self.no_ids
-        encoded = [encoded_id(one) for one in ids]
-        nowhere = np.full((len(ids), self._count), -1, np.int32)
-        found = Found(encoded, nowhere, np.zeros(nowhere.shape, bool), {})
-        points = seeker.blinded(encoded)
-        orders: dict[int, Order] = {
-            number: SeekOrder(known=known, arrays={"ids": points})
-            for number in range(self._count)
-            if (known := seeker.knows(number))
-        }
-        answers, found.missing = self._parties.ask(orders, Sought, until)
-        for number, answer in answers.items():
-            try:
-                refused = self._refused(number, answer, len(ids))
-                allowed = np.flatnonzero(~refused)
-                found.refused[:, number] = refused
-                found.places[allowed, number] = seeker.places(
-                    number, [encoded[at] for at in allowed.tolist()], answer.arrays
-                )
-            except VflError as error:
-                found.missing[number] = self._parties.refused(number, f"sent {error}")
+        found = Found.nowhere([identity(one) for one in people], self._count)
+        for rule in seeker.rules:
+            keys = [
+                one.keys.get(rule, b"") if isinstance(one, Person) else identity(one)
+                for one in people
+            ]
+            self._find_by(seeker, rule, keys, found, time.monotonic() + seconds)
         return found
+
+    def _find_by(
+        self, seeker: Seeker, rule: str, keys: list[bytes], found: Found, until: float
+    ) -> None:
+        """Ask parties about keys of people whom they have not been found to have."""
+        wanted = (found.places < 0) & ~found.refused & np.array([[key != b""] for key in keys])
+        known = {party: seeker.knows(party, rule) for party in range(self._count)}
+        asked = {
+            party: list(dict.fromkeys(keys[at] for at in np.flatnonzero(wanted[:, party])))
+            for party, points in known.items()
+            if points and party not in found.missing and wanted[:, party].any()
+        }
+        texts = list(dict.fromkeys(chain.from_iterable(asked.values())))
+        points = dict(zip(texts, seeker.blinded(texts), strict=True))
+        orders: dict[int, Order] = {
+            party: SeekOrder(
+                known=known[party], rule=rule, arrays={"ids": np.stack([points[t] for t in mine])}
+            )
+            for party, mine in asked.items()
+        }
+        answers, missing = self._parties.ask(orders, Sought, until) if orders else ({}, {})
+        found.missing |= missing
+        for party, answer in answers.items():
+            try:
+                refused = self._refused(party, answer, len(asked[party]))
+                allowed = [asked[party][at] for at in np.flatnonzero(~refused)]
+                places, raised = seeker.places(party, allowed, answer.arrays)
+                proofs = seeker.proofs(party, allowed, raised)
+            except VflError as error:
+                found.missing[party] = self._parties.refused(party, f"sent {error}")
+                continue
+            of_key = dict(zip(allowed, zip(places, proofs, strict=True), strict=True))
+            for at in np.flatnonzero(wanted[:, party]).tolist():
+                if keys[at] not in of_key:
+                    found.refused[at, party] = True
+                else:
+                    found.places[at, party], found.proofs[at, party] = of_key[keys[at]]
 
     def _refused(self, number: int, answer: Scored | Sought, asked: int) -> Mask:
         """Return which of the rows or ids that a party was asked about its rules forbid, [n]."""

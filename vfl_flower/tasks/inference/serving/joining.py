@@ -25,7 +25,6 @@ from vfl_flower.data.row_mask import Alignment
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.serving.records import PartyRecord
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.early_messages import SetKept
 from vfl_flower.transport.gather import AvailableParties, gather
 from vfl_flower.transport.messages import ServeOrder, Serving
 
@@ -41,7 +40,6 @@ class Joined(NamedTuple):
     answer: Serving
     common: Alignment | None
     seeker: Seeker | None
-    opened: SetKept | None
 
 
 class _Carried(Transport):
@@ -186,11 +184,10 @@ class Joining:
         if node not in answers or answers[node].party not in lacking:
             return None
         seeker = rows.seeker(self._model.run) if self._opens else None
-        opened: dict[int, SetKept] = {}
         if seeker:
-            opening = self._model.opening(seeker)
-            opened = gather(carried, {node: opening}, SetKept, self._timeout, lenient=True)
-        return Joined(node, answers[node], common, seeker, opened.get(node))
+            asked = {node: answers[node].party}
+            seeker.open(carried, asked, self._model.about, self._timeout, lax=True)
+        return Joined(node, answers[node], common, seeker)
 
     def _order(self, rows: Places) -> Places:
         """Return the order that puts rows as the service has them."""

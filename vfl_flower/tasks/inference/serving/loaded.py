@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from vfl_flower.tasks.inference.releases import Releases
 from vfl_flower.tasks.inference.serving.embeddings import Embeddings
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.parties import Parties
+from vfl_flower.tasks.inference.serving.people import People, Person
+from vfl_flower.tasks.inference.serving.requests import Ids
 from vfl_flower.transport.base import Transport
 
 
@@ -58,15 +60,27 @@ class Loaded(TrainedModel):
         self.parties.joined = self.embeddings.number
         self.parties.look_for_others()
         self._row_of = {str(one): row for row, one in enumerate(ids)}  # 7 and "7" are one
+        table, self._unaligned = self.rows.table, frozenset[str]()
+        if table is not None and self.rows.places is not None:
+            others = np.setdiff1d(np.arange(len(table.ids)), self.rows.places)
+            self._unaligned = frozenset(map(str, table.id_values(others).tolist()))
+        seeker, self.people = self.parties.seeker, None
+        if seeker and seeker.by_text and table is not None:
+            preparation = found.about_labels["preparation"]
+            self.people = People(table, seeker.by_text, preparation)
 
-    def rows_of(self, ids: Sequence[int | str]) -> NDArray[np.int64]:
+    def rows_of(self, ids: Ids) -> NDArray[np.int64]:
         """Return the position of each id, or -1 for an id that is not known."""
-        rows = map(self._row_of.get, map(str, ids), repeat(-1))
-        return np.fromiter(rows, np.int64, len(ids))
+        names = ("\0" if isinstance(one, Person) else str(one) for one in ids)
+        return np.fromiter(map(self._row_of.get, names, repeat(-1)), np.int64, len(ids))
 
-    def unknown(self, ids: Sequence[int | str]) -> frozenset[int | str]:
-        """Return the ids that are not known."""
+    def unknown(self, ids: Ids) -> frozenset[int | str | Person]:
+        """Return the people who are not known."""
         return frozenset(ids[at] for at in np.flatnonzero(self.rows_of(ids) < 0).tolist())
+
+    def lacks(self, one: int | str | Person) -> bool:
+        """Return whether the label holder's file has no such id."""
+        return str(one) not in self._unaligned
 
     @property
     def is_outdated(self) -> bool:

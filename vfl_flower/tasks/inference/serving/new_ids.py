@@ -34,7 +34,7 @@ class NewIds:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._asked: dict[str, set[int | str]] = {}  # by caller, since the service began
+        self._asked: dict[str, set[int | str | bytes]] = {}  # by caller, since the service began
         self._day = 0
         try:
             if path.exists():
@@ -45,7 +45,7 @@ class NewIds:
                 f"{path} cannot be read, which counts the new ids of callers. Delete it."
             ) from None
 
-    def count(self, caller: str, ids: Set[int | str], most: int) -> None:
+    def count(self, caller: str, ids: Set[int | str | bytes], most: int) -> None:
         """Count new ids before parties are asked about them.
 
         Raises

@@ -15,6 +15,7 @@ from flwr.app import Message
 
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.serving.joining import Joining
@@ -95,7 +96,11 @@ class Parties:
         self._load_order = model.order(ServeOrder)
         per_row = 4 * max(model.predictor.sizes, default=0) + 4
         expected = {ScoreOrder.kind: SMALL + per_row * MOST_ROWS}
-        self._transport.expect(expected | {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW)})
+        rules = len(self.seeker.rules) if self.seeker else 1
+        expected |= {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW * rules)}
+        by_rules = self.seeker is not None and self.seeker.by_text
+        expected |= {OpenSetOrder.kind: SMALL + 32 * Rules.max_ids} if by_rules else {}
+        self._transport.expect(expected)
         answers = model.ask(self._load_order, Serving)
         for node, answer in answers.items():
             party = self._all[answer.party]
@@ -106,10 +111,9 @@ class Parties:
             except VflError as error:
                 raise ConfigError(f"Party {party.number} {error}") from None
         if self.seeker:
-            orders = dict.fromkeys(answers, self._opening)
+            asked = {node: answer.party for node, answer in answers.items()}
             lenient = model.there is not None
-            for said in gather(self._transport, orders, SetKept, self._timeout, lenient).values():
-                self.seeker.opened(said.party, said)
+            self.seeker.open(self._transport, asked, model.about, self._timeout, lenient)
 
     @property
     def _timeout(self) -> float:
@@ -131,9 +135,8 @@ class Parties:
                 self.refused(party.number, str(error))
                 continue
             party.node = found.node
-            if self.seeker and found.seeker and found.opened:
+            if self.seeker and found.seeker:
                 self.seeker.take(party.number, found.seeker)
-                self.seeker.opened(party.number, found.opened)
             notice.info("Party %d has joined the service.", party.number)
 
     @property
@@ -153,11 +156,6 @@ class Parties:
         self.look_for_others()
         for party in self._all:
             self._lose(party)
-
-    @property
-    def _opening(self) -> OpenSetOrder:
-        assert self.seeker is not None
-        return self._model.opening(self.seeker)
 
     def _loaded(self, party: PartyRecord, answer: Serving) -> None:
         """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
@@ -314,13 +312,11 @@ class Parties:
                 self._send(party, self._load_order)
             elif isinstance(order, ServeOrder):
                 self._loaded(party, self._read(message, Serving))
-                if self.seeker:
-                    self._send(party, self._opening)
-                    self._set(party, LOADING)
+                self._open(party, anew=True)
             elif isinstance(order, OpenSetOrder):
                 if self.seeker:
                     self.seeker.opened(party.number, self._read(message, SetKept))
-                self._set(party, READY)
+                self._open(party)
             else:  # an overdue answer: whatever it says, the party answers again
                 self._read(message, Sought if isinstance(order, SeekOrder) else Scored)
                 self._set(party, READY)
@@ -329,6 +325,14 @@ class Parties:
         except VflError as error:
             self.refused(party.number, str(error))
             self._set(party, DOWN)
+
+    def _open(self, party: PartyRecord, anew: bool = False) -> None:
+        """Have a party open what people are found in; it is ready after that."""
+        seeker = self.seeker
+        order = seeker.order(party.number, self._model.about, anew) if seeker else None
+        if order:
+            self._send(party, order)
+        self._set(party, LOADING if order else READY)
 
     def _lose(self, party: PartyRecord) -> None:
         """Note that a party has lost its model, or cannot be reached."""
@@ -368,5 +372,6 @@ class Parties:
 
     def _read(self, message: Message, kind: type[P]) -> P:
         sizes = self._transport.largest
-        largest = max(sizes.get(each, SMALL) for each in (ScoreOrder.kind, SeekOrder.kind))
+        kinds = ScoreOrder.kind, SeekOrder.kind, OpenSetOrder.kind
+        largest = max(sizes.get(each, SMALL) for each in kinds)
         return read_reply(message, kind, largest)

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import in_words
+from vfl_flower.tasks.inference.contribution_to_score import HOLDER
+from vfl_flower.tasks.inference.serving.people import Person
 
-Ids = Sequence[int | str]
+Ids = Sequence[int | str | Person]
 
 MOST_IDS = 10_000
 """Most ids of one request."""
@@ -72,7 +74,8 @@ class Request:
     answer : is called once, from the service's thread, with the answers, or with the reason why
         there are none.
     explain : whether the answers need the contributions to the scores.
-    new : ids outside the alignment, about which the parties are asked.
+    new : people outside the alignment, about whom the parties are asked.
+    each : the work for one of them.
     """
 
     name: str
@@ -81,7 +84,8 @@ class Request:
     answer: Callable[[Answers | Exception], None]
     explain: bool = False
     came: float = field(default_factory=time.monotonic)
-    new: frozenset[int | str] = frozenset()
+    new: frozenset[int | str | Person] = frozenset()
+    each: int = _NEW
     taken: int = 0
     _scores: list[Score] = field(default_factory=list)
     _explain: list[Callable[[], None]] = field(default_factory=list)
@@ -94,7 +98,7 @@ class Request:
     @property
     def work(self) -> int:
         """The work that is left, at most."""
-        return (len(self.ids) - self.taken) * (_NEW if self.new else 1)
+        return (len(self.ids) - self.taken) * (self.each if self.new else 1)
 
     def take(self, work: int) -> Piece:
         """Take the next ids, with at most so much work, but at least one id."""
@@ -103,7 +107,7 @@ class Request:
             self.taken += min(self.left, max(1, work))
             done = self.taken - start
         while self.new and self.left and (done < work or self.taken == start):
-            one = _NEW if self.ids[self.taken] in self.new else 1
+            one = self.each if self.ids[self.taken] in self.new else 1
             if self.taken > start and done + one > work:
                 break
             self.taken, done = self.taken + 1, done + one
@@ -247,7 +251,10 @@ def _share(works: Sequence[int], room: int) -> int:
 def refusal_of(scores: Sequence[Score]) -> UnavailableError | None:
     """Return the refusal of a request, if a party that its scores need does not answer."""
     gone = {
-        party: why for score in scores for party, why in score["missing"].items() if why != UNKNOWN
+        party: why
+        for score in scores
+        for party, why in score["missing"].items()
+        if why != UNKNOWN and party != HOLDER
     }
     if not gone:
         return None

@@ -21,19 +21,20 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
-from vfl_flower.data.ids import encoded
 from vfl_flower.label_holder.scored_rows import ScoredRows
-from vfl_flower.tasks.inference.contribution_to_score import Explainer
+from vfl_flower.tasks.inference.contribution_to_score import HOLDER, Explainer
 from vfl_flower.tasks.inference.predictions import predicted_columns
 from vfl_flower.tasks.inference.serving.embeddings import Embedded
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
+from vfl_flower.tasks.inference.serving.people import Person, identity
 from vfl_flower.tasks.inference.serving.requests import (
     MOST_IDS,
     UNASKED,
     UNKNOWN,
     Answers,
+    Ids,
     Piece,
     Queue,
     Request,
@@ -104,6 +105,7 @@ class Service:
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
+            "people": loaded.people.columns if loaded.people else None,  # columns of a person
             "explain_ids": 0,  # most ids of a request with contributions
             "drift": loaded.drift.latest,
         }
@@ -129,10 +131,14 @@ class Service:
                     *("full", 429),
                 )
             loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
-            if most and loaded.embeddings.can_find:
+            by_rules = any(isinstance(one, Person) for one in request.ids[:1])
+            if most and loaded.embeddings.can_find and by_rules == (loaded.people is not None):
                 request.new = await apart(loaded.unknown, request.ids)
+            if by_rules and loaded.parties.seeker:
+                request.each *= len(loaded.parties.seeker.rules)
             if request.new and not self.queue.closed:
-                count = partial(self._new_ids.count, request.caller, request.new, most)
+                new = {identity(one) for one in request.new}
+                count = partial(self._new_ids.count, request.caller, new, most)
                 await self._counting.run(request.caller, count)
             if not self.queue.put(request):
                 raise UnavailableError("The service is ending.", "ending")
@@ -145,7 +151,7 @@ class Service:
 
     def line(
         self,
-        ids: Sequence[int | str],
+        ids: Ids,
         request: str,
         caller: str,
         found: Answers | None,
@@ -170,7 +176,7 @@ class Service:
                 request=request,
                 caller=caller,
                 number=len(ids),
-                ids=self._audit.hashes([encoded(one) for one in asked]),
+                ids=self._audit.hashes([identity(one) for one in asked]),
                 parties={str(party): used[party] for party in sorted(used)},
                 model=model,
                 outcome=outcome,
@@ -260,13 +266,14 @@ class Service:
         more = sum(piece.work for piece in batch) / _MORE
         until = began + loaded.config.serving.score_timeout * (1 + more)
         asked = loaded.rows_of([one for piece in batch for one in piece.ids])
-        new, found = list[int | str](), loaded.embeddings.no_ids
+        new, found = list[int | str | Person](), loaded.embeddings.no_ids
         if any(piece.request.new for piece in batch):
             counted = [one for request, ids, _ in batch for one in ids if one in request.new]
             unknown = np.flatnonzero(loaded.rows_of(counted) < 0).tolist()
             new = list(dict.fromkeys(counted[at] for at in unknown))
             # A party that is late here has half of the time left to give its aligned rows.
-            found = loaded.embeddings.find(new, (began + until) / 2)
+            found = loaded.embeddings.find(new, (until - began) / 2)
+            until = max(until, time.monotonic() + (until - began) / 2)  # rules take turns
         matched = time.monotonic()
         self.metrics.stage_seconds.labels("match").observe(matched - began)
         rows, place = np.unique(asked, return_inverse=True)
@@ -279,6 +286,8 @@ class Service:
         self.metrics.stage_seconds.labels("party").observe(given - matched)
         own = np.zeros((len(embedded.given), loaded.rows.own.shape[1]), np.float32)
         own[: len(rows)] = loaded.rows.own[rows]
+        for at, one in enumerate(new, len(rows)):
+            own[at] = one.own if isinstance(one, Person) else 0
         scored = ScoredRows(embedded.blocks, own, embedded.given, embedded.blocks)
         known: NDArray[np.bool_] = np.all(embedded.given, axis=1)
         scores: list[Score] = []
@@ -286,6 +295,10 @@ class Service:
             scored = loaded.predictor.score(embedded.blocks, own, embedded.given)
             known = scored.known if loaded.any_subset else known
             scores = self._scores(scored, known, embedded)
+            for one, score in zip(new, scores[len(rows) :], strict=False):
+                if isinstance(one, Person) and one.why and score["missing"]:
+                    asked = score["missing"] if one.keys else {}
+                    score["missing"] = {HOLDER: one.why, **asked}
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
         of_new = dict(zip(new, range(len(rows), len(scores)), strict=False))
         self._share_out(batch, place - none, of_new, scores, scored)
@@ -301,7 +314,7 @@ class Service:
         self,
         batch: Sequence[Piece],
         places: NDArray[np.int64],
-        of_new: Mapping[int | str, int],
+        of_new: Mapping[int | str | Person, int],
         scores: list[Score],
         scored: ScoredRows,
     ) -> None:
@@ -310,17 +323,21 @@ class Service:
         Parameters
         ----------
         places : place of each id among the scores, or -1 for an id outside the alignment.
-        of_new : id outside the alignment -> place of its score.
+        of_new : person outside the alignment -> place of the score.
         """
         loaded = self.loaded
         unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), UNKNOWN)
-        scores = [*scores, _without_score(unknown)]  # at -1
+        nobody_asked = _without_score({HOLDER: UNKNOWN})  # the parties were not asked
+        scores = [*scores, nobody_asked, _without_score(unknown)]  # at -2 and -1
         ends = np.cumsum([len(piece.ids) for piece in batch])
         for (request, ids, _), mine in zip(batch, np.split(places, ends), strict=False):
             own: list[int] = mine.tolist()
             if of_new:
                 pairs = zip(ids, own, strict=True)
                 own = [row if row >= 0 else of_new.get(one, -1) for one, row in pairs]
+            if -1 in own:
+                pairs = zip(ids, own, strict=True)
+                own = [-2 if row == -1 and loaded.lacks(one) else row for one, row in pairs]
             answers = [scores[row] for row in own]
             refusal = None
             if not loaded.any_subset and any(score["missing"] for score in answers):

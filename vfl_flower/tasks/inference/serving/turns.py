@@ -138,7 +138,7 @@ class Explaining:
                 raise VflError("The service failed. Its log says why.") from None
 
 
-async def apart(call: Callable[..., T], ids: Sequence[int | str], *more: Any) -> T:
+async def apart(call: Callable[..., T], ids: Sequence[Any], *more: Any) -> T:
     """Make a call, in a thread if there are many ids: other callers do not wait for it."""
     if len(ids) > _MANY:
         return await asyncio.to_thread(call, ids, *more)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -22,15 +22,18 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
+    StrictFloat,
     StrictInt,
     StrictStr,
     ValidationError,
+    model_validator,
 )
 
-from vfl_flower.config.errors import VflError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.label_holder.run_metrics import Surroundings
 from vfl_flower.tasks.inference.serving import requests
 from vfl_flower.tasks.inference.serving.loaded import Loaded
+from vfl_flower.tasks.inference.serving.people import Person
 from vfl_flower.tasks.inference.serving.requests import Answers, UnavailableError
 from vfl_flower.tasks.inference.serving.service import Service
 from vfl_flower.tasks.inference.serving.turns import Explaining, apart
@@ -51,24 +54,41 @@ _Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]  # an answer holds 6
 _Id = Annotated[_Whole | Annotated[StrictStr, Field(max_length=1000)], Field()]
 
 
+_Cell = _Id | StrictBool | StrictFloat | None
+
+
 class Query(BaseModel):
     """The ids to score: whole numbers or texts, as in the label holder's file.
+
+    If people have no common id, ``people`` can take the place of ``ids``: rows as in the label
+    holder's file, of people in it or not. `GET /v1/model` names their columns. Null is a missing
+    value.
 
     With ``explain``, each score has the contributions of the participants. `GET /v1/model` has the
     most ids of such a request, as ``explain_ids``.
     """
 
     model_config = ConfigDict(extra="forbid")
-    ids: list[_Id] = Field(min_length=1, max_length=requests.MOST_IDS, examples=[["u1", "u2"]])
+    ids: list[_Id] = Field([], min_length=1, max_length=requests.MOST_IDS, examples=[["u1", "u2"]])
+    people: list[dict[str, _Cell]] = Field([], min_length=1, max_length=requests.MOST_IDS)
     explain: StrictBool = False
+
+    @model_validator(mode="after")
+    def _have_one(self) -> Self:
+        if bool(self.ids) == bool(self.people):
+            raise ValueError("ids or people")
+        return self
 
 
 class Prediction(BaseModel):
-    """The score of one id.
+    """The score of one id or person.
 
+    ``id`` of a person is the id in its row, or the number of the row in the request, from 0.
     ``prediction`` is null if the model has no score for the id. ``parties`` are those whose data
-    are in the score. ``missing`` names every other party, and why: "unknown" (it has no such id),
-    "down", "late", "refused" by one of its rules, or "faulty".
+    are in the score. ``missing`` names every other party that was asked, and why: "unknown" (it has
+    no such id or person), "down", "late", "refused" by one of its rules, or "faulty". It names the
+    "label holder" if its file has no such id ("unknown"). For a person, it does so if the file has
+    several with the same key ("ambiguous"), or if no rule has all its columns ("incomplete").
 
     The last five fields are there if the request asks to explain the scores. ``contributions`` has
     the Shapley value of each party in ``parties``, and of the "label holder" if the model reads its
@@ -115,9 +135,9 @@ class _Scoring:
                 query = Query.model_validate_json(await call.body())
                 if query.explain:
                     _check_explained(query, service.loaded)
-                ids = query.ids
+                ids = query.ids or await _people(query, service.loaded)
                 with self._explaining.counted(caller) if query.explain else nullcontext():
-                    found = await self._scored(name, caller, query)
+                    found = await self._scored(name, caller, ids, query.explain)
                     if found.explain:
                         await self._explaining.run(caller, found.explain)
                 outcome, reply = "answered", await apart(_answer, ids, name, found)
@@ -148,7 +168,7 @@ class _Scoring:
             service.metrics.request_seconds.observe(time.monotonic() - began)
         return reply
 
-    async def _scored(self, name: str, caller: str, query: Query) -> Answers:
+    async def _scored(self, name: str, caller: str, ids: requests.Ids, explain: bool) -> Answers:
         """Return the scores of a query, or raise `VflError`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answers] = loop.create_future()
@@ -164,7 +184,7 @@ class _Scoring:
         def answer(found: Answers | Exception) -> None:
             loop.call_soon_threadsafe(settle, found)
 
-        await self._service.admit(requests.Request(name, caller, query.ids, answer, query.explain))
+        await self._service.admit(requests.Request(name, caller, ids, answer, explain))
         return await future
 
 
@@ -227,10 +247,20 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
     return guard
 
 
+async def _people(query: Query, loaded: Loaded) -> list[Person]:
+    """Return the people of a query, or raise `UnavailableError`."""
+    try:
+        if loaded.people is None:
+            raise ConfigError("This model finds nobody by columns. Send ids.")
+        return await asyncio.to_thread(loaded.people.of, query.people)
+    except ConfigError as error:
+        raise UnavailableError(str(error), "invalid", 422, retry=0) from None
+
+
 def _check_explained(query: Query, loaded: Loaded) -> None:
     """Raise `UnavailableError` if this model has no contributions for so many ids."""
     sentence, most = loaded.explainer.refusal, loaded.explainer.most_ids
-    if not sentence and len(query.ids) > most:
+    if not sentence and len(query.ids or query.people) > most:
         sentence = f"With explain, a request to this model has at most {most} ids. Send several."
     if sentence:
         raise UnavailableError(sentence, "invalid", 422, retry=0)
@@ -242,7 +272,8 @@ def _answer(ids: requests.Ids, name: str, found: Answers) -> Response:
     said = list[bytes]()
     for at in range(0, len(ids), _AT_ONCE):
         pairs = zip(ids[at : at + _AT_ONCE], found.scores[at : at + _AT_ONCE], strict=True)
-        said.append(orjson.dumps([{"id": one, **score} for one, score in pairs])[1:-1])
+        named = ((one.name if isinstance(one, Person) else one, score) for one, score in pairs)
+        said.append(orjson.dumps([{"id": name, **score} for name, score in named])[1:-1])
     body = b'%b,"predictions":[%b]}' % (head, b",".join(said))
     return Response(body, media_type="application/json")
 
@@ -269,6 +300,11 @@ def _sentence(error: ValidationError) -> str:
     kind = first["type"]
     if kind == "too_long":
         return f"A request has at most {requests.MOST_IDS} ids. Send several requests."
+    if first["loc"][:1] == ("people",):
+        return (
+            "people must be rows of columns, with texts of at most 1000 letters, numbers of 64 "
+            "bits, true, false or null. Correct them."
+        )
     if first["loc"][:1] == ("explain",):
         return "explain must be true or false. Send one of them, or leave it out."
     if kind in ("greater_than_equal", "less_than"):
