@@ -56,11 +56,16 @@ demo: $(DEMO) ## train on handwritten digits with four parties, by `vfl demo`
 serve-demo: $(DEMO) ## train a model, serve it, and ask for 1,000 scores, by examples/serve_scores.py
 	$(BIN)/python examples/serve_scores.py
 
-test: install lint ## check types and style, and run the tests
-	$(BIN)/python -m pytest -q
+# The tests often wait for processes and clocks. `make lint` takes the processor then, and its output comes last.
+WITH_LINT = log=$$(mktemp); $(MAKE) --no-print-directory lint > "$$log" 2>&1 & \
+	$(BIN)/python -m pytest -q $(1); tests=$$?; wait $$!; lint=$$?; \
+	cat "$$log"; rm -f "$$log"; exit $$((tests | lint))
 
-test-all: install lint ## and those that take longer, for every night
-	$(BIN)/python -m pytest -q -m "nightly or not nightly" --hypothesis-profile nightly
+test: install ## run the tests, and check types and style meanwhile
+	@$(call WITH_LINT)
+
+test-all: install ## and those that take longer, for every night
+	@$(call WITH_LINT,-m "nightly or not nightly" --hypothesis-profile nightly)
 
 lint: install ## ruff, mypy, the import contract, and the prose check
 	$(BIN)/ruff check .

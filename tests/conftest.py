@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_large
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results import page
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.local import LocalGrid
 
@@ -93,6 +95,23 @@ def _is_grouped(item: pytest.Item) -> bool:
     return item.get_closest_marker("xdist_group") is not None
 
 
+@pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave charts of reports empty, since matplotlib takes most of a page's time."""
+    from vfl_flower.results.charts import Drawing, Line
+    from vfl_flower.results.report import assessment, curves
+
+    def empty(lines: Sequence[Line], *_: Any, **__: Any) -> Drawing:
+        return Drawing(400.0, 200.0, "", [[(0.0, 0.0)] * len(line.points) for line in lines])
+
+    for module in (curves, assessment):
+        monkeypatch.setattr(module, "svg", empty)
+
+
+of_words = pytest.mark.usefixtures("no_drawings")
+"""For a test that reads a report's words and tables alone."""
+
+
 class Start(Protocol):
     """The fixture `run`: a run in this process, into a new results folder."""
 
@@ -112,6 +131,8 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
             patch.setenv(name, value)
         patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr-home")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
+        # A run writes a model card, which has the words of the last one.
+        patch.setattr(page, "_marked", cache(page._marked))
         yield
 
 

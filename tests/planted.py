@@ -39,41 +39,45 @@ def places(fault: Fault) -> list[Path]:
     return [path for path in files for _ in range(path.read_text().count(fault.text))]
 
 
-def is_found(fault: Fault, folder: Path) -> bool:
-    """Plant a fault in a copy of the checkout in a new folder, and return whether its test fails.
+def copied(folder: Path) -> None:
+    """Copy the code and its tests to a new folder."""
+    for name in (*PRODUCT, "tests"):
+        shutil.copytree(CHECKOUT / name, folder / name)
+    shutil.copy2(CHECKOUT / "pyproject.toml", folder)
+
+
+def fails(folder: Path, *tests: str) -> bool:
+    """Return whether any of these tests fails in a copy, or takes ten minutes.
 
     Raises
     ------
     RuntimeError
-        If the test cannot run.
+        If the tests cannot run.
     """
+    words = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words, "not nightly", *tests],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{tests} did not run: {done.stdout[-2000:]}")
+    return done.returncode == 1
+
+
+def is_found(fault: Fault, folder: Path) -> bool:
+    """Plant a fault in a copy of the code in a new folder, and return whether its test fails."""
     (place,) = places(fault)
-    for name in (*PRODUCT, "tests"):
-        shutil.copytree(CHECKOUT / name, folder / name)
-    shutil.copy2(CHECKOUT / "pyproject.toml", folder)
+    copied(folder)
     copy = folder / place.relative_to(CHECKOUT)
     copy.write_text(place.read_text().replace(fault.text, fault.planted))
-    words = [
-        "-q",
-        "-x",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not nightly",
-        f"tests/{fault.test}",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode not in (0, 1):
-        raise RuntimeError(f"{fault.test} did not run: {done.stdout[-2000:]}")
-    return done.returncode == 1
+    return fails(folder, f"tests/{fault.test}")
 
 
 def main() -> None:

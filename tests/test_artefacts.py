@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from flwr.app import Context, Message
 
+from tests.conftest import of_words
 from tests.make_artefacts import (
     CASES,
     EACH_OTHER,
@@ -111,6 +112,7 @@ def test_a_model_is_served_with_the_same_scores(name: str, folder: Path) -> None
     assert not differences({each: then[each] for each in now}, now)
 
 
+@of_words
 def test_a_finished_run_predicts_is_shown_and_is_grown_from(folder: Path) -> None:
     unpack("psi", folder)
     assert not differences(THEN["psi"]["predicted by the finished"], predicted("psi", "done"))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import vfl_flower
 from strategies.step_budget import StepBudget
-from tests.conftest import Start
+from tests.conftest import Start, of_words
 from tests.test_faults import (
     GOES_ON,
     KEYS,
@@ -470,6 +470,7 @@ def test_flower_s_reason_is_shown_so_too() -> None:
         read_reply(reply, Upload)
 
 
+@of_words
 def test_a_party_s_cause_is_no_part_of_the_page_or_the_log(run: Start, tmp_path: Path) -> None:
     hostile = "<script>alert('1')</script>\n\x1b[2J$\\frac$ " + "x" * 10_000
 

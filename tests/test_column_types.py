@@ -28,7 +28,8 @@ from vfl_flower.data.tables import Table
 
 ROWS = 12
 WORDS: dict[str, Any] = {"id": "who", "missing": "median", "text": "one-hot", "party": 0}
-Opener = Callable[[Path, list[str]], Table]
+Values = list[str] | dict[str, list[str]]
+Opener = Callable[[Path, Values], Table]
 
 
 def cells(*values: str) -> list[str]:
@@ -105,47 +106,47 @@ TEXTS: dict[str, list[str]] = {
 }
 
 
-def as_csv(path: Path, values: list[str]) -> OwnFile:
+def as_csv(path: Path, values: Values) -> OwnFile:
     """Write a csv file and open it."""
     frame(values).to_csv(path.with_suffix(".csv"), index=False)
     return OwnFile(str(path.with_suffix(".csv")), **WORDS)
 
 
-def as_gzip(path: Path, values: list[str]) -> OwnFile:
+def as_gzip(path: Path, values: Values) -> OwnFile:
     """Write a compressed csv file and open it."""
     name = path.with_suffix(".csv.gz")
     name.write_bytes(gzip.compress(frame(values).to_csv(index=False).encode()))
     return OwnFile(str(name), **WORDS)
 
 
-def as_parquet(path: Path, values: list[str]) -> OwnFile:
+def as_parquet(path: Path, values: Values) -> OwnFile:
     """Write a parquet file of texts and open it."""
     frame(values).to_parquet(path.with_suffix(".parquet"))
     return OwnFile(str(path.with_suffix(".parquet")), **WORDS)
 
 
-def as_typed_parquet(path: Path, values: list[str]) -> OwnFile:
+def as_typed_parquet(path: Path, values: Values) -> OwnFile:
     """Write a parquet file with pandas' types of the values, and open it."""
     typed(values).to_parquet(path.with_suffix(".parquet"))
     return OwnFile(str(path.with_suffix(".parquet")), **WORDS)
 
 
-def as_large_csv(path: Path, values: list[str]) -> OwnFile:
+def as_large_csv(path: Path, values: Values) -> OwnFile:
     """Open a csv file as one that is too large for memory."""
     return as_kind(LargeTable, as_csv(path, values))
 
 
-def as_large_parquet(path: Path, values: list[str]) -> OwnFile:
+def as_large_parquet(path: Path, values: Values) -> OwnFile:
     """Open a parquet file as one that is too large for memory."""
     return as_kind(LargeTable, as_parquet(path, values))
 
 
-def as_memory(path: Path, values: list[str]) -> Frame:
+def as_memory(path: Path, values: Values) -> Frame:
     """Return a frame of texts in memory."""
     return Frame("features", frame=frame(values), **WORDS)
 
 
-def as_typed_memory(path: Path, values: list[str]) -> Frame:
+def as_typed_memory(path: Path, values: Values) -> Frame:
     """Return a frame with pandas' types of the values."""
     return Frame("features", frame=typed(values), **WORDS)
 
@@ -154,21 +155,27 @@ OPENERS = [as_csv, as_gzip, as_parquet, as_large_csv, as_large_parquet, as_memor
 TYPED = [as_typed_parquet, as_typed_memory]
 
 
-def frame(values: list[str]) -> Any:
-    """Return ids, a column of these texts, and one of numbers."""
-    column = pd.Series(values, dtype=object).replace("", None)
-    return pd.DataFrame({"who": range(len(values)), "value": column, "x": range(len(values))})
+def frame(values: Values) -> Any:
+    """Return ids, a column of these texts or several by name, and one of numbers."""
+    columns = values if isinstance(values, dict) else {"value": values}
+    texts = {name: pd.Series(of, dtype=object) for name, of in columns.items()}
+    rows = range(len(next(iter(texts.values()))))
+    return pd.DataFrame(
+        {"who": rows, **{name: of.replace("", None) for name, of in texts.items()}, "x": rows}
+    )
 
 
-def typed(values: list[str]) -> Any:
+def typed(values: Values) -> Any:
     """Return the same with numbers and truth values of pandas."""
-    column = pd.Series(values, dtype=object).replace("", None)
-    if set(map(str.lower, values)) <= {"true", "false", ""}:
-        made = column.map({"true": True, "false": False}.get, na_action="ignore")
-        made = column.map(lambda each: each and each.lower() == "true").astype("boolean")
-    else:
-        made = pd.to_numeric(column)
-    return frame(values).assign(value=made)
+    table = frame(values)
+    for name in table.columns[1:-1]:
+        column = table[name]
+        if set(column.dropna().str.lower()) <= {"true", "false"}:
+            is_true = column.map(lambda each: each and each.lower() == "true")
+            table[name] = is_true.astype("boolean")
+        else:
+            table[name] = pd.to_numeric(column)
+    return table
 
 
 def rows_of(own: Table) -> Any:
@@ -183,17 +190,21 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LargeTable, "piece", 3)
 
 
-@pytest.mark.parametrize("shape", [*NUMBERS, *TEXTS])
-def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, shape: str) -> None:
-    values = {**NUMBERS, **TEXTS}[shape]
-    openers = [*OPENERS, *TYPED * (shape in NUMBERS)]
-    made = {each.__name__: rows_of(each(tmp_path / each.__name__, values)) for each in openers}
+@pytest.mark.parametrize("shapes", [NUMBERS, TEXTS], ids=["numbers", "texts"])
+def test_every_kind_of_file_gives_the_same_rows(
+    tmp_path: Path, shapes: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_file, "_BLOCK", 1024)  # a few of these longer rows
+    openers = [*OPENERS, *TYPED * (shapes is NUMBERS)]
+    made = {each.__name__: rows_of(each(tmp_path / each.__name__, shapes)) for each in openers}
     for name, rows in made.items():
         np.testing.assert_array_equal(rows, made["as_csv"], err_msg=name)
-    learnt = as_csv(tmp_path / "again", values).learn(np.arange(8))
-    assert ("value" in learnt.numbers) == (shape in NUMBERS)
-    if shape in TEXTS:
-        assert set(learnt.texts["value"]) == set(values[:8])
+    learnt = as_csv(tmp_path / "again", shapes).learn(np.arange(8))
+    assert set(learnt.numbers) - {"x"} == (NUMBERS.keys() if shapes is NUMBERS else set())
+    if shapes is TEXTS:
+        assert {name: set(learnt.texts[name]) for name in TEXTS} == {
+            name: set(values[:8]) for name, values in TEXTS.items()
+        }
 
 
 DECIMALS = pa.decimal128(38, 2)

@@ -20,6 +20,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from tests import organisations
+from tests.conftest import of_words
 from tests.full_disk import full_after
 from tests.organisations import cancer, contents
 from tests.serving import served
@@ -143,6 +144,7 @@ def test_files_and_folders_are_their_owners_whatever_the_umask(tmp_path: Path, u
     assert [stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()] == [0o600] * 2
 
 
+@of_words
 def test_only_their_owner_reads_what_a_run_leaves(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -289,7 +289,7 @@ def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"strategy": "vafl", "epochs": 3},
+        {"strategy": "vafl", "epochs": 1},
         {"strategy": "asyrevel", "noise-seed": 2, "epochs": 1},
         {"strategy": "cascaded", "noise-seed": 2, "epochs": 1},
         {"strategy": "syn-zoo", "noise-seed": 2, "epochs": 1},

@@ -105,19 +105,6 @@ def test_a_planted_import_breaks_the_contract(
     assert status == 1 and broken in said, said
 
 
-def test_a_run_needs_no_extra() -> None:
-    extras = ("prometheus_client", "uvicorn", "orjson", "optuna", "tensorboard", "peft")
-    modules = ("server_app", "client_app", "launch.engines", "launch.serving", "tools.cli")
-    text = f"import sys\nsys.modules.update(dict.fromkeys({extras}))\n"
-    text += "\n".join(f"import vfl_flower.{each}" for each in modules)
-    text += "\nprint('all are there')\nimport vfl_flower.label_holder.run_metrics"  # the control
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True
-    )
-    assert done.stdout == "all are there\n", done.stderr
-    assert "prometheus_client" in done.stderr
-
-
 HEAVY = (
     *("pandas", "pyarrow", "datasets", "scipy", "sklearn", "dp_accounting", "ray", "PIL"),
     *("transformers", "optuna", "matplotlib", "sympy", "requests", "fastapi"),
@@ -125,19 +112,30 @@ HEAVY = (
 """Packages that a party needs for some runs alone."""
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("more", ["", "; import pandas"], ids=["", "control"])
-def test_a_partys_app_imports_no_package_that_few_runs_need(more: str) -> None:
-    text = (
-        "import sys, torch, flwr; before = set(sys.modules); import vfl_flower.client_app"
-        f"{more}; print(*{{each.split('.')[0] for each in sys.modules.keys() - before}})"
-    )
+def test_a_run_needs_no_extra_and_a_partys_app_no_package_that_few_runs_need() -> None:
+    extras = ("prometheus_client", "uvicorn", "orjson", "tensorboard", "peft")
+    modules = ("server_app", "launch.engines", "launch.serving", "tools.cli")
+    text = f"""
+import sys, torch, flwr
+sys.modules.update(dict.fromkeys({extras}))
+def imports(name):
+    before = set(sys.modules)
+    __import__(name)
+    print(*{{each.split(".")[0] for each in sys.modules.keys() - before}})
+imports("vfl_flower.client_app")
+imports("pandas")  # the control
+for each in {modules}:
+    imports("vfl_flower." + each)
+import vfl_flower.label_holder.run_metrics  # the control
+"""
     done = subprocess.run(
-        [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", text], cwd=CHECKOUT, capture_output=True, text=True
     )
-    found = set(done.stdout.split())
-    assert "vfl_flower" in found
-    assert bool(found & set(HEAVY)) == bool(more), found & set(HEAVY)
+    app, control, *others = [set(line.split()) for line in done.stdout.splitlines()]
+    assert "vfl_flower" in app and not app & set(HEAVY)
+    assert "pandas" in control
+    assert len(others) == len(modules), done.stderr
+    assert not set().union(*others) & {"optuna"} and "prometheus_client" in done.stderr
 
 
 def test_every_part_of_the_package_has_a_floor() -> None:

@@ -200,14 +200,18 @@ def of_dates(path: Path, values: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("form", DATES)
 def test_dates_are_days_since_the_newest_training_date(tmp_path: Path, form: str) -> None:
-    for own in of_dates(tmp_path / "old", DATES[form]):
+    kinds = of_dates(tmp_path / "old", DATES[form])
+    newer = of_dates(tmp_path / "new", ["2024-03-01", "2024-01-31"])
+    preparations = set()
+    for own, later in zip(kinds, newer[1:] + newer[:1], strict=True):  # of another kind
         learnt = own.learn(np.array([0, 2]))  # the newest date of all rows is in the second one
         raw = own.rows(np.arange(3), learnt)[:, 0] * learnt.deviation[0] + learnt.mean[0]
         np.testing.assert_allclose(raw, [0, 1, -31], atol=1e-5)
-        kept = Preparation(**json.loads(json.dumps(learnt.as_json())))
-        for later in of_dates(tmp_path / "new", ["2024-03-01", "2024-01-31"]):
-            raw = later.rows(np.arange(2), kept)[:, 0] * learnt.deviation[0] + learnt.mean[0]
-            np.testing.assert_allclose(raw, [30, 0], atol=1e-5)
+        preparations.add(written := json.dumps(learnt.as_json()))
+        kept = Preparation(**json.loads(written))
+        raw = later.rows(np.arange(2), kept)[:, 0] * learnt.deviation[0] + learnt.mean[0]
+        np.testing.assert_allclose(raw, [30, 0], atol=1e-5)
+    assert len(preparations) == 1  # so each kind of later file gives the same by any of them
 
 
 def test_typed_dates_are_read_as_their_texts() -> None:

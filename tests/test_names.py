@@ -15,6 +15,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower
+from tests.conftest import of_words
 from vfl_flower.api.arguments import listed
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -155,6 +156,7 @@ def test_a_run_that_grows_refuses_noise_that_it_would_not_add(named: vfl_flower.
 # --- what people read ---------------------------------------------------------------------------
 
 
+@of_words
 def test_cards_reports_and_tables_call_parties_by_their_names(
     named: vfl_flower.Model, nameless: vfl_flower.Model
 ) -> None:
@@ -170,6 +172,7 @@ def test_cards_reports_and_tables_call_parties_by_their_names(
 
 
 @pytest.mark.parametrize("called", ["bank", ""])
+@of_words
 def test_a_node_configuration_names_a_party_in_its_report(called: str, tmp_path: Path) -> None:
     options = {"dataset": "breast-cancer", "epochs": 1, "subsets": "sampled"}
     configs = [{"name": called} if called else {}, {}]
@@ -180,6 +183,7 @@ def test_a_node_configuration_names_a_party_in_its_report(called: str, tmp_path:
     assert f"party {called or '0'}" in section and "party 1" in section
 
 
+@of_words
 def test_titles_have_no_name_of_memory(named: vfl_flower.Model) -> None:
     key = named.summary["dataset"]
     assert key.startswith("memory:")
@@ -188,6 +192,7 @@ def test_titles_have_no_name_of_memory(named: vfl_flower.Model) -> None:
     assert "<title>split-nn on data of bank, shop, 200 rows</title>" in report([named.folder])
 
 
+@of_words
 def test_a_hostile_summary_cannot_give_names(named: vfl_flower.Model, tmp_path: Path) -> None:
     summary = dict(named.summary)
     for part in ("<script>x</script>", "ok"):  # the second shows that a name would be seen

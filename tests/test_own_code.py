@@ -16,7 +16,7 @@ from vfl_flower.data.source import Moments, scaling
 
 GIVEN: dict[str, Any] = {
     **{"dataset": "breast-cancer", "parties": 2, "seed": 3, "expert": {"noise-seed": 3}},
-    "progress": False,
+    **{"progress": False, "batch_size": 128},
 }
 
 

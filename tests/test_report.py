@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import vfl_flower.results.report
-from tests.conftest import ALL_ROWS, Start
+from tests.conftest import ALL_ROWS, Start, of_words
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results import charts
@@ -195,6 +195,7 @@ DELAYS = {
 }
 
 
+@of_words
 def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
     page = Page(report([run(2, {**QUICK, "strategy": "cascaded", "seed": 3}).folder]))
     changed, rest = page.table("option", "value"), page.table("option", "default")
@@ -206,6 +207,7 @@ def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
 
 
 @pytest.mark.nightly
+@of_words
 def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
     keys = {"strategy": "dpzv", "noise-multiplier": 2.0, "dataset": "breast-cancer", "epochs": 1}
     secret = {"sampling": "poisson", "calibration": "secret"}
@@ -272,6 +274,7 @@ COMPARED: dict[str, dict[str, Any]] = {
 }
 
 
+@of_words
 def test_a_comparison_s_runs_have_its_titles_and_order(tmp_path: Path) -> None:
     for name in ("small-steps", "vafl", "failed"):
         left(tmp_path / name, failure="It broke." if name == "failed" else None)
@@ -413,6 +416,7 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
         assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
 
 
+@of_words
 def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None:
     hostile = "a\x00b\x1b[2Jc\ud800d"
     texts: dict[str, Any] = {
@@ -447,6 +451,7 @@ def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("failure", "said"), [("It broke.", "Failed "), (None, "Finished: ")])
+@of_words
 def test_the_first_line_says_what_happened(tmp_path: Path, failure: str, said: str) -> None:
     page = Page(report([left(tmp_path / "a", failure=failure, config={"epochs": 9})]))
     (banner,) = page.banners
@@ -461,6 +466,7 @@ def test_the_first_line_says_what_happened(tmp_path: Path, failure: str, said: s
         ("It broke.", "1 of 2 runs have finished. ", "vafl, b: failed after 3 epochs: It broke."),
     ],
 )
+@of_words
 def test_a_comparison_has_one_banner(
     tmp_path: Path, failure: str | None, word: str, said: str
 ) -> None:
@@ -470,6 +476,7 @@ def test_a_comparison_has_one_banner(
     assert "3 epochs" in page.table("run", "how it went")["vafl, a"]["how it went"]
 
 
+@of_words
 def test_a_run_that_failed_before_it_began_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"strategy": "vafl", "failure": "Too few."}))
     assert "before training began: Too few." in Page(report([tmp_path])).text
@@ -523,6 +530,7 @@ def test_the_page_marks_the_epoch_that_the_summary_names(run: Start) -> None:
 
 
 @pytest.mark.parametrize("summary", [{"finished": False}, {"failure": "Ctrl-C ended the run."}])
+@of_words
 def test_a_run_that_was_interrupted_shows_its_best_evaluation(
     tmp_path: Path, summary: dict[str, Any]
 ) -> None:
@@ -546,6 +554,7 @@ def test_one_row_of_charts_is_shown_and_a_switch_has_each_axis(tmp_path: Path) -
     assert [each.text for each in several.all("label")] == [*labels[1:], "epochs"]
 
 
+@of_words
 def test_no_row_and_no_column_of_a_table_is_empty(tmp_path: Path) -> None:
     versions = {"python": "3.12", "ray": None}
     parties = [{"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}, {"party": 1}]
@@ -661,6 +670,7 @@ def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.nightly
+@of_words
 def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = left(tmp_path / "a", failure="\ud800 is no character")
     (folder / "report.html").write_text("earlier")
@@ -671,6 +681,7 @@ def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
 
 
+@of_words
 def test_a_page_of_several_runs_leaves_that_of_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -683,6 +694,7 @@ def test_a_page_of_several_runs_leaves_that_of_the_first(
     assert list(Page((runs / "report.html").read_text()).table("run")) == ["vafl", "dpzv"]
 
 
+@of_words
 def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -722,6 +734,7 @@ def test_a_folder_of_no_run_is_one_sentence(
     assert not (tmp_path / "report.html").exists()
 
 
+@of_words
 def test_a_page_that_cannot_be_written_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import scale
 
 from tests.assessed import assessed, segmented
+from tests.conftest import of_words
 from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left
 from tests.test_seeds import bands
 from vfl_flower import run_local
@@ -216,6 +217,7 @@ def test_runs_without_these_fields_have_no_such_section(
         (0.3, "platt", "are with the threshold 0.5, without calibration."),
     ],
 )
+@of_words
 def test_a_page_says_which_figures_on_top_are_of_another_threshold_or_calibration(
     tmp_path: Path, assessments: list[dict[str, Any]], value: float, calibrate: str, said: str
 ) -> None:

@@ -20,8 +20,9 @@ from vfl_flower.party.stacked import Stack
 
 CANCER: dict[str, Any] = {
     **{"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
-    **{"batch-size": 64, "epochs": 1, "noise-seed": 0},
+    **{"batch-size": 150, "epochs": 1, "noise-seed": 0},
 }
+WINDOWS = {"window": 4, "batch-size": 64}  # several windows in an epoch
 Wait = tuple[str, str]
 
 # Each wait that a step may have, and why it is needed.
@@ -45,9 +46,13 @@ ADAM = {"optimizer": "adamw", "party-lr": 0.01, "server-lr": 0.01, "lr-schedule"
 STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
     "one step": (3, {"optimizer": "sgd", "party-lr": 0.1}, FIRST),
     "adam, clipped": (3, {**ADAM, "clip-gradient": 0.5}, FIRST),
-    "a window": (3, {"window": 4, "optimizer": "sgd", "lr-schedule": "cosine"}, FIRST),
+    "a window": (
+        3,
+        {**WINDOWS, "optimizer": "sgd", "lr-schedule": "cosine"},
+        FIRST,
+    ),
     "mixed precision": (3, {**ADAM, "precision": "bfloat16"}, FIRST),
-    "parties in turns": (3, {"strategy": "vafl", "window": 2}, FIRST),
+    "parties in turns": (3, {"strategy": "vafl", **WINDOWS, "window": 2}, FIRST),
     "failures": (3, {"strategy": "vafl", **ADAM, "on-party-failure": "continue"}, FIRST),
     "stacked": (30, ADAM, {"embed stack": [STACKED], "answer": [ROWS, LOSSES, ANSWER]}),
     "own class weights": (3, {"class-weights": "balanced"}, FIRST),
@@ -68,17 +73,17 @@ STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
     ),
     "cascaded": (
         3,
-        {"strategy": "cascaded", "window": 4},
+        {"strategy": "cascaded", **WINDOWS},
         {"upload": [UPLOAD, UPLOAD], "answer": [DIFFERENCES, LOSSES, SCALARS]},
     ),
     "dpzv": (
         3,
-        {"strategy": "dpzv", "noise-multiplier": 1.0, "window": 4},
+        {"strategy": "dpzv", "noise-multiplier": 1.0, **WINDOWS},
         {"upload": [UPLOAD, UPLOAD], "answer": [LOSSES, SCALARS]},
     ),
     "noise on embeddings": (
         3,
-        {"strategy": "vafl", "privacy": "perturbed-embedding", "window": 2},
+        {"strategy": "vafl", "privacy": "perturbed-embedding", **WINDOWS, "window": 2},
         {"upload": [FINITE, UPLOAD], "learn": [FINITE], "answer": [ROWS, LOSSES, ANSWER]},
     ),
 }
