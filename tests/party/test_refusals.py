@@ -134,7 +134,7 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     for where, names in (
-        (client_app, ["own_source"]),
+        (client_app, ["aligning_source"]),
         (builder, ["load_block", "Party"]),
         (model, ["own_source"]),
         (scoring, ["own_source"]),

@@ -29,7 +29,6 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -72,23 +71,22 @@ def _proof(one: bytes, key: bytes) -> bytes:
 class _Known:
     """The label holder's knowledge of one party's set.
 
-    points : outputs of all places, [n]; ``order`` sorts them.
+    points : outputs of all places, [n]; ``order`` sorts them, and is None after an addition.
     tried, used : number of rules that the party has answered, and the rules that find people.
     """
 
     points: NDArray[np.bytes_]
     tried: int = 0
     used: set[str] = field(default_factory=set)
+    order: Places | None = None
 
     def add(self, points: Points) -> None:
         self.points = np.concatenate([self.points, _as_one(points)])
-        self.__dict__.pop("order", None)
-
-    @cached_property
-    def order(self) -> Places:
-        return np.argsort(self.points, kind="stable")
+        self.order = None
 
     def places(self, points: Points) -> Places:
+        if self.order is None:
+            self.order = np.argsort(self.points, kind="stable")
         mine, ordered = _as_one(points), self.points[self.order]
         at = np.searchsorted(ordered, mine).clip(max=len(ordered) - 1)
         found: Places = np.where(ordered[at] == mine, self.order[at], -1)

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "e54b6bd991305b95dbd1d94a3ef5cf166f1708312106148c31735f7bd58cfab2"
+DIGEST = "eb2a5f29ff6a4a72040f9699ab4b2f8fbcd5501c732580d9d57741e32836b651"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""
