@@ -9,12 +9,14 @@ import numpy as np
 
 from strategies.party_record import PartyRecord
 from strategies.run import Run
+from strategies.transcript import verdict
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.protocol.privacy.journal import Mark, second_count
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.results.figures import of_rerun as sentence
 from vfl_flower.transport.messages import CheckpointOrder
 
 log = logging.getLogger("flwr")
@@ -44,12 +46,14 @@ class Checkpoints:
         if keeper.found:
             self._resume(keeper.found)
         elif earlier := keeper.earlier:
+            run.transcript.whole = False
             run.holder.warm_start(earlier.config, earlier.strategy["holder"], earlier.arrays)
         if run.save_every and not keeper.found:
             self._write()  # before any release; the parties have saved theirs as number 0
 
     def _resume(self, found: Checkpoint) -> None:
         run, state = self.run, found.strategy
+        run.transcript.whole = False
         for record, saved in zip(run.records, state["seats"], strict=True):
             record.load_state_dict(saved)
             record.checkpoint = found.number  # each has saved it again, under this run's name
@@ -100,6 +104,10 @@ class Checkpoints:
         if releases and not finished and releases.mark is None:  # the first checkpoint
             self._keep(releases)
         of_holder, arrays = run.holder.state_dict()
+        arrays["transcript"] = run.transcript.array()
+        if finished and self.keeper.again:
+            run.rerun = verdict(arrays, run.results(), self.keeper.again)
+            log.info("%s", sentence(run.rerun))
         people, hides_labels = run.labels.people, mechanism_of(run.config).hides_labels
         if hides_labels and people:  # to recognise them in any file
             arrays["people"] = np.concatenate([people[0], people[1][: run.labels.validation]])
@@ -116,6 +124,7 @@ class Checkpoints:
             "drift": drift.shares(run.holder, run.labels.shares) if finished else None,
             "timing": run.transport.state_dict(),
             "holder": of_holder,
+            "transcript": run.transcript.state_dict(),
         }
         Checkpoint(
             config=self.given,

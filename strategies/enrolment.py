@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
@@ -47,7 +47,9 @@ def enrol(
     found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
     if transport.simulated:  # all share one memory: check before any party uses it
         _check_surrogates(transport, config, labels, len(list(transport.get_node_ids())))
-    order: Order = DescribeOrder(outputs=labels.outputs, nonce=nonce)
+    again = keeper.again if keeper else None
+    to_repeat: dict[str, Any] = {"run": again.run, "number": again.number} if again else {}
+    order: Order = DescribeOrder(outputs=labels.outputs, nonce=nonce, **to_repeat)
     if found:
         order = ResumeOrder(run=found.run, number=found.number, nonce=nonce)
     if earlier:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ from flwr.app import Message
 from strategies.history import History
 from strategies.party_record import PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
+from strategies.transcript import Place, Transcript
 from vfl_flower.config.errors import (
     ConfigError,
     OutOfStepError,
@@ -72,6 +74,7 @@ class Messenger(Outbox):
 
     The log of releases records every order before it leaves. ``rejoin`` asks a party back, but
     lacks its number and surrogates. ``check`` refuses a returning party that does not fit the run.
+    In a rerun, the transcript compares all messages with the earlier run's.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Messenger(Outbox):
         tell: Callable[..., None],
         rejoin: RejoinOrder,
         check: Callable[[Description], None],
+        transcript: Transcript,
     ) -> None:
         super().__init__(transport, config.running.party_timeout)
         self.records = records
@@ -100,6 +104,7 @@ class Messenger(Outbox):
         self._tell = tell
         self._rejoin_order = rejoin
         self._check = check
+        self._transcript = transcript
         self._by_node = {record.node_id: record for record in records}
         self._by_party = {record.party: record for record in records}
 
@@ -107,6 +112,7 @@ class Messenger(Outbox):
 
     def message(self, record: PartyRecord, order: Turn) -> Message:
         """Return the message of a party's turn, and note that it is in flight."""
+        self._transcript.ordered(record.party, order)
         record.send(order)
         record.sent_at, record.sent_at_clock = time.monotonic(), self.transport.clock
         if isinstance(order, TrainOrder):
@@ -124,7 +130,8 @@ class Messenger(Outbox):
         if not self.out:
             return replies
         node, sent_at = min(self.out.values(), key=itemgetter(1))
-        messages = self.receive(sent_at + self.timeout)
+        arrived = partial(self._arrived, sent_at + self.timeout)
+        messages = self._transcript.in_order(arrived)
         if not messages:
             self.failed(node, VflError(f"did not answer within {self.timeout:g} s."))
         for message in messages:
@@ -137,6 +144,15 @@ class Messenger(Outbox):
             elif order:
                 replies.others.append(message)
         return replies
+
+    def _arrived(self, deadline: float) -> dict[Place, Message]:
+        """Wait for a reply, and return all replies: party and number of the order -> reply."""
+        found = {}
+        for message in self.receive(deadline):
+            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
+            if node:  # else the reply came twice
+                found[self._by_node[node].party, self._by_node[node].exchange] = message
+        return found
 
     def take(
         self,
@@ -160,6 +176,7 @@ class Messenger(Outbox):
                         f"answered as party {upload.party} to message {upload.exchange}, when "
                         f"message {record.exchange} of party {record.party} was due."
                     )
+                self._transcript.answered(record.party, upload)
                 used = use(record, record.order, upload)
                 refuse_unused(upload.arrays)
             except VflError as error:
@@ -244,7 +261,7 @@ class Messenger(Outbox):
 
     def fail(self, record: PartyRecord, error: VflError) -> None:
         """Stop the run, or go on without a party, with its last embeddings."""
-        was_alive = record.alive
+        was_alive, self._transcript.whole = record.alive, False
         record.rest(State.FAILED)
         record.unserved, record.out_of_step = None, 0
         self.out = {key: sent for key, sent in self.out.items() if sent[0] != record.node_id}
@@ -252,7 +269,8 @@ class Messenger(Outbox):
             return
         record.asked_back = self._budget.evaluation
         nobody = not any(each.alive for each in self.records)
-        if self._config.running.on_party_failure == "stop" or nobody:
+        stops = self._config.running.on_party_failure == "stop" or self._transcript.repeats
+        if stops or nobody:
             raise error
         self._budget.without(record.steps)
         self._tell("failed", record.party, error)
@@ -280,6 +298,7 @@ class Messenger(Outbox):
     def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
         """Send a party with an old state its surrogates, so that it can go on."""
         record.out_of_step += 1
+        self._transcript.whole = False
         if self._holder.aggregation.abreast:  # no party may train alone
             cause = f"{error} Resume the run: all parties then go back to its last checkpoint."
             self.fail(record, PartyError(f"Party {record.party}", cause))

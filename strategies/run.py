@@ -18,6 +18,7 @@ from strategies.history import RESULTS, History, metric_record, utc_now
 from strategies.messenger import Messenger
 from strategies.party_record import FINAL, PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
+from strategies.transcript import Transcript
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
@@ -26,6 +27,7 @@ from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import data_of
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.chance import no_better
+from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
@@ -64,6 +66,7 @@ class Run:
         labels: Labels,
         history: History,
         nonce: str = "",
+        again: Checkpoint | None = None,
     ) -> None:
         rows, parties = len(labels.train), len(nodes)
         self.transport = transport
@@ -75,6 +78,7 @@ class Run:
         ]
         self.by_party = {record.party: record for record in self.records}
         self.attach(())
+        self.rerun: dict[str, Any] | None = None  # how the run compares with the one it repeats
         self.saving = False  # whether a checkpoint has been asked for
         self.can_save = False
         self.save_every = config.running.exchanges_apart(transport.simulated)  # 0: never
@@ -106,6 +110,7 @@ class Run:
                 estimator, rows, most_rows, len(labels.test), max(sizes.values(), default=0)
             )
         )
+        self.transcript = Transcript.of(self.holder, again)
         self.waiting = Waiting(self.schedule.quorum, self.records, self.budget)
         self.messenger = Messenger(
             config,
@@ -119,6 +124,7 @@ class Run:
             self.tell,
             RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce),
             lambda description: check(description, config, labels, parties, sizes),
+            self.transcript,
         )
 
     def _plan(
@@ -303,11 +309,11 @@ class Run:
             "epochs": round(self.budget.epochs, 3),
             "steps": self.holder.steps,
             **self.history.spent(self.records, self.transport.clock),
-            **dict.fromkeys(RESULTS),
-            **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
+            **self.results(),
             "assessment": self.assessment,
             "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
             **self._covered(),
+            **({"rerun": self.rerun} if self.rerun else {}),
             **self.accountant.figures(),
             "peak_memory_mb": round(max(self.messenger.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [record.party for record in self.records if not record.alive],
@@ -317,6 +323,11 @@ class Run:
                 for of in (self.members[cost["party"]],)
             ],
         }
+
+    def results(self) -> dict[str, Any]:
+        """Return the figures of the trained model on held-out rows."""
+        chosen = self.history.chosen
+        return dict.fromkeys(RESULTS) | {key: chosen[key] for key in chosen if _is_result(key)}
 
     def _covered(self) -> dict[str, Any]:
         """Return which people of the label holder's file the run covers, if it has a file."""

@@ -168,7 +168,9 @@ class Vertical(Strategy):
 
     def prepare(self, transport: Transport, nodes: dict[int, Member]) -> Run:
         """Make the run with these parties, and attach its callbacks."""
-        self.run = Run(transport, nodes, self.config, self.labels, self.history, self.nonce)
+        again = self.keeper.again if self.keeper else None
+        about = self.config, self.labels, self.history, self.nonce, again
+        self.run = Run(transport, nodes, *about)
         self.run.can_save = bool(self.keeper) and self.can_resume
         self.run.attach(callbacks_of(self.run, self.callbacks, self.wait_for))
         return self.run
@@ -235,6 +237,7 @@ class Vertical(Strategy):
                 continue
             opening = {} if record.steps else run.holder.estimator.opening(run.holder, record.party)
             longest = window.next(record) if window.active else window.window
+            longest = run.transcript.steps(record.party, record.exchange + 1) or longest
             epoch, first, steps = run.budget.window(record.steps, longest)
             if window.active:
                 window.ordered(record, steps)

@@ -534,7 +534,7 @@ def test_a_label_holder_draws_a_secret_anew_unless_noise_is_to_be_repeatable(
 
     with patch.object(LabelHolder, "__init__", keep):
         resumed(interrupted(tmp_path / "cut", keys, 1, 2), 2)
-    first, second = (holder.noise._secret for holder in holders)
+    first, second = (holder.noise.secret for holder in holders)
     assert (first == second) == (noise_seed >= 0)
 
 

@@ -175,7 +175,8 @@ def _train(
         else:
             begins = config.running.grow and not found
             earlier = checkpoint.load(config.running.grow) if begins else None
-            keeper = Keeper(folder, run, found, earlier)
+            again = earlier_run.to_repeat(config.running.rerun) if config.running.rerun else None
+            keeper = Keeper(folder, run, found, earlier, again)
             _train_in(results, transport, config, own, keeper, callbacks)
 
 
@@ -250,6 +251,11 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         order = _as_then(config, own, keeper, keeper.earlier) if keeper.earlier else None
         common = aligned(transport, config, own, keeper.run, None, order)
         keeper.rows, keeper.present = common.rows, common.present
+        if keeper.again and not np.array_equal(keeper.rows, keeper.again.rows):
+            raise ConfigError(
+                "A rerun needs the alignment of the run to repeat, and ids or rules have changed, "
+                "or a side has lost it. Restore it, or train anew."
+            )
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
             f"{own.path} has lost rows since the run in {config.running.resume} began. "

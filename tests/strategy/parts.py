@@ -18,6 +18,7 @@ from strategies.messenger import Messenger
 from strategies.party_record import PartyRecord, State
 from strategies.run import Run
 from strategies.step_budget import StepBudget, Waiting
+from strategies.transcript import Transcript
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback
@@ -215,6 +216,7 @@ class Parts:
         run.accountant = self.releases.accountant
         holder: Any = self.holder
         run.holder, run.waiting = holder, self.waiting
+        run.transcript = Transcript(hides=True)
         schedule = Schedule(3, True, 8, 32)
         run.adaptive_window = AdaptiveWindow(schedule, self.records)
         run.attach([self.heard])
@@ -230,6 +232,7 @@ class Parts:
             run.tell,
             RejoinOrder(exchange=0, outputs=LABELS.outputs, nonce="a run"),
             self.check,
+            run.transcript,
         )
 
     def check(self, description: Description) -> None:

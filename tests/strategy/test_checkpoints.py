@@ -115,6 +115,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "party_memory_mb": 9.0,
         "uploads": 7,
         "journal": [3, "abc"],
+        "transcript": {"secrets": {}, "whole": True},
         "origin": checkpoints.keeper.name,
         "figures": None,
         "timing": [1.5],

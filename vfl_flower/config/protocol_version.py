@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "eb2a5f29ff6a4a72040f9699ab4b2f8fbcd5501c732580d9d57741e32836b651"
+DIGEST = "eacc81a9bac91bc6facea0aa8c4124b0d9895eded318943c6ef2bd3ec808f716"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -133,12 +133,14 @@ class Keeper:
         run: str,
         found: Checkpoint | None = None,
         earlier: Checkpoint | None = None,
+        again: Checkpoint | None = None,
     ) -> None:
         self.folder = folder
         self.run = run
         self.nonce = secrets.token_hex(8)
         self.found = found
         self.earlier = earlier
+        self.again = again  # the run to repeat
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
         self.present = found.present if found else None
         none = np.zeros(0, np.int64)

@@ -26,7 +26,7 @@ def to_go_on_from(folder: str | Path) -> Checkpoint:
 _REACHED = ("stream-address", "stream-ports")  # where parties reach the label holder
 
 _MAY_DIFFER = (  # a resumed run may change these options: they do not change its results
-    *("transport", *_REACHED, "session-seconds", "parties"),
+    *("transport", *_REACHED, "session-seconds", "parties", "out"),
     *("party-timeout", "on-party-failure", "checkpoint-every", "log-format", "resume"),
     *("serve-address", "serve-certificate", "serve-key", "serve-token"),
 )
@@ -39,25 +39,56 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
     that are not given from the finished one. Refuse a given option if that run had another value.
     """
     given = parse(raw)
+    if given.get("rerun"):
+        return _repeated(given)
     folder = given.get("resume")
     if not folder:
         config = _grown(given) if given.get("grow") else resolve(raw)
         check_noise(config, given)
         return config
-    found = to_go_on_from(folder)
-    anew, values = {}, found.config.values()
+    config = to_go_on_from(folder).config
+    if config.running.rerun:
+        raise ConfigError(f"{folder} holds a rerun, which cannot be resumed. Start the rerun anew.")
+    return _with_changes("resume", config, given)
+
+
+def _with_changes(how: str, config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of an earlier run, with given options that change no result."""
+    anew, values = {}, config.values()
     for name, now in given.items():
         then = values[name]
-        if now == then or name == "out":
+        if now == then or (name == "out" and how == "resume"):
             continue
-        if name not in _MAY_DIFFER:
+        if name not in (*_MAY_DIFFER, how) or (name == "checkpoint-every" and how == "rerun"):
             was = "auto" if then is None else repr(then)
             raise ConfigError(
-                f"{folder} holds a run with {name} = {was}, not {now!r}. Leave the option "
-                "out to resume that run, or leave resume out to start a new run."
+                f"{given[how]} holds a run with {name} = {was}, not {now!r}. Leave the option "
+                f"out to {how} that run, or leave {how} out to start a new run."
             )
         anew[name] = now
-    return found.config.with_values(anew)
+    return config.with_values(anew)
+
+
+def to_repeat(folder: str | Path) -> Checkpoint:
+    """Read the last checkpoint of a run to repeat; refuse a run that cannot be repeated."""
+    found = load(folder)
+    if not found.finished:
+        raise ConfigError(f"The run in {folder} was interrupted. Resume it first, by resume.")
+    transcript = found.strategy.get("transcript")
+    if transcript is None:
+        raise ConfigError(f"An older version trained {folder}, and kept no transcript. Train anew.")
+    if not transcript["whole"]:
+        raise ConfigError(
+            f"The run in {folder} cannot be repeated: it was resumed, began with an earlier model, "
+            "or went on after a failure of a party. Train anew."
+        )
+    return found
+
+
+def _repeated(given: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of a rerun, without the folder of the run that it repeats."""
+    config = to_repeat(given["rerun"]).config.with_values({"out": "", "rerun": ""})
+    return _with_changes("rerun", config, given)
 
 
 def reached_as_before(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:

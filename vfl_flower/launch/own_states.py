@@ -32,9 +32,10 @@ def load_states(grid: LocalGrid, found: Checkpoint) -> None:
 
 def bring_states(config: RunConfig, folder: Path) -> None:
     """Copy the parties' states of the run that this one starts from into its folder."""
-    if not config.running.grow or config.running.resume:
+    begins_with = config.running.grow or config.running.rerun
+    if not begins_with or config.running.resume:
         return
-    earlier = Path(config.running.grow).expanduser().absolute()
+    earlier = Path(begins_with).expanduser().absolute()
     states = f"run-{checkpoint.load(earlier).run}-party-*.state"
     with told(folder):
         make_own_folder(folder)

@@ -38,7 +38,7 @@ _ENDED = re.compile(
     r"Exit Code: (201|700)\b"
 )  # after an exception in the ServerApp or the simulation
 _PATHS = (
-    *("resume", "grow", "tokenizer"),
+    *("resume", "grow", "rerun", "tokenizer"),
     *("serve-certificate", "serve-key", "serve-token"),
 )
 _NO_RAY = "RuntimeError: Simulation Runtime crashed."  # no party has received anything

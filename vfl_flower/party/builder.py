@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
@@ -28,6 +28,7 @@ from vfl_flower.party.limits import Limits
 from vfl_flower.party.own_model import own_config
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import check, told
+from vfl_flower.party.transcript import Transcript
 from vfl_flower.protocol.aggregation import aggregation_of, keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import DescribeOrder, GrowOrder, RejoinOrder
@@ -37,6 +38,7 @@ CHECKS = {
     "begin": ("rules",),
     "grow": ("rules", "model", "weights"),
     "resume": ("parties", "data", "model", "weights", "training"),
+    "rerun": ("rules", "parties", "data", "model", "weights", "training"),
     "predict": ("parties", "rows", "model", "weights"),
 }
 """Checks of each way. `rules` are the party's own rules, now that its rows are known. The other
@@ -50,15 +52,24 @@ With limits, every way that continues from earlier uploads needs their count (`_
 
 
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
-    """Build the party of a new run, or of a run whose state it has lost."""
+    """Build the party of a new run, of a run whose state it has lost, or of a rerun.
+
+    In a rerun the party has the configuration, the first model and the secrets of the earlier run.
+    """
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it continued.")
-    config = resolve(context.run_config)
+    config, way, text, transcript = resolve(context.run_config), "begin", "", Transcript()
+    since = _run(context)
+    if isinstance(order, DescribeOrder) and order.run:
+        saved = state_file.load(context, order.run, order.number).state
+        way, text = "rerun", state.load_about(saved)
+        config, transcript = about.read(text).config, _to_repeat(context, saved)
+        since = str(state.load_scalars(saved)["origin"])  # uploads of both runs count as one
     read = partial(load_block, context, config, watched=True)
-    party = _build(context, "begin", config, order.outputs, read)
+    party = _build(context, way, config, order.outputs, read, text, transcript=transcript)
     origin = party.origin
-    origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
+    origin.run, origin.counted_since = state_file.run_name(context, order.nonce), since
     if party.seal:
         party.seal.begin(origin.run)
     known = state.load_about(context.state) or state_file.is_there(context, origin.run)
@@ -67,6 +78,17 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     state.forget_copies(context.state)
     drift.keep(context, party.inputs.block)
     return party
+
+
+def _to_repeat(context: Context, saved: RecordDict) -> Transcript:
+    """Return the transcript of a rerun of the run of this state."""
+    if "transcript" not in saved:
+        raise ConfigError(
+            f"Party {context.node_config.get('partition-id')} has no transcript of that run, which "
+            "an older version trained. Train anew."
+        )
+    then = Transcript.of(state.load_arrays(saved, "transcript"))
+    return Transcript(again=bytes(then.entries))
 
 
 def grow(context: Context, order: GrowOrder) -> Party:
@@ -143,6 +165,7 @@ def _build(
     read: Callable[[], FeatureBlock],
     text: str = "",
     grown: bool = False,
+    transcript: Transcript | None = None,
 ) -> Party:
     """Read a party's data, build its model, and run the checks of this way.
 
@@ -156,7 +179,7 @@ def _build(
             f"num-partitions = {parties}. Start its SuperNode with num-partitions={then.parties}."
         )
     block, own = read(), own_config(context, config)
-    party = Party(config, index, parties, outputs, block, own, grown)
+    party = Party(config, index, parties, outputs, block, own, grown, transcript)
     if "rules" in checks:  # a run begins
         check(context, config, party.inputs.rows)
         party.learner.try_out()
@@ -170,19 +193,25 @@ def _build(
 
 def _limit(context: Context, party: Party, goes_on: bool) -> None:
     """Apply the party's limits. Refuse to continue without a count of earlier uploads."""
-    party.limits = limits_of(context, party.origin.counted_since)
+    party.limits = limits_of(context, party)
     if party.limits:
         party.limits.go_on() if goes_on else party.limits.begin()
 
 
-def limits_of(context: Context, counted_since: str) -> Limits | None:
-    """Return the limits of the party's rules; ``None`` without such rules."""
+def limits_of(context: Context, party: Party) -> Limits | None:
+    """Return the limits of the party's rules; ``None`` without such rules, or in a rerun.
+
+    A rerun sends what has been sent and counted before, or nothing.
+    """
     rules = Rules.of(context.node_config)
+    if party.transcript.repeats:
+        return None
     if rules.max_epochs is None and rules.max_uploads is None:
         return None
     path = Path()  # without the rule max-uploads, nothing is counted
     if rules.max_uploads is not None:
-        path = state_file.place(context, run=counted_since).with_suffix(".uploads")
+        since = party.origin.counted_since
+        path = state_file.place(context, run=since).with_suffix(".uploads")
     return Limits(rules, partial(refused, context), path)
 
 

@@ -58,6 +58,7 @@ class Learner:
         outputs: int,
         inputs: Inputs,
         frozen: bool,
+        secret: bytes,
     ) -> None:
         own = sized(own, inputs.rows)
         self.config = config = sized(config, inputs.rows)
@@ -68,7 +69,7 @@ class Learner:
         self.size = embedding_size(own, outputs)
         # Seeds noise, directions and Poisson mini-batches. Only this party knows it. It is new for
         # each message, unless the run has a seed of noise.
-        self.secret = secrets.token_bytes(16)
+        self.secret = secret
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         self._own = own

@@ -9,7 +9,6 @@ order, embeds the rows, and uploads the embeddings. `vfl_flower.party.builder` b
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from vfl_flower.party.inputs import Inputs
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.memory import InProcess, Origin, PartyLinks, PendingWindow
+from vfl_flower.party.transcript import Transcript
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import Window
@@ -67,10 +67,14 @@ class Party:
         block: FeatureBlock | None = None,
         own: RunConfig | None = None,
         grown: bool = False,
+        transcript: Transcript | None = None,
     ) -> None:
         own, frozen = own or config, grown and config.training.freeze
         self.inputs = inputs = Inputs.of(block or load_partition(config, index, parties))
-        self.learner = learner = Learner(config, own, index, parties, outputs, inputs, frozen)
+        self.transcript = transcript or Transcript()
+        self.learner = learner = Learner(
+            *(config, own, index, parties, outputs, inputs, frozen, self.transcript.first())
+        )
         self.about = about.write(
             *(config, own, parties, outputs, inputs.block, inputs.rows, learner.model, grown)
         )
@@ -156,19 +160,25 @@ class Party:
         """Encode the blocks of an upload, each with rows [R, E]."""
         key = f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
         arrays = links.encode(blocks, window, key)
+        return self._hidden(arrays)
+
+    def _hidden(self, arrays: Arrays) -> Arrays:
+        """Note the arrays of an answer, and mask them if the run has masks."""
+        self.transcript.answered(self.exchange, arrays)
         return self.seal.hide(arrays) if self.seal else arrays
 
     def _count(self, order: Turn) -> None:
         """Check the number of a message, and draw its random secret."""
         if order.exchange != self.exchange + 1:
             raise OutOfStepError(f"got message {order.exchange} after message {self.exchange}.")
+        secret = self.transcript.secret(order)
         self.exchange = self.learner.exchange = order.exchange
         if self.seal:
             self.seal.bind(order)
         if self.config.privacy.noise_seed < 0:
             # An older state or two processes may serve a message twice. Each time needs its own
             # noise and directions.
-            self.learner.secret = secrets.token_bytes(16)
+            self.learner.secret = secret
 
     # --- other messages -------------------------------------------------------------------------
 
@@ -210,7 +220,7 @@ class Party:
         arrays = {"embedding": self.learner.embeddings(self.inputs.block.test).cpu().numpy()}
         self.learner.check()
         return replace(
-            self._answer(self.seal.hide(arrays) if self.seal else arrays),
+            self._answer(self._hidden(arrays)),
             surrogates=digest(self.links.surrogates.values()),
             peak_memory_mb=memory_mb,
         )
@@ -255,6 +265,8 @@ class Party:
         """Return after a failure, with the label holder's count and copy of the surrogate."""
         if self.seal:
             self.seal.refuse_alone()
+        if self.transcript.repeats:
+            raise VflError("was asked to rejoin a rerun, which ends at the first failure.")
         if order.exchange <= self.exchange:  # with a seed, it decides noise and directions
             raise VflError(f"was asked to repeat message {order.exchange}, which it has served.")
         self.exchange = self.learner.exchange = order.exchange
@@ -295,11 +307,13 @@ class Party:
         }
         if self.seal:
             scalars |= self.seal.scalars
-        return {"scalars": scalars, "large": {**self.links.surrogates, **self.learner.arrays}}
+        large = {**self.links.surrogates, **self.learner.arrays}
+        return {"scalars": scalars, "large": large, "transcript": self.transcript.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore what `state_dict` returned."""
         scalars, arrays = state["scalars"], state["large"]
+        self.transcript = Transcript.of(state["transcript"])
         self.links.load(arrays)
         own = arrays.keys() - self.links.surrogates
         self.learner.arrays = {name: arrays[name] for name in own}

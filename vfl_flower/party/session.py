@@ -45,7 +45,8 @@ class Session:
     node_config : node configuration, with the rules that the state was checked with.
     ahead : whether the party has served messages since it wrote the state.
     accepted : whether the party's rules permit the run of this state.
-    before : exchange, steps and pending window before the message that is being served.
+    before : exchange, steps, pending window and size of the transcript before the message that is
+        being served.
     """
 
     def __init__(self, context: Context, party: Party) -> None:
@@ -53,7 +54,7 @@ class Session:
         self.scalars: Any = None
         self.node_config: Mapping[str, Any] = {}
         self.ahead = self.accepted = False
-        self.before: tuple[int, int, PendingWindow | None] | None = None
+        self.before: tuple[int, int, PendingWindow | None, int] | None = None
 
     def continues(self, context: Context) -> bool:
         """Return whether the party is as the last message of this Context left it."""
@@ -93,8 +94,11 @@ class Session:
         """Load the state of the last message into the party."""
         party, records, here = self.party, context.state, self.party.in_process
         scalars = {"run": str(context.run_id), **state.load_scalars(records)}
-        party.load_state_dict({"scalars": scalars, "large": state.load_large(records)})
-        party.limits = builder.limits_of(context, party.origin.counted_since)
+        there = "transcript" in records  # not in states of older versions
+        transcript = state.load_arrays(records, "transcript") if there else {}
+        large = state.load_large(records)
+        party.load_state_dict({"scalars": scalars, "large": large, "transcript": transcript})
+        party.limits = builder.limits_of(context, party)
         here.stack = None
         model = here.model() if here.model else None
         shares = model is not None and model is records.get("model")
@@ -136,7 +140,8 @@ class Session:
         """Make the state as before the current message. The next message loads it."""
         party = self.party
         if self.ahead and self.before:
-            party.exchange, party.steps, party.pending = self.before
+            party.exchange, party.steps, party.pending, size = self.before
+            del party.transcript.entries[size:]
             self.write()
         party.learner.trace = self.scalars = self.before = None
 
@@ -209,7 +214,9 @@ def resume(context: Context) -> Session:
         session.party.limits.go_on()
     if session.party.seal:
         session.party.seal.load(context, state.load_scalars(context.state))
-    session.before = session.party.exchange, session.party.steps, session.party.pending
+    party = session.party
+    size = len(party.transcript.entries)
+    session.before = party.exchange, party.steps, party.pending, size
     return session
 
 

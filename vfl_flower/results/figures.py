@@ -137,7 +137,7 @@ def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, st
 def headline(summary: Mapping[str, Any]) -> str:
     """Return a run's figures and costs in one line.
 
-    With an epsilon, a second line says what the epsilon protects.
+    With an epsilon, a second line says what the epsilon protects. Another line compares a rerun.
     """
     parts = []
     if summary[main_metric(summary)] is not None:
@@ -159,8 +159,21 @@ def headline(summary: Mapping[str, Any]) -> str:
     ]
     if summary.get("seeds"):
         parts.append(f"{len(summary['seeds'])} seeds, mean ± standard deviation")
-    lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary)]
+    rerun = of_rerun(summary["rerun"]) if summary.get("rerun") else ""
+    lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary), rerun]
     return "\n".join(filter(None, lines))
+
+
+def of_rerun(rerun: Mapping[str, Any]) -> str:
+    """Return how a rerun compares with the run that it repeats, in one line."""
+    if rerun["differs"]:
+        return (
+            f"The rerun differs from the run, with equal messages: {', '.join(rerun['differs'])}."
+        )
+    return (
+        f"The rerun equals the run: {rerun['messages']} messages, all parameters and all figures "
+        "are the same to the last bit."
+    )
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:

@@ -98,6 +98,7 @@ class Summary(Progress):
     test_r2_of_party: NotRequired[Json]
     alignment: NotRequired[str]
     rows: NotRequired[int]
+    rerun: NotRequired[Json]
     seeds: NotRequired[list[int]]
     deviation: NotRequired[Json]
     config: Json

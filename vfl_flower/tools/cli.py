@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -107,7 +108,7 @@ def _run(
         raise ConfigError(
             "A resumed run continues in its own folder: leave out --out and the option out."
         )
-    earlier = config.running.resume or config.running.grow
+    earlier = config.running.resume or config.running.grow or config.running.rerun
     if earlier and parties is None and not node_configs:
         number = checkpoint.load(earlier).parties
     folder = results_folder(config)
@@ -139,6 +140,29 @@ def _run(
 def written_at(path: Path) -> int:
     """Return when a file was last written; 0 if there is none."""
     return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@app.command("rerun", cls=Command, epilog=options.RERUN_EXAMPLES)
+def _rerun(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    node_config: options.NodeConfig = None,
+    out: options.Out = "",
+    engine: options.EngineName = "local",
+    quiet: options.Quiet = False,
+) -> None:
+    """Repeat a finished run to the last bit, and compare all messages.
+
+    RUN is the results folder of the run. Each side draws from its own secrets
+    of that run, and sends nothing that it has not sent then. So a rerun costs no
+    epsilon. It ends at the first difference, and names it.
+    """
+    _run(
+        run_config=[f'expert="rerun={shlex.quote(run)}"'],
+        node_config=node_config,
+        out=out,
+        engine=engine,
+        quiet=quiet,
+    )
 
 
 @app.command("align", cls=Command, epilog=options.ALIGN_EXAMPLES)
@@ -379,7 +403,7 @@ app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
 app.add_typer(audit_log.app, name="audit-log")
 
 _GROUPS = {
-    "Train": "demo run align information compare sweep list",
+    "Train": "demo run rerun align information compare sweep list",
     "Use a model": "predict serve",
     "Judge a model": "report explain contribution audit",
     "Operate": "doctor audit-log",

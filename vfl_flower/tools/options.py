@@ -212,6 +212,14 @@ vfl run -c "dataset='files:labels.csv' label='default'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
 """)
 
+RERUN_EXAMPLES = _examples("""
+# the finished run in runs/a again; its figures and messages are equal to the last bit
+vfl rerun runs/a
+# a run of two parties with files, and the results in runs/b
+vfl rerun runs/a --out runs/b \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
+""")
+
 ALIGN_EXAMPLES = _examples("""
 # the customers that a bank and two parties have in common
 vfl align -c "dataset='files:labels.csv' id='customer'" \\

@@ -124,6 +124,14 @@ class RunningConfig:
         before="runs/a has finished",
         related=("freeze", "resume"),
     )
+    rerun: str = key(
+        "",
+        "Repeats the finished run in this results folder to the last bit, and compares messages.",
+        example="rerun='runs/a'",
+        before="runs/a has finished",
+        expert=True,
+        related=("resume", "seed"),
+    )
     device: str = key(
         "auto",
         "Chooses where models run: cpu, cuda, or auto. `auto` uses a GPU if there is one.",

@@ -117,9 +117,9 @@ class ScalarNoise:
         self.top_clip = config.privacy.top_clip
         self.of_top = config.privacy.calibration != "paper"
         self.multiplier = multiplier
-        self._secret = secrets.token_bytes(16)
+        self.secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
-            self._secret = f"{config.privacy.noise_seed} label holder".encode()
+            self.secret = f"{config.privacy.noise_seed} label holder".encode()
         self.drawn = 0  # number of draws so far
 
     @property
@@ -159,7 +159,7 @@ class ScalarNoise:
     def _drawn(self, numbers: int) -> NDArray[np.float64]:
         """Draw numbers. Earlier and later draws do not follow from them."""
         self.drawn += 1
-        generator = secret_generator(f"scalar|{self.drawn}|".encode() + self._secret)
+        generator = secret_generator(f"scalar|{self.drawn}|".encode() + self.secret)
         return self.standard(generator, numbers)
 
 

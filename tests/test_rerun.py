@@ -1,0 +1,258 @@
+"""A finished run is repeated to the last bit, and a rerun releases nothing new."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Message
+
+from tests.conftest import nightly
+from tests.organisations import Organisations, cancer, cut
+from tests.test_checkpoint import CANCER
+from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch.engines import Finished, run_local, run_supernodes
+from vfl_flower.party import state, state_file
+from vfl_flower.party.party import Party
+from vfl_flower.party.transcript import Transcript
+from vfl_flower.results.figures import headline
+from vfl_flower.transport.messages import TrainOrder, Upload
+from vfl_flower.transport.wire import Call
+
+EPOCHS = {"epochs": 2, "bottom-hidden": 8, "top-hidden": 8}
+PAIRS: dict[str, dict[str, Any]] = {
+    "split-nn": {},
+    "vafl-t": {"strategy": "vafl-t", "quorum": 1},
+    "vafl": {"strategy": "vafl"},
+    "ef-vfl": {"strategy": "ef-vfl"},
+    "cascaded": {"strategy": "cascaded"},
+    "asyrevel": {"strategy": "asyrevel"},
+    "dpzv": {"strategy": "dpzv"},
+    "noise": {"privacy": "perturbed-embedding"},
+    "noise, asynchronous": {"strategy": "vafl-t", "privacy": "perturbed-embedding"},
+    "noise on labels": {"privacy": "labels", "epsilon": 2.0},
+    "masks": {"aggregation": "secure", "combine": "mean"},
+    "partial rows": {"align": "any"},
+    "partial rows, noise": {"align": "any", "privacy": "perturbed-embedding"},
+    "checkpoints": {"checkpoint-every": 5},
+    "frozen": {"strategy": "frozen"},
+}
+
+
+def rerun(organisations: Organisations, of: str, out: str, **keys: Any) -> Finished:
+    given = {"rerun": str(organisations.folder / of), "out": str(organisations.folder / out)}
+    nodes = organisations.node_configs
+    return run_local(len(organisations.files), {**given, **keys}, node_configs=nodes)
+
+
+def is_equal(run: Finished) -> bool:
+    found = run.summary["rerun"]
+    return bool(found["messages"] > 5 and not found["differs"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each in ("vafl-t", "dpzv", "noise", "masks") else nightly(each) for each in PAIRS],
+)
+def test_a_rerun_equals_the_run_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer())
+    keys = {**EPOCHS, **PAIRS[name]}
+    first = parties.run("a", keys)
+    again = rerun(parties, "a", "b")
+    parties.run("c", keys)
+    assert is_equal(again) and "to the last bit" in headline(again.summary)
+    for key in ("test_loss", "test_auc", "epsilon", "steps", "bytes_up"):
+        assert again.summary[key] == first.summary[key]
+    top = [np.load(tmp_path / out / "top.npz") for out in "abc"]
+    assert all(np.array_equal(top[0][key], top[1][key]) for key in top[0].files)
+    # The control: an equal configuration alone gives another model, if parties draw anything.
+    equal = all(np.array_equal(top[0][key], top[2][key]) for key in top[0].files)
+    assert not equal
+    models = [np.load(tmp_path / out / "party-0.npz") for out in "ab"]
+    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0].files)
+
+
+def test_a_rerun_can_be_repeated_and_its_model_predicts(tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer())
+    parties.run("a", EPOCHS)
+    shutil.move(tmp_path / "a", tmp_path / "moved")
+    assert is_equal(rerun(parties, "moved", "b")) and is_equal(rerun(parties, "b", "c"))
+    scores = [parties.predict(each) for each in ("moved", "c")]
+    pd.testing.assert_frame_equal(*scores)
+
+
+def test_a_run_without_files_is_repeated(tmp_path: Path) -> None:
+    keys = {**CANCER, "epochs": 2, "strategy": "dpzv"}
+    run_local(2, {**keys, "out": str(tmp_path / "a")})
+    given = {"rerun": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    assert is_equal(run_local(2, given))
+
+
+def test_a_changed_value_is_named_by_its_party_and_is_not_sent(tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer(), known=1.0, suffixes=(".csv", ".csv"))
+    parties.run("a", EPOCHS)
+    table = pd.read_csv(parties.files[1])
+    name = next(each for each in table if each.startswith("f"))
+    swapped = table[name].to_numpy().copy()
+    swapped[[3, 7]] = swapped[[7, 3]]  # mean and deviation of the column stay
+    table.assign(**{name: swapped}).to_csv(parties.files[1], index=False)
+    with pytest.raises(
+        PartyError, match=r"Party 1 .*to repeat, and sends nothing\. Its data"
+    ) as said:
+        rerun(parties, "a", "b")
+    assert "message" in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"epochs": 3}, "holds a run with epochs = 2, not 3. Leave the option out to rerun"),
+        ({"checkpoint-every": 7}, "holds a run with checkpoint-every"),
+    ],
+)
+def test_a_rerun_takes_no_other_options(keys: dict[str, Any], words: str, tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer(6))
+    parties.run("a", EPOCHS)
+    with pytest.raises(ConfigError, match=words):
+        rerun(parties, "a", "b", **keys)
+
+
+def test_a_run_that_was_resumed_or_grew_is_not_repeated(tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer(6))
+    parties.run("a", EPOCHS)
+    parties.run("b", {**EPOCHS, "grow": str(tmp_path / "a")})
+    with pytest.raises(ConfigError, match="cannot be repeated: it was resumed, began with"):
+        rerun(parties, "b", "c")
+
+
+def test_changed_ids_are_named(tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer(6), suffixes=(".csv", ".csv"))
+    parties.run("a", EPOCHS)
+    pd.read_csv(parties.files[0])[5:].to_csv(parties.files[0], index=False)
+    with pytest.raises(ConfigError, match="A rerun needs the alignment of the run to repeat"):
+        rerun(parties, "a", "b")
+
+
+# --- a hostile label holder ---------------------------------------------------------------------
+
+
+class _Altered:
+    """The ClientApp behind a label holder that changes an order of the rerun."""
+
+    def __init__(self, alters: int = 0) -> None:
+        self.alters, self.sent = alters, list[np.ndarray[Any, Any]]()
+
+    def __call__(self, message: Message, context: Any) -> Message:
+        order = message.payload if isinstance(message, Call) else None
+        if isinstance(order, TrainOrder) and order.arrays and self.alters:
+            for name, array in order.arrays.items():
+                order.arrays[name] = array + np.float32(1e-3)
+                self.alters -= 1
+        reply = client_app.app(message, context)
+        answer = reply.payload if isinstance(reply, Call) else None
+        if isinstance(answer, Upload) and isinstance(order, TrainOrder):
+            self.sent += [each.copy() for each in answer.arrays.values()]
+        return reply
+
+
+@pytest.mark.parametrize("altered", [True, False])
+def test_a_party_sends_no_new_embedding_with_old_noise(altered: bool, tmp_path: Path) -> None:
+    """Two embeddings of a row with one noise would show their difference, without any noise."""
+    parties = cut(tmp_path, cancer(6))
+    first: Any = _Altered()
+    second: Any = _Altered(int(altered))
+    keys = {**EPOCHS, "privacy": "perturbed-embedding"}
+    parties.run("a", keys, first)
+    given = {"rerun": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    if altered:
+        with pytest.raises(PartyError, match="was sent another message"):
+            run_local(2, given, second, parties.node_configs)
+    else:
+        run_local(2, given, second, parties.node_configs)
+    assert second.sent  # all that was sent had been sent before
+    before = {each.tobytes() for each in first.sent}
+    assert {each.tobytes() for each in second.sent} <= before
+    assert altered == (len(second.sent) < len(first.sent))
+
+
+def test_a_rerun_spends_no_uploads_of_a_party(tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer(6))
+    words: Any = [{"max-uploads": 3, "max-epochs": 2}] * 2
+    parties.words = words
+    parties.run("a", EPOCHS)
+    assert is_equal(rerun(parties, "a", "b")) and is_equal(rerun(parties, "a", "c"))
+
+
+def order(exchange: int, gradient: float = 1.0, first: int = 0) -> TrainOrder:
+    arrays = {"gradient": np.full(3, gradient, np.float32)}
+    about: dict[str, Any] = {"epoch": 0, "first": first, "steps": 1, "coordinated": True}
+    return TrainOrder(exchange=exchange, arrays=arrays, **about)
+
+
+def test_a_transcript_keeps_secrets_and_compares_orders_and_answers() -> None:
+    x = {"embedding": np.ones((2, 3), np.float32)}
+    first = Transcript()
+    drawn = [first.first(), first.secret(order(1)), first.secret(order(2))]
+    first.answered(2, x)
+    again = Transcript.of({**first.state_dict(), "again": np.frombuffer(first.entries, np.uint8)})
+    assert again.repeats
+    assert [again.first(), again.secret(order(1)), again.secret(order(2))] == drawn
+    again.answered(2, x)
+    for other in ({"embedding": x["embedding"][:1]}, {"embeddings": x["embedding"]}, {}):
+        with pytest.raises(VflError, match="sends nothing"):
+            again.answered(2, other)
+    for changed in (order(2, gradient=1.5), order(2, first=1)):
+        with pytest.raises(VflError, match="was sent another message 2 than in the run to repeat"):
+            again.secret(changed)
+    with pytest.raises(VflError, match="was asked for message 3, which"):
+        again.secret(order(3))
+    assert len(set(drawn)) == 3 and not Transcript.of({}).repeats
+
+
+def test_a_failed_message_leaves_no_entry(tmp_path: Path) -> None:
+    """A rerun would send what the failed message has never sent."""
+    parties = cut(tmp_path, cancer(6))
+    failures, answer = [VflError("failed after it had computed.")], Party._answer
+
+    def fail(party: Party, arrays: Any) -> Any:
+        if failures and (party.learner.index, party.exchange) == (0, 2):
+            raise failures.pop()
+        return answer(party, arrays)
+
+    with patch.object(Party, "_answer", fail):
+        parties.run("a", {**EPOCHS, "strategy": "vafl", "on-party-failure": "continue"})
+    assert not failures
+    found = state_file.read(next((tmp_path / "a").glob("*party-0-checkpoint-1.state")))
+    entries = state.load_arrays(found, "transcript")["entries"].reshape(-1, 44)
+    numbers = entries[entries[:, 32:].any(1), 0].tolist()
+    assert len(numbers) > 3 and 2 not in numbers
+    with pytest.raises(ConfigError, match="cannot be repeated"):
+        rerun(parties, "a", "b")
+
+
+def test_an_older_checkpoint_is_named(tmp_path: Path) -> None:
+    parties = cut(tmp_path, cancer(6))
+    parties.run("a", EPOCHS)
+    found = checkpoint.load(tmp_path / "a")
+    del found.strategy["transcript"]
+    found.save(tmp_path / "a")
+    with pytest.raises(ConfigError, match="kept no transcript"):
+        rerun(parties, "a", "b")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["split-nn", "vafl-t", "noise", "masks"])
+def test_a_rerun_on_nodes_equals_the_run(name: str, tmp_path: Path) -> None:
+    """Answers come in another order each time, and the rerun uses them in the earlier order."""
+    parties = cut(tmp_path, cancer())
+    keys = {**parties.keys, **EPOCHS, **PAIRS[name], "out": str(tmp_path / "a")}
+    run_supernodes(2, keys, node_configs=parties.node_configs)
+    given = {"rerun": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    assert is_equal(run_supernodes(2, given, node_configs=parties.node_configs))

@@ -1,0 +1,87 @@
+"""A party's transcript of a run, for a rerun: the secret and the answer of each message.
+
+Noise, directions and secret mini-batches of a message follow from its secret, which is random and
+never leaves the party. The first model follows from the secret of message 0. A rerun takes the
+secrets of the earlier run. It compares each order with that run's before it serves it, and each
+answer before it sends it. So the label holder gets the messages that it has, and nothing new: a
+rerun costs no epsilon. Two different answers with one secret would have the same noise, and their
+difference would show embeddings. A refusal of an order depends on no data.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.transport.messages import Arrays, Turn, digest_of, digest_of_turn
+
+_SECRET, _DIGEST, _ENTRY = 16, 12, 44  # bytes
+
+
+class Transcript:
+    """Secrets of messages, and digests of their answers, of a run and of the run that it repeats.
+
+    entries : 44 bytes for each message: its number, its secret, its digest and its answer's digest.
+    again : such entries of the run to repeat; empty if there is none.
+    """
+
+    def __init__(self, entries: bytes = b"", again: bytes = b"") -> None:
+        self.entries, self.again = bytearray(entries), again
+        self.repeats = bool(again)  # whether the run repeats an earlier run
+        self._then = {
+            int.from_bytes(each[:4], "little"): each
+            for each in (again[at : at + _ENTRY] for at in range(0, len(again), _ENTRY))
+        }
+
+    def first(self) -> bytes:
+        """Return the secret of the first model, 16 bytes: a new one, or the earlier run's."""
+        return self._secret(0, bytes(_DIGEST))
+
+    def secret(self, order: Turn) -> bytes:
+        """Return the secret of an order, as `first`. Raise `VflError` for another order."""
+        return self._secret(order.exchange, digest_of_turn(order))
+
+    def _secret(self, exchange: int, digest: bytes) -> bytes:
+        secret = secrets.token_bytes(_SECRET)
+        if self.repeats:
+            then = self._of_then(exchange)
+            secret = then[4:20]
+            if then[20:32] != digest:
+                raise VflError(f"was sent another message {exchange} than in the run to repeat.")
+        self.entries += exchange.to_bytes(4, "little") + secret + digest + bytes(_DIGEST)
+        return secret
+
+    def answered(self, exchange: int, arrays: Arrays) -> None:
+        """Note the answer to the last message. It has no masks, which are new in each run.
+
+        Raises
+        ------
+        VflError
+            If the earlier run answered otherwise.
+        """
+        digest = digest_of(arrays)
+        if self.repeats and digest != self._of_then(exchange)[32:]:
+            raise VflError(
+                f"would answer message {exchange} otherwise than in the run to repeat, and sends "
+                "nothing. Its data, its processor or its versions of packages differ."
+            )
+        self.entries[-_DIGEST:] = digest
+
+    def _of_then(self, exchange: int) -> bytes:
+        if exchange not in self._then:
+            raise VflError(f"was asked for message {exchange}, which the run to repeat lacks.")
+        return self._then[exchange]
+
+    def state_dict(self) -> dict[str, NDArray[np.uint8]]:
+        """Return the entries, as arrays."""
+        parts = {"entries": bytes(self.entries), "again": self.again}
+        return {name: np.frombuffer(part, np.uint8) for name, part in parts.items()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, NDArray[np.uint8]]) -> Transcript:
+        """Return what `state_dict` returned; an empty transcript for states of older versions."""
+        return cls(*(state[name].tobytes() for name in state and ("entries", "again")))
