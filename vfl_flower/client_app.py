@@ -350,7 +350,15 @@ def _by_ids(serve: Callable[..., Payload], context: Context, order: Order) -> Pa
 serves(early.SetOrder)(partial(_by_ids, at_party.find_set))
 serves(early.AlignOrder)(partial(_by_ids, at_party.blind))
 serves(early.CommonOrder)(partial(_by_ids, at_party.take_common))
-serves(early.ReuseOrder)(partial(_by_ids, reuse.reuse_rows))
+
+
+@serves(early.ReuseOrder)
+def reuse_rows(context: Context, order: early.ReuseOrder) -> Payload:
+    """Use the rows of a stored alignment."""
+    try:
+        return _by_ids(reuse.reuse_rows, context, order)
+    finally:
+        forget_aligning()
 
 
 @serves(early.ConfirmOrder)

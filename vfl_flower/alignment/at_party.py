@@ -191,7 +191,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
             f"was told {len(places)} rows, but was sent only {asked} ids. Start the run anew."
         )
     mine = at[named]
-    if "by" not in kept:
+    if "by" not in kept and parties == 1:  # else others may lack the rows
         used = np.zeros(len(own.ids), bool)
         used[mine] = True
         if hint := hint_of_forms(own.ids, used):

@@ -57,6 +57,7 @@ from vfl_flower.transport.messages import Arrays
 log = logging.getLogger("flwr")
 
 _NONE, _NO_POINT = np.zeros(0, np.int32), np.zeros((0, 32), np.uint8)
+_FEW, _REPEATED = 5, 0.01  # rows with the same key of the first rule, and their share: a warning
 _LARGER = 0.01  # `match-error` of a hint; an even larger one is no advice
 MATCHED = b"vfl-flower psi matched|"
 """Name of the outputs that prove that the label holder knows a matched key."""
@@ -218,8 +219,8 @@ class RuleSteps:
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
     """Blind the label holder's keys of a rule again, and the keys of the party's people."""
     assert own.party is not None
-    rule, rules = _one_rule(order.rule), rules_of(context, order.method)
-    check_method(rules, order.method)
+    rule, rules = _one_rule(order.rule), rules_of(context, "psi")
+    check_method(rules, "psi")
     keys, file = keys_of(own), digest_of(own)
     theirs = order.arrays.get("ids", np.zeros(0))
     answer = Aligned(party=own.party, parties=parties)
@@ -241,6 +242,12 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
             if why == LACKS:
                 return replace(answer, missing=", ".join(keys.missing(rule)))
             return replace(answer, why=why)
+        if order.anew and ambiguous > max(_FEW, _REPEATED * len(keys)):
+            log.warning(
+                "Party %d has %d of %d rows whose %s is another row's too, and matches none of "
+                "them. If a person may have several rows, set rows='last' or 'mean'.",
+                *(own.party, ambiguous, len(keys), rule),
+            )
         rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
         kept |= {
             "last": np.array([len(kept["at"])]),

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "eacc81a9bac91bc6facea0aa8c4124b0d9895eded318943c6ef2bd3ec808f716"
+DIGEST = "9730abb0ca8ccee7c54042db3da6c74021cbefb226fb5aaf8e6b8db4a9e21a82"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -108,7 +108,7 @@ def aligning_source(context: Context) -> Source:
     return _of_file(tuple(sorted(words.items())), index_and_parties(context)[0], stamp)
 
 
-@lru_cache(maxsize=4)  # parties in this process
+@lru_cache(maxsize=16)  # parties in this process
 def _of_file(words: tuple[tuple[str, Any], ...], index: int, stamp: tuple[int, ...]) -> Source:
     return source_of(dict(words), index)
 
