@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.fleet import until
 from tests.organisations import cancer, cut, forget_alignments, read, write
 from tests.serving import TOKEN, Served, served
 from tests.test_matching import COLUMNS, SHORT, World, changed, people
+from vfl_flower.alignment import seeking
 from vfl_flower.client import Scores
+from vfl_flower.config.errors import VflError
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party.model import in_use
+from vfl_flower.tasks.inference.serving.people import identity
+from vfl_flower.transport.early_messages import OpenSetOrder, SetKept
 from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.gather import gather
 
 KNOWN, ALL = 160, 220
 
@@ -116,9 +122,11 @@ def test_people_can_be_explained_and_the_client_sends_frames(some: tuple[Clinic,
     clinic, found = some
     frame = clinic.people.drop(columns="label")[KNOWN:]
     frame.loc[KNOWN, "postcode"] = np.nan
+    rows = frame.to_dict("records")
+    rows[1]["postcode"] = pd.NA
     with Scores(found.url, TOKEN) as scores:
         assert sorted(scores.model()["people"]) == sorted([*COLUMNS.split(), "size"])
-        answers = scores.predict_people(frame.to_dict("records"), explain=True)
+        answers = scores.predict_people(rows, explain=True)
     for each in answers:
         parts = each["base"] + sum(each["contributions"].values())
         assert each["score"] == pytest.approx(parts, abs=1e-4)
@@ -150,6 +158,9 @@ def test_people_who_cannot_be_read_are_refused_in_a_sentence(
     bodies: list[Any] = [{"people": []}, {"ids": [1], "people": [first]}, {}]
     for body in bodies:
         assert found.http.post("/v1/predict", json=body).status_code == 422
+    for body in bodies[1:]:
+        error = found.http.post("/v1/predict", json=body).json()["error"]
+        assert 'exactly one of "ids" and "people"' in error
 
 
 def test_the_label_holder_says_why_it_asked_no_party(some: tuple[Clinic, Served]) -> None:
@@ -229,6 +240,67 @@ def test_a_rule_that_finds_strangers_finds_nobody(tmp_path: Path) -> None:
         assert seeker is not None
         used = [rule for rule in seeker.rules if seeker.knows(0, rule)]
         assert used == ["date(birthdate)+given_name+surname"]
+
+
+def test_people_with_one_key_in_common_count_each(clinic: Clinic, tmp_path: Path) -> None:
+    """Else a caller could ask about any number of people in a day."""
+    first = clinic.rows()[0]
+    rows = [{**first, "postcode": 70000 + number} for number in range(3)]
+    keys = {"new-ids-per-day": 2}
+    with served(clinic.folder / "any", tmp_path, keys, clinic.nodes) as found:
+        of_rows = found.loaded.people.of(rows) if found.loaded.people else []
+        assert len({next(iter(person.keys.values())) for person in of_rows}) == 1  # the control
+        assert len({identity(person) for person in of_rows}) == 3
+        ask(found, rows[0], rows[0])
+        ask(found, rows[1])
+        assert found.http.post("/v1/predict", json={"people": rows[2:]}).status_code == 429
+        ask(found, *rows[:2])  # they are counted already
+
+
+def test_a_model_whose_releases_are_counted_finds_nobody_by_columns(
+    some: tuple[Clinic, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Misspelt rows of one person would count as several people."""
+    clinic, found = some
+    ask(found, clinic.rows()[0])  # the control
+    monkeypatch.setattr(found.loaded.releases, "counts", True)
+    reply = found.http.post("/v1/predict", json={"people": clinic.rows()[:1]})
+    assert reply.status_code == 422 and "epsilon counts" in reply.json()["error"]
+    assert found.http.get("/v1/model").json()["people"] is None
+
+
+def test_a_key_does_not_depend_on_other_rows(some: tuple[Clinic, Served]) -> None:
+    clinic, found = some
+    one, other = clinic.rows()[:2]
+    one["postcode"] = 12345678901234567  # more digits than a float has
+    assert found.loaded.people is not None
+    alone = found.loaded.people.of([one])[0].keys
+    for postcode in (None, 1.5, "x", True, 1):
+        beside = found.loaded.people.of([one, {**other, "postcode": postcode}])
+        assert beside[0].keys == alone
+
+
+def test_a_party_opens_a_rule_once_and_no_more_than_a_run_has(
+    some: tuple[Clinic, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = some[1]
+    node = found.node(0)
+    found.service.queue.close()  # so that only this test uses the grid
+    about = found.loaded.about
+
+    def opened(rule: str, anew: bool = False) -> Any:
+        order = OpenSetOrder(config=about, anew=anew, rule=rule)
+        return gather(found.grid, {node: order}, SetKept, 30)
+
+    opened("surname+postcode", anew=True)
+    for rule in ("surname+postcode", " postcode+surname"):
+        with pytest.raises(VflError, match="a rule twice"):
+            opened(rule)
+    with pytest.raises(VflError, match="several rules"):
+        opened("surname; postcode")
+    monkeypatch.setattr(seeking, "MOST_RULES", 1)
+    with pytest.raises(VflError, match="too many"):
+        opened("surname+given_name")
 
 
 @pytest.mark.nightly

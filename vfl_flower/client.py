@@ -191,10 +191,13 @@ class Scores:
 
 def _plain(value: Any) -> Any:
     """Return a value of NumPy or pandas as JSON has it; None if it is missing."""
+    import pandas as pd
+
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return None
     if hasattr(value, "isoformat"):
-        return value.isoformat() if value == value else None
-    value = value.item() if hasattr(value, "item") else value
-    return None if value != value else value
+        return value.isoformat()
+    return value.item() if hasattr(value, "item") else value
 
 
 _REASONS = {  # OpenSSL's numbers of verification errors

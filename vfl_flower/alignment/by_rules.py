@@ -219,7 +219,7 @@ class RuleSteps:
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
     """Blind the label holder's keys of a rule again, and the keys of the party's people."""
     assert own.party is not None
-    rule, rules = _one_rule(order.rule), rules_of(context, "psi")
+    rule, rules = one_rule(order.rule), rules_of(context, "psi")
     check_method(rules, "psi")
     keys, file = keys_of(own), digest_of(own)
     theirs = order.arrays.get("ids", np.zeros(0))
@@ -332,7 +332,8 @@ def keys_at(own: Source, kept: Arrays, places: Places) -> list[bytes]:
     return _keys_by(keys_of(own), rules, kept["at"][places], kept["by"][places])
 
 
-def _one_rule(text: str) -> Rule:
+def one_rule(text: str) -> Rule:
+    """Return the rule of an order; raise `VflError` if there are several."""
     rule, *others = parse(text)
     if others:
         raise VflError("was asked by several rules at once. Start the run anew.")

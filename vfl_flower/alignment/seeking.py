@@ -42,7 +42,7 @@ from vfl_flower.alignment.party_rows import check_method, rules_of
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.match_rules import parse
+from vfl_flower.data.match_rules import MOST_RULES, parse
 from vfl_flower.data.source import Source
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
@@ -329,7 +329,13 @@ class OpenKeys(Opened):
         self.use(own, Keys(self._at, _NONE, _NONE, _NONE))
 
     def open(self, own: Source, rule: str) -> tuple[Arrays, str]:
-        """Open a rule; return the outputs of its keys, and the party's rule that forbids it."""
+        """Open a rule; return the outputs of its keys, and the party's rule that forbids it.
+
+        Raise `VflError` if the rule is open, or if as many rules are open as a run can have.
+        """
+        rule = str(by_rules.one_rule(rule))
+        if rule in self._secrets or len(self._secrets) >= MOST_RULES:
+            raise VflError("was asked to open a rule twice, or too many. Start the service anew.")
         known, secret = len(self._at), Blinding()
         log.info("Party %d is asked to find new people by %s", self._party, rule)
         keys, why = self._with(self._keys, own, rule, secret)
@@ -352,7 +358,7 @@ class OpenKeys(Opened):
 
     def _with(self, known: Keys, own: Source, text: str, secret: Blinding) -> tuple[Keys, str]:
         """Return these keys and the keys of a rule, and the party's rule that forbids it."""
-        (rule,), keys = parse(text), by_rules.keys_of(own)
+        rule, keys = by_rules.one_rule(text), by_rules.keys_of(own)
         rows, _, why = by_rules.counted(keys, rule, self._rules, np.arange(len(keys)))
         if why:
             return known, why

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9730abb0ca8ccee7c54042db3da6c74021cbefb226fb5aaf8e6b8db4a9e21a82"
+DIGEST = "b8e8f40ae7230998d9dda9b1cde9aa40e4aa00e2a9869b085c9fbacb098673fb"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

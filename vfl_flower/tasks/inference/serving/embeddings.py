@@ -31,7 +31,7 @@ Mask = NDArray[np.bool_]
 class Found:
     """People outside the alignment, and where the parties have them.
 
-    encoded : id or first key of each.
+    encoded : `identity` of each.
     places : place of each person in a party's set, or -1, [k, M].
     proofs : proof for each place, [k, M, 32].
     refused : whether a party's rule forbids to ask about the person, [k, M].

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_party import prepared
+from vfl_flower.data.column_types import text_of
 from vfl_flower.data.ids import encoded
 from vfl_flower.data.keys import KeyTable
 from vfl_flower.data.match_rules import ID, Part, Rule
@@ -46,9 +48,12 @@ class Person:
 
 
 def identity(one: int | str | Person) -> bytes:
-    """Return what stands for a person in counts and the audit log: the id, or the first key."""
+    """Return what stands for a person in counts and the audit log: the id, or a hash of all keys.
+
+    With fewer keys, a caller could ask about many people as one, by a key that all their rows have.
+    """
     if isinstance(one, Person):
-        return next(iter(one.keys.values()), b"")
+        return sha256(repr([*one.keys.items()]).encode()).digest()
     return encoded(one)
 
 
@@ -105,12 +110,11 @@ class People:
                     f"Row {number} of people has a column that the model does not use. It uses "
                     f"{', '.join(self.columns)}."
                 )
-        frame = pd.DataFrame(rows)
-        keys = self._keys(frame)
+        keys = self._keys(rows)
         made = {text: keys.keys(r) for text, r in self._rules.items() if not keys.missing(r)}
         own = np.zeros((len(rows), 0), np.float32)
         if self._preparation:
-            table = Frame(frame=frame, **self._words)
+            table = Frame(frame=pd.DataFrame(rows), **self._words)
             own = np.asarray(prepared(table, np.arange(len(rows)), self._preparation)[:])
         people = []
         for number, row in enumerate(rows):
@@ -121,9 +125,15 @@ class People:
             people.append(Person(number if name is None else name, mine, own[number], why))
         return people
 
-    def _keys(self, frame: Any) -> KeyTable:
+    def _keys(self, rows: Sequence[Mapping[str, Any]]) -> KeyTable:
         """Return the keys of rows, or raise `ConfigError`. A column without values is missing."""
-        given = {n: frame[own] for n, own in self._matching.items() if frame[own].notna().any()}
+        import pandas as pd
+
+        texts = {
+            n: pd.Series(map(_text, (r[own] for r in rows)), dtype=object)
+            for n, own in self._matching.items()
+        }
+        given = {n: column for n, column in texts.items() if column.notna().any()}
         keys = KeyTable(given, "The request", self._orders)
         for part in self._parts:
             if part.column not in given:
@@ -139,6 +149,11 @@ class People:
                 column = self._matching[part.column]
                 raise ConfigError(f"Row {unread.argmax()} of people: {column!r} {what}.")
         return keys
+
+
+def _text(value: Any) -> str | None:
+    """Return a value's text. pandas would make numbers inexact beside a missing value."""
+    return None if value is None or value != value else text_of(value)
 
 
 def _twice(keys: KeyTable, rule: Rule) -> frozenset[bytes | None]:

@@ -105,10 +105,12 @@ class Service:
             "parties": len(loaded.predictor.sizes),
             "parties_ready": loaded.parties.ready,
             "any_subset": loaded.any_subset,
-            "people": loaded.people.columns if loaded.people else None,  # columns of a person
+            "people": None,  # columns of a person
             "explain_ids": 0,  # most ids of a request with contributions
             "drift": loaded.drift.latest,
         }
+        if loaded.people and not loaded.releases.counts:
+            said["people"] = loaded.people.columns
         if not loaded.explainer.refusal:
             said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
         epsilon = loaded.releases.epsilon

@@ -252,6 +252,11 @@ async def _people(query: Query, loaded: Loaded) -> list[Person]:
     try:
         if loaded.people is None:
             raise ConfigError("This model finds nobody by columns. Send ids.")
+        if loaded.releases.counts:  # rows that differ may be one person, whose releases add up
+            raise ConfigError(
+                "This model has noise, and its epsilon counts the scores of each person. A person "
+                "described by columns cannot be counted. Send ids."
+            )
         return await asyncio.to_thread(loaded.people.of, query.people)
     except ConfigError as error:
         raise UnavailableError(str(error), "invalid", 422, retry=0) from None
@@ -309,6 +314,8 @@ def _sentence(error: ValidationError) -> str:
         return "explain must be true or false. Send one of them, or leave it out."
     if kind in ("greater_than_equal", "less_than"):
         return "A whole number is an id only if it has at most 64 bits. Leave out the others."
+    if kind == "value_error":
+        return 'The body must have exactly one of "ids" and "people". Send {"ids": ["u1", "u2"]}.'
     if kind.startswith("json"):
         return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
     return 'The body must be {"ids": [...]}, with at least one whole number or text.'
