@@ -66,7 +66,7 @@ SHELL: dict[str, tuple[list[str], int, str]] = {
     "another command": (["train"], 2, r"No such command 'train'. You may want `vfl run`"),
     "fit": (["fit"], 2, r"You may want `vfl run`"),
     "version": (["version"], 2, r"You may want `vfl --version`"),
-    "a misspelled command": (["runn"], 2, r"Did you mean 'run'\?"),
+    "a misspelled command": (["runn"], 2, r"Did you mean 'run', 'rerun'"),
     "resume": (["resume", "trained"], 2, r"You may want `vfl run -c \"resume='RUN'\"`"),
     "another language's command": (["trian"], 2, r"You may want `vfl run`"),
     "a misspelled flag": (["run", "--partys", "3"], 2, r"Did you mean '--parties'\?"),
