@@ -18,14 +18,8 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.transport.messages import (
-    Arrays,
-    TrainOrder,
-    Turn,
-    Upload,
-    digest_of,
-    digest_of_turn,
-)
+from vfl_flower.transport.digests import digest_of, digest_of_turn
+from vfl_flower.transport.messages import Arrays, TrainOrder, Turn, Upload
 
 Place = tuple[int, int]
 """Number of a party, and of a message to it."""

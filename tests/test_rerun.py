@@ -12,9 +12,11 @@ import pandas as pd
 import pytest
 from flwr.app import Message
 
+import vfl_flower
 from tests.conftest import nightly
 from tests.organisations import Organisations, cancer, cut
 from tests.test_checkpoint import CANCER
+from tests.test_matching import World, people
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.label_holder import checkpoint
@@ -23,7 +25,9 @@ from vfl_flower.party import state, state_file
 from vfl_flower.party.party import Party
 from vfl_flower.party.transcript import Transcript
 from vfl_flower.results.figures import headline
-from vfl_flower.transport.messages import TrainOrder, Upload
+from vfl_flower.tools.compare import compare
+from vfl_flower.tools.seeds import repeated
+from vfl_flower.transport.messages import TrainOrder, Turn, Upload
 from vfl_flower.transport.wire import Call
 
 EPOCHS = {"epochs": 2, "bottom-hidden": 8, "top-hidden": 8}
@@ -43,6 +47,12 @@ PAIRS: dict[str, dict[str, Any]] = {
     "partial rows, noise": {"align": "any", "privacy": "perturbed-embedding"},
     "checkpoints": {"checkpoint-every": 5},
     "frozen": {"strategy": "frozen"},
+    "bounded delay": {"strategy": "vafl", "max-delay": 3},
+    "shared labels": {"strategy": "ef-vfl", "labels": "shared"},
+    "first embeddings": {"strategy": "ef-vfl", "initial-surrogates": "embeddings"},
+    "secret mini-batches": {"strategy": "cascaded", "sampling": "poisson"},
+    "early stop": {"patience": 1, "epochs": 8},
+    "subsets": {"align": "any", "subsets": "sampled"},
 }
 
 
@@ -86,6 +96,32 @@ def test_a_rerun_can_be_repeated_and_its_model_predicts(tmp_path: Path) -> None:
     assert is_equal(rerun(parties, "moved", "b")) and is_equal(rerun(parties, "b", "c"))
     scores = [parties.predict(each) for each in ("moved", "c")]
     pd.testing.assert_frame_equal(*scores)
+
+
+def test_people_matched_by_rules_and_several_rows_of_a_person_are_repeated(tmp_path: Path) -> None:
+    table = people(300, few=300)
+    world = World(tmp_path, table, pd.concat([table, table[:60]]))
+    nodes = [{**world.nodes[0], "rows": "last"}]
+    run_local(1, {**world.keys, "epochs": 2, "out": str(tmp_path / "a")}, node_configs=nodes)
+    given = {"rerun": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    again = run_local(1, given, node_configs=nodes)
+    assert is_equal(again) and again.summary["coverage"]["aligned"] == 300
+
+
+def test_what_trains_anew_or_has_lost_its_frames_is_refused_before_training(tmp_path: Path) -> None:
+    run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "a")})
+    keys = {"rerun": str(tmp_path / "a")}
+    common = {"out": str(tmp_path / "compared")}
+    with pytest.raises(ConfigError, match="trains every run anew: leave task, model, resume, grow"):
+        compare(2, common, [{"strategy": "split-nn"}, {"strategy": "split-nn", **keys}], 0.9)
+    with pytest.raises(ConfigError, match="leave out task, resume and rerun"):
+        repeated(run_local, 2, keys, [], 2, tmp_path / "seeds")
+    assert not (tmp_path / "compared").exists() and not (tmp_path / "seeds").exists()
+    x = cancer(4)
+    frames = [x[["f0", "f1"]], x[["f2", "f3"]]]
+    vfl_flower.train(frames, x["label"], epochs=1, out=tmp_path / "frames")
+    with pytest.raises(ConfigError, match="had frames of a Python process, which have ended"):
+        run_local(2, {"rerun": str(tmp_path / "frames")})
 
 
 def test_a_run_without_files_is_repeated(tmp_path: Path) -> None:
@@ -180,6 +216,35 @@ def test_a_party_sends_no_new_embedding_with_old_noise(altered: bool, tmp_path: 
     before = {each.tobytes() for each in first.sent}
     assert {each.tobytes() for each in second.sent} <= before
     assert altered == (len(second.sent) < len(first.sent))
+
+
+@pytest.mark.parametrize("altered", [True, False])
+def test_the_label_holder_hides_nothing_new_with_old_noise(altered: bool, tmp_path: Path) -> None:
+    """Two scalars of one noise would show their difference, and so labels, without any noise."""
+    parties = cut(tmp_path, cancer(6))
+    parties.run("a", {**EPOCHS, "strategy": "dpzv"})
+    left, scalars = [altered], list[int]()
+
+    def client(message: Message, context: Any) -> Message:
+        order = message.payload if isinstance(message, Call) else None
+        if isinstance(order, Turn) and order.arrays:
+            scalars.append(order.exchange)
+        reply = client_app.app(message, context)
+        if isinstance(order, TrainOrder) and isinstance(reply, Call) and left[0]:
+            assert isinstance(reply.payload, Upload)
+            left[0] = False
+            arrays = reply.payload.arrays
+            arrays |= {name: array * 1.001 for name, array in arrays.items() if name != "ids"}
+        return reply
+
+    hostile: Any = client
+    given = {"rerun": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    if not altered:
+        assert is_equal(run_local(2, given, hostile, parties.node_configs)) and scalars
+        return
+    with pytest.raises(VflError, match=r"Party \d has sent another answer"):
+        run_local(2, given, hostile, parties.node_configs)
+    assert not scalars  # the label holder has answered nothing
 
 
 def test_a_rerun_spends_no_uploads_of_a_party(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attack keys in the privacy audit: guess people whom the other side knows (`match`).
+"""Attack keys in the privacy audit: guess which people the other side has (`match`).
 
 An attacker makes up people of values in its own table. It takes columns as independent, and tries
 the likeliest people first. It leaves its own people out. Both sides then run the real steps of
@@ -102,7 +102,7 @@ def of_guesses(
             for name, open_ in ("", False), (", control", True):
                 number = spent if attacker == "label holder" and not open_ else most
                 tried = table.iloc[:number]
-                if not len(tried):  # the attacker knows everybody whom it can make up
+                if not len(tried):  # all people that it can make up are its own
                     people, refused = 0, ""
                 elif last and not last.refused and last.guesses == len(tried):
                     people, refused = last.people, ""  # no rule has made a difference

@@ -141,14 +141,14 @@ class Scores:
         self.close()
 
     def _predict(
-        self, name: str, whom: list[Any], most: int, explain: bool
+        self, name: str, asked: list[Any], most: int, explain: bool
     ) -> list[dict[str, Any]]:
         query = {"explain": True} if explain else {}
         # A model without contributions has 0 ids, and says why in its refusal.
         most = min((self.model().get("explain_ids", 0) if explain else 0) or most, most)
         found: list[dict[str, Any]] = []
-        for start in range(0, len(whom), most):
-            part = {name: whom[start : start + most], **query}
+        for start in range(0, len(asked), most):
+            part = {name: asked[start : start + most], **query}
             found += self._call("POST", "/v1/predict", part)["predictions"]
         return found
 

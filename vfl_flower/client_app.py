@@ -338,27 +338,24 @@ def _keeps_states(context: Context) -> bool:
 # --- alignment ----------------------------------------------------------------------------------
 
 
-def _by_ids(serve: Callable[..., Payload], context: Context, order: Order) -> Payload:
-    """Serve an order about ids by the rows that this party holds."""
+def _by_ids(
+    serve: Callable[..., Payload], context: Context, order: Order, last: bool = False
+) -> Payload:
+    """Serve an order about ids by the rows that this party holds, and keep them for the next."""
+    ends = True
     try:
-        return serve(context, aligning_source(context), index_and_parties(context)[1], order)
-    except Exception:
-        forget_aligning()
-        raise
+        payload = serve(context, aligning_source(context), index_and_parties(context)[1], order)
+        ends = last
+        return payload
+    finally:
+        if ends:
+            forget_aligning()
 
 
 serves(early.SetOrder)(partial(_by_ids, at_party.find_set))
 serves(early.AlignOrder)(partial(_by_ids, at_party.blind))
 serves(early.CommonOrder)(partial(_by_ids, at_party.take_common))
-
-
-@serves(early.ReuseOrder)
-def reuse_rows(context: Context, order: early.ReuseOrder) -> Payload:
-    """Use the rows of a stored alignment."""
-    try:
-        return _by_ids(reuse.reuse_rows, context, order)
-    finally:
-        forget_aligning()
+serves(early.ReuseOrder)(partial(_by_ids, reuse.reuse_rows, last=True))
 
 
 @serves(early.ConfirmOrder)

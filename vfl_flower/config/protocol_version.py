@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "b8e8f40ae7230998d9dda9b1cde9aa40e4aa00e2a9869b085c9fbacb098673fb"
+DIGEST = "1dbf8e22e5ad0157498862f6f4a0b738bdd38f34ce81dd7ef58110b7aa603691"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -74,6 +74,11 @@ def to_repeat(folder: str | Path) -> Checkpoint:
     found = load(folder)
     if not found.finished:
         raise ConfigError(f"The run in {folder} was interrupted. Resume it first, by resume.")
+    if found.config.data.dataset.startswith("memory:"):
+        raise ConfigError(
+            f"The run in {folder} had frames of a Python process, which have ended with it. "
+            "Train on files, to repeat a run."
+        )
     transcript = found.strategy.get("transcript")
     if transcript is None:
         raise ConfigError(f"An older version trained {folder}, and kept no transcript. Train anew.")

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.transport.messages import Arrays, Turn, digest_of, digest_of_turn
+from vfl_flower.transport.digests import digest_of, digest_of_turn
+from vfl_flower.transport.messages import Arrays, Turn
 
 _SECRET, _DIGEST, _ENTRY = 16, 12, 44  # bytes
 

@@ -26,6 +26,7 @@ from vfl_flower.config.errors import (
 from vfl_flower.tools import audit_log, operate, options
 from vfl_flower.tools.command import Command, LightCommand, shown_usage
 from vfl_flower.tools.doctor import doctor
+from vfl_flower.tools.information import information
 
 app = typer.Typer(
     help="Vertical federated learning on Flower.",
@@ -193,31 +194,7 @@ def _align(
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
-@app.command("information", cls=Command, epilog=options.INFORMATION_EXAMPLES)
-def _information(
-    run_config: options.RunConfig = None,
-    node_config: options.NodeConfig = None,
-    parties: options.Parties = None,
-    out: options.Out = "",
-    engine: options.EngineName = "local",
-) -> None:
-    """Compute the information value of each column, before any model exists.
-
-    The label holder sends labels with noise, or answers exact counts by bin.
-    Each party bins its own columns, and keeps a table and a picture of them.
-    The label holder gets the values by number: RUN/information.json.
-    """
-    from vfl_flower.config.plugins import ENGINES
-    from vfl_flower.tools import information
-
-    start = ENGINES.load(engine)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    number, keys, node_configs = options.given(run_config, node_config, parties, out)
-    keys["task"] = "information"
-    with terminating():
-        folder = start(number, keys, node_configs=node_configs).folder
-    print(information.table(folder))
-    print(f"results: {folder}")
+app.command("information", cls=Command, epilog=options.INFORMATION_EXAMPLES)(information)
 
 
 @app.command("compare", cls=Command, epilog=options.COMPARE_EXAMPLES)
@@ -330,8 +307,8 @@ def _audit(
     run as configured. If the run claims an epsilon, a game with canaries
     tries to refute it: the epsilon that it shows must not exceed the claim.
 
-    If rules match people (match), each side guesses keys of people whom it
-    does not know. Name the file of party 0 by --node-config.
+    If rules match people (match), each side guesses keys of people that only
+    the other side has. Name the file of party 0 by --node-config.
     """
     from vfl_attacks.audit import audit
     from vfl_flower.results.report.read import read

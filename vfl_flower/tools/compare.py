@@ -110,10 +110,10 @@ def _check_alike(resolved: Sequence[RunConfig]) -> None:
     """Raise `ConfigError` unless all runs train anew, and predict the same kind of label."""
     running = [each.running for each in resolved]
     if any(each.task != "train" or each.model for each in resolved) or any(
-        each.resume or each.grow for each in running
+        each.resume or each.grow or each.rerun for each in running
     ):
         raise ConfigError(
-            "A comparison trains every run anew: leave task, model, resume and grow out."
+            "A comparison trains every run anew: leave task, model, resume, grow and rerun out."
         )
     if len({each.data.target for each in resolved}) > 1:
         raise ConfigError("Some runs predict classes and others numbers: compare them separately.")

@@ -1,16 +1,45 @@
-"""Show the results of task "information" as a table."""
+"""The command `vfl information`: run its task, and show the results as a table."""
 
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
+from vfl_flower.config.errors import terminating
 from vfl_flower.config.names import from_json, in_words
-from vfl_flower.label_holder.results import INFORMATION
+from vfl_flower.tools import options
+
+
+def information(
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    parties: options.Parties = None,
+    out: options.Out = "",
+    engine: options.EngineName = "local",
+) -> None:
+    """Compute the information value of each column, before any model exists.
+
+    The label holder sends labels with noise, or answers exact counts by bin.
+    Each party bins its own columns, and keeps a table and a picture of them.
+    The label holder gets the values by number: RUN/information.json.
+    """
+    from vfl_flower.config.plugins import ENGINES
+
+    start = ENGINES.load(engine)
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    number, keys, node_configs = options.given(run_config, node_config, parties, out)
+    keys["task"] = "information"
+    with terminating():
+        folder = start(number, keys, node_configs=node_configs).folder
+    print(table(folder))
+    print(f"results: {folder}")
 
 
 def table(folder: Path) -> str:
     """Return the information values of a results folder, the largest first."""
+    from vfl_flower.label_holder.results import INFORMATION
+
     found = json.loads((folder / INFORMATION).read_text())
     names = from_json(found.get("names"))
     rows = [

@@ -42,13 +42,13 @@ def repeated(
 ) -> Finished:
     """Run a configuration with ``seed``, seed + 1, ..., one after the other.
 
-    A single seed uses the folder itself for its run. Refuse to resume.
+    A single seed uses the folder itself for its run. Refuse to resume or repeat a run.
     """
     if seeds == 1:
         return start(parties, {**keys, "out": str(folder)}, node_configs=node_configs)
     config = configured(keys)
-    if config.task != "train" or config.running.resume:
-        raise ConfigError("--seeds needs runs that train anew: leave out task and resume.")
+    if config.task != "train" or config.running.resume or config.running.rerun:
+        raise ConfigError("--seeds needs runs that train anew: leave out task, resume and rerun.")
     check_free(folder)
     first, finished = config.training.seed, []
     for seed in range(first, first + seeds):

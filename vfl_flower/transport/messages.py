@@ -6,7 +6,6 @@ records and back, and refuses scalars outside these limits. Byte counters count 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,15 +42,6 @@ Positive = Annotated[int, Field(ge=1, le=MOST)]
 Outputs = Annotated[int, Field(ge=1, le=2**16)]
 Text = Annotated[str, Field(max_length=128), Line]
 ConfigText = Annotated[str, Field(max_length=20_000), Line]
-
-
-def digest_of(arrays: Arrays, about: str = "") -> bytes:
-    """Return a digest of arrays with names, types and shapes, and of a text, 12 bytes."""
-    digest = hashlib.blake2b(about.encode(), digest_size=12)
-    for name, array in sorted(arrays.items()):  # `Received` does not count them as used
-        digest.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
-        digest.update((array if array.flags.c_contiguous else array.copy()).data)
-    return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,15 +344,6 @@ class Received(Arrays):
         """Return an array, as any dictionary does."""
         self.unused.discard(name)
         return super().get(name, default)
-
-
-_OF_NO_RESULT = {"arrays", "version", "of_parties", "nonce"}
-
-
-def digest_of_turn(order: Turn) -> bytes:
-    """Return a digest of all that decides how a party serves an order, 12 bytes."""
-    about = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
-    return digest_of(order.arrays, " ".join([order.kind, *sorted(about)]))
 
 
 def refuse_unused(arrays: Mapping[str, NDArray[Any]], verb: str = "sent") -> None:

@@ -130,7 +130,7 @@ class RowsToPredict:
         """Return what finds people outside these rows at the parties.
 
         Return None if ids were not compared by psi, or if the model reads columns of the label
-        holder. A person whom a caller describes has these.
+        holder. A person described by a caller has these.
         """
         table, words = self.table, self.words
         if table is None or not self.psi or table.path.startswith("memory:") or words is None:

@@ -119,8 +119,11 @@ def _check(
     for config in found:
         _check_ranked(config)
     config = found[0]
-    if config.task != "train" or config.model or config.running.resume:
-        raise ConfigError("A sweep trains every trial anew: leave task, model and resume out.")
+    repeats = config.running.resume or config.running.rerun
+    if config.task != "train" or config.model or repeats:
+        raise ConfigError(
+            "A sweep trains every trial anew: leave task, model, resume and rerun out."
+        )
     return config
 
 

@@ -46,7 +46,7 @@ class Found:
 
     @classmethod
     def nowhere(cls, encoded: list[bytes], parties: int) -> Found:
-        """Return these people, whom no party has been asked about."""
+        """Return these people as unasked: no party has had a question about them."""
         places = np.full((len(encoded), parties), -1, np.int32)
         proofs = np.zeros((*places.shape, 32), np.uint8)
         return cls(encoded, places, proofs, np.zeros(places.shape, bool), {})
@@ -185,7 +185,7 @@ class Embeddings:
     def _find_by(
         self, seeker: Seeker, rule: str, keys: list[bytes], found: Found, until: float
     ) -> None:
-        """Ask parties about keys of people whom they have not been found to have."""
+        """Ask each party about keys of the people that no earlier rule has found there."""
         wanted = (found.places < 0) & ~found.refused & np.array([[key != b""] for key in keys])
         known = {party: seeker.knows(party, rule) for party in range(self._count)}
         asked = {

@@ -1,4 +1,4 @@
-"""People whom a caller describes by columns, where people have no common id.
+"""People described by columns in a request, where people have no common id.
 
 A person is a row of the label holder's table: the columns of the rules, and those that the model
 reads. The row is normalised and prepared as the table was.

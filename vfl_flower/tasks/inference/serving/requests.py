@@ -74,7 +74,7 @@ class Request:
     answer : is called once, from the service's thread, with the answers, or with the reason why
         there are none.
     explain : whether the answers need the contributions to the scores.
-    new : people outside the alignment, about whom the parties are asked.
+    new : people outside the alignment. The parties are asked about them.
     each : the work for one of them.
     """
 
