@@ -460,6 +460,7 @@ def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
         log.setLevel(before)
 
 
+@pytest.mark.nightly
 def test_new_rows_must_have_the_columns_of_training() -> None:
     model = vfl_flower.train(KEYS, PARTS, Y)
     with pytest.raises(VflError, match="has 9 columns"):
@@ -484,6 +485,7 @@ def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
     assert said[0].startswith("epsilon is 4 in all: 4 by draws of one person's label")
 
 
+@pytest.mark.nightly
 def test_keyword_options_equal_a_dict_in_either_order() -> None:
     rate = np.float64(0.05)
     once: dict[str, Any] = {name.replace("-", "_"): ONCE[name] for name in ONCE}

@@ -64,6 +64,7 @@ class Recording(ClientApp):
 # --- what each attack finds ---------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
     assert tap.embeddings.any()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("fault", [refuses, answers_in_vain])
 def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
     keys = {**SHORT, **FEEDBACK, "epochs": 6, "on-party-failure": "continue", "strategy": "vafl"}

@@ -115,6 +115,7 @@ def test_too_little_noise_refutes_the_claim(
     assert found.shown > found.claimed
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("of", ["scalars", "the top model"])
 def test_a_clip_that_is_ignored_refutes_the_claim(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if of == "scalars":

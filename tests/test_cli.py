@@ -297,7 +297,7 @@ def test_no_escape_codes_where_the_user_wants_none(line: str) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_progress_and_results_on_a_terminal_need_no_colours(
     more: dict[str, str], tmp_path: Path

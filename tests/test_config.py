@@ -302,7 +302,7 @@ def test_masked_embeddings_are_linear_and_so_is_what_is_looked_at_without_masks(
         assert bool((h < 0).any()) is linear
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["centralised", "split-nn", "local-only", "vafl"])
 def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: str) -> None:
     """For `alone` the epochs are of the best of its runs."""

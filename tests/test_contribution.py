@@ -52,6 +52,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     return organisations
 
 
+@pytest.mark.nightly
 def test_values_average_over_all_orders_and_add_up_to_the_whole_gain(clinic: Organisations) -> None:
     folder = clinic.folder / "run"
     figures = contribution(folder)

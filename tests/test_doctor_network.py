@@ -252,6 +252,7 @@ def problems(every: dict[str, list[Finding]]) -> list[str]:
     return [each.check for each in wrong if each.check not in ("bytecode", "processes", "space")]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("first", "last", "ahead"),
     [

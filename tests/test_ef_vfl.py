@@ -243,6 +243,7 @@ def test_a_copy_that_differs_in_one_number_is_found_by_the_next_evaluation(
     assert str(error.value) == OTHERS
 
 
+@pytest.mark.nightly
 def test_an_asynchronous_run_goes_on_with_the_surrogates_of_the_label_holder() -> None:
     client: Any = tampering("uplink", 2)
     keys = {"strategy": "vafl", **TOP_K, "on-party-failure": "continue", "epochs": 6, "window": 15}

@@ -175,6 +175,7 @@ def test_a_run_without_its_superlink_says_so_and_ends(
     transport.answers.set()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("error", [None, VflError("Not any more.")])
 def test_a_superlink_that_answers_or_refuses_is_there(
     error: Exception | None, quick: None, signals: list[int], caplog: pytest.LogCaptureFixture

@@ -348,6 +348,7 @@ def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tupl
 # --- a party that misbehaves --------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("keys", "faults"), IN_TURN.values(), ids=list(IN_TURN))
 def test_each_fault_is_told_in_a_sentence_and_the_run_goes_on_until_the_party_is_back(
     run: Start, own_log: list[str], keys: dict[str, Any], faults: dict[str, tuple[Fault, str]]

@@ -422,6 +422,7 @@ def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_alone_is_the_best_single_party(run: Start) -> None:
     keys = {**ALL_ROWS, "epochs": 3}
     alone = run(2, {**keys, "strategy": "local-only"}).summary

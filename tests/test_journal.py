@@ -173,6 +173,7 @@ def edits() -> st.SearchStrategy[list[tuple[int, int, bytes]]]:
     return st.lists(st.tuples(place, st.integers(0, 60), st.binary(max_size=60)), min_size=1)
 
 
+@pytest.mark.nightly
 @given(edits())
 def test_several_damages_at_once(
     folder: Path, whole: bytes, marks: list[Mark], changes: list[tuple[int, int, bytes]]

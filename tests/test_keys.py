@@ -276,6 +276,7 @@ def test_keys_are_equal_only_if_all_parts_and_the_rule_are(people: list[tuple[st
                 assert seen.setdefault(key, (rule, parts)) == (rule, parts)
 
 
+@pytest.mark.nightly
 def test_many_distinct_values_do_not_mix_keys() -> None:
     n = 300_000  # 300,000 ** 4 is above 2 ** 64
     random = np.random.default_rng(0)
@@ -412,6 +413,7 @@ def of(people: pd.DataFrame) -> KeyTable:
     return table(**dict(people.items()))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("rule", [FAMILY, PERSON, TWIN], ids=str)
 def test_strangers_match_as_often_as_expected(rule: Rule) -> None:
     """Both sides have other people of one population, so that each match is false."""

@@ -239,6 +239,7 @@ def test_systems_learn_numbers(
     assert f"test RMSE {summary['test_rmse']:.4g}, R2 " in headline(summary)
 
 
+@pytest.mark.nightly
 def test_linear_regression_reaches_what_scikit_learn_does(
     run: Start, diabetes: dict[str, Any]
 ) -> None:

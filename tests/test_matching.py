@@ -113,6 +113,7 @@ def of_plain(world: World) -> list[dict[int, int]]:
     return [dict(pairs.tolist()) for pairs in world.plain]
 
 
+@pytest.mark.nightly
 @settings(max_examples=5)
 @given(
     seed=st.integers(0, 10**6),
@@ -628,6 +629,7 @@ def test_few_new_people_are_matched_by_what_training_has_learnt_of_keys(tmp_path
     assert by_few > 0.001 * 3  # the control: their own estimate would refuse the rule
 
 
+@pytest.mark.nightly
 def test_the_audit_guesses_keys_of_few_values_and_rules_stop_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_second_command_works_on_messy_files(
     assert summary["failure"] is None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("people", PEOPLE)
 def test_the_second_call_works_on_messy_frames(people: int) -> None:
     tables = messy(people)
@@ -198,6 +199,7 @@ def of_dates(path: Path, values: list[Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("form", DATES)
 def test_dates_are_days_since_the_newest_training_date(tmp_path: Path, form: str) -> None:
     kinds = of_dates(tmp_path / "old", DATES[form])

@@ -107,6 +107,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("privacy", "target", "weighted", "subsets"), CASES)
 def test_validation_measures_the_loss_that_training_minimises(
     privacy: str, target: str, weighted: bool, subsets: str
@@ -210,6 +211,7 @@ def test_the_noise_on_numbers_has_the_variance_that_figures_are_corrected_by() -
 # --- runs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_best_epoch_is_that_of_the_corrected_loss(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -533,6 +533,7 @@ def lose(run: Path, earlier: bytes, how: str) -> None:
         path.parent.rename(run)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "how", ["deleted", "restored", "the folder is renamed, and it is deleted", "not at all"]
 )

@@ -100,6 +100,7 @@ def copy_of(folders: Path, kind: str, tmp_path: Path) -> Path:
 # --- what is read -------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_the_weights_in_the_folder_are_the_model_s(kind: str, folders: Path) -> None:
     model = Pretrained(str(folders / kind), SAMPLES[kind], 5)

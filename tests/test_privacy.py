@@ -328,6 +328,7 @@ def test_a_record_changed_shifts_an_upload_by_twice_the_bound_at_most() -> None:
     torch.testing.assert_close(apart, torch.full((ROWS,), 2 * 1.5))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
@@ -403,6 +404,7 @@ def test_a_pair_of_embeddings_counts_as_two_uploads(run: Start, strategy: str) -
     assert run(2, keys).summary["epsilon"] == epsilon(resolve(keys), 455, 6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("strategy", "each"), [("vafl", 1), ("split-nn", 1), ("cascaded", 2)])
 def test_uploads_of_poisson_batches_are_counted_row_by_row(
     run: Start, strategy: str, each: int

@@ -424,6 +424,7 @@ def test_a_run_waits_for_whoever_reads_it_regularly() -> None:
     assert seconds([0, 900, 15, 15, 15, 15], 5) == 30  # an early look does not count
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("how", ["well", "stopped", "without its SuperLink", "failed"])
 def test_prometheus_reads_that_a_run_has_ended_well_or_was_stopped(
     keys: dict[str, Any], port: int, monkeypatch: pytest.MonkeyPatch, how: str

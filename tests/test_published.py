@@ -259,6 +259,7 @@ def test_nothing_that_is_handed_on_tells_a_protected_label(
     assert len(everything) >= (13 if no_service else 14)
 
 
+@pytest.mark.nightly
 def test_without_noise_each_output_tells_the_label(tmp_path: Path) -> None:
     # The control.
     found, everything = differing(tmp_path, {**ALL, "subsets": "sampled"})
@@ -279,6 +280,7 @@ def test_the_training_loss_of_noisy_scalars_would_tell_the_label(
 # --- predictions for files ------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("recognised", [True, False])
 @pytest.mark.parametrize("keys", [LABELS, {**SCALAR, **ALL}], ids=["labels", "scalar, all rows"])
 def test_no_figure_of_predictions_counts_a_person_whose_label_noise_protects(

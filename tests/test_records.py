@@ -432,6 +432,7 @@ def test_a_run_reports_the_bytes_that_were_sent(run: Start, keys: dict[str, Any]
     assert summary["evaluation_bytes"] == scales.evaluation
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("strategy", "ids"), [("split-nn", 0), ("vafl", 4)])
 def test_bytes_of_a_run_follow_from_its_size(run: Start, strategy: str, ids: int) -> None:
     keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}

@@ -257,6 +257,7 @@ def test_cascaded(play: Callable[..., Recorded], strategy: str) -> None:
 PAPERS = {"initial-surrogates": "embeddings"}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("play", "labels", "bits", "surrogates"),
     [

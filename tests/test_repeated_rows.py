@@ -104,6 +104,7 @@ def test_sequences_are_the_rows_of_each_person_in_order(tmp_path: Path, suffix: 
     np.testing.assert_array_equal(later.rows(every, preparation), party.rows(every, preparation))
 
 
+@pytest.mark.one_by_day
 @SUFFIXES
 @pytest.mark.parametrize("how", ["last", "mean"])
 def test_a_large_file_gives_the_same_rows_in_pieces(
@@ -171,6 +172,7 @@ def repeated(folder: Path) -> tuple[Organisations, Organisations]:
     return once, often
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [{}, {"align": "any"}])
 def test_the_last_rows_train_as_if_there_were_no_others(
     tmp_path: Path, keys: dict[str, Any]
@@ -221,6 +223,7 @@ def test_nodes_combine_rows_as_one_process_does(tmp_path: Path) -> None:
 # --- without a common id --------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_rows_that_tell_the_same_person_are_one_by_rules(tmp_path: Path) -> None:
     table = people(200, few=200)
     table["birthdate"] = pd.to_datetime(table["birthdate"]).dt.strftime("%d.%m.%Y").str.lstrip("0")
@@ -244,6 +247,7 @@ def test_rows_that_tell_the_same_person_are_one_by_rules(tmp_path: Path) -> None
     assert len(pd.read_csv(predict_local(words, world.nodes))) == 200
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("words", [{"rows": "sequence", "model": "lstm"}, {"rows": "mean"}, {}])
 def test_people_without_ids_are_read_in_pieces_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, str]

@@ -42,6 +42,7 @@ QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "e
 # --- what a run counts by party -----------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -237,6 +238,7 @@ def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
         page.table("run", "epsilon")
 
 
+@pytest.mark.nightly
 def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", scale=2)]))
     first, second = page.points("test accuracy against megabytes")
@@ -322,6 +324,7 @@ def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool
     assert _level(page, chart) == pytest.approx(page.points(chart)[0][2][1], abs=0.1)
 
 
+@pytest.mark.nightly
 def test_a_comparison_shows_curves_a_shaded_table_and_the_frontier_first(tmp_path: Path) -> None:
     for name, scale in (("small", 1), ("large", 100)):
         validated(tmp_path / name, [0.5, 0.3 / scale], strategy=name, scale=scale, best_epoch=2)
@@ -377,6 +380,7 @@ def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
     assert charts.frontier(without, "test_accuracy", "bytes") == []
 
 
+@pytest.mark.nightly
 def test_regression_is_shown_by_r2(tmp_path: Path) -> None:
     folder = left(tmp_path / "a", test_accuracy=None, test_r2=0.87, test_rmse=1.25)
     lines = (folder / "history.jsonl").read_text().replace("test_accuracy", "test_r2")
@@ -386,6 +390,7 @@ def test_regression_is_shown_by_r2(tmp_path: Path) -> None:
     assert page.points("R² against exchanges")
 
 
+@pytest.mark.nightly
 def test_attacks_of_an_audit_are_there(tmp_path: Path) -> None:
     folder = left(tmp_path / "a")
     attack: dict[str, Any] = {"attack": "norms", "attacker": "an eavesdropper", "measure": "AUC"}

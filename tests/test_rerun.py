@@ -146,6 +146,7 @@ def test_a_changed_value_is_named_by_its_party_and_is_not_sent(tmp_path: Path) -
     assert "message" in str(said.value)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -198,6 +199,7 @@ class _Altered:
         return reply
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("altered", [True, False])
 def test_a_party_sends_no_new_embedding_with_old_noise(altered: bool, tmp_path: Path) -> None:
     """Two embeddings of a row with one noise would show their difference, without any noise."""
@@ -218,6 +220,7 @@ def test_a_party_sends_no_new_embedding_with_old_noise(altered: bool, tmp_path: 
     assert altered == (len(second.sent) < len(first.sent))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("altered", [True, False])
 def test_the_label_holder_hides_nothing_new_with_old_noise(altered: bool, tmp_path: Path) -> None:
     """Two scalars of one noise would show their difference, and so labels, without any noise."""

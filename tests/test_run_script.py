@@ -116,6 +116,7 @@ def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> No
     assert not [*(deployed.folder / "started").iterdir()]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("then", "now"),
     [
@@ -141,6 +142,7 @@ def test_it_ends_a_run_that_would_be_in_its_way(then: str, now: str, deployed: D
     assert "stop run-2 vfl" in deployed.calls
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "other", ["task='serve' model='b' serve-address='h:2'", "task='predict' model='a'", "epochs=3"]
 )

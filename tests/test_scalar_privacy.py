@@ -458,6 +458,7 @@ def test_epsilon_of_a_run_is_of_all_that_it_releases(name: str) -> None:
         assert client.uploads.max() == 2 * 3
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_noise_is_calibrated_to_all_that_a_run_releases(name: str) -> None:
     more, releases, _ = SYSTEMS[name]
@@ -578,6 +579,7 @@ def test_parties_get_zeros_and_nobody_learns_beyond_the_budget() -> None:
     assert figures["epsilon"] == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_answers_that_say_nothing_leave_all_models_as_they_were(
     monkeypatch: pytest.MonkeyPatch, run: Start, quorum: int
@@ -660,6 +662,7 @@ def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(
     assert summary["epsilon_relation"] == GUARANTEE.relation
 
 
+@pytest.mark.nightly
 def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
     keys = {**DPZV, **PAPER, "epochs": 3, "epsilon": 5.0, "delta": 1e-3}
     summary, config = run(3, keys).summary, resolve(keys)
@@ -671,6 +674,7 @@ def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
     assert summary["epsilon"] is None and "epsilon_protects" not in summary
 
 
+@pytest.mark.nightly
 def test_noise_of_the_paper_holds_where_no_top_model_learns(run: Start) -> None:
     of_top = {"top-model": "sum", "embedding-size": "auto"}
     client: Any = Watching()

@@ -64,6 +64,7 @@ def test_parameters_are_options_of_train_and_at_most_thirty() -> None:
     assert names - {"parties", "config", "random_state"} <= {*KEYWORDS, *settings}
 
 
+@pytest.mark.nightly
 def test_a_search_finds_the_rate_that_learns() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     vertical = VerticalClassifier(epochs=2, top_model="sum", random_state=0)
@@ -203,6 +204,7 @@ def test_a_frame_of_numbers_gives_the_model_of_its_array() -> None:
     np.testing.assert_allclose(of_frame, of_array, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_frames_stand_in_cross_validation_searches_and_pipelines() -> None:
     x, y = messy()
     by_name = VerticalClassifier(parties=BY_NAME, epochs=2, random_state=0)
@@ -218,6 +220,7 @@ def test_frames_stand_in_cross_validation_searches_and_pipelines() -> None:
     assert set(search.predict(x)) <= {"benign", "malignant"}
 
 
+@pytest.mark.nightly
 def test_numbers_are_predicted_from_a_frame_too() -> None:
     x, y = load_diabetes(return_X_y=True, as_frame=True)
     x = x.assign(sex=np.where(x["sex"] > 0, "f", "m"))
@@ -227,6 +230,7 @@ def test_numbers_are_predicted_from_a_frame_too() -> None:
     assert vertical.predict(x).shape == (len(x),)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("x_is_frame", [True, False])
 def test_weights_of_classes_are_a_mapping(x_is_frame: bool) -> None:
     x, y = messy()

@@ -628,6 +628,7 @@ def no_defence(monkeypatch: pytest.MonkeyPatch, *places: str) -> None:
         monkeypatch.setattr(place, lambda *given: None)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("moved", [False, True], ids=["", "moved"])
 @pytest.mark.parametrize("defence", ["both", "lineage", "keys", "none"])
 def test_feedback_in_a_message_that_fails_parts_a_party_from_the_others(
@@ -711,6 +712,7 @@ def test_nor_after_parties_have_gone_on_from_different_checkpoints(
         assert not defended and change_of_party_0(later, before, [first, second])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.usefixtures("_keys_anew")
 @pytest.mark.parametrize("defended", [True, False])
 @pytest.mark.parametrize("way", ["gone on", "begun anew"])

@@ -269,6 +269,7 @@ def test_no_file_of_a_run_holds_its_keys(tmp_path: Path, monkeypatch: pytest.Mon
 # --- from Python --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_model_predicts_by_sums(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     parts = [generator.standard_normal((200, 3)) for _ in range(2)]

@@ -100,6 +100,7 @@ def test_curves_of_the_page_have_bands_and_its_tables_deviations(
     assert bands(page) and not bands(alone)
 
 
+@pytest.mark.nightly
 def test_a_band_is_one_deviation_to_either_side(tmp_path: Path) -> None:
     folder = left(tmp_path / "a")
     entries = [json.loads(each) for each in (folder / "history.jsonl").read_text().splitlines()]

@@ -120,6 +120,7 @@ def test_a_data_sets_test_rows_are_served_without_files(tmp_path: Path) -> None:
     assert unknown["prediction"] is None and set(unknown["missing"].values()) == {"unknown"}
 
 
+@pytest.mark.nightly
 def test_numbers_are_served_in_units_of_the_labels(tmp_path: Path) -> None:
     table = cancer(columns=6, rows=200)
     table["label"] = 100 * table["f0"] + 7
@@ -282,6 +283,7 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
         assert ledger.count("wrong") == 1
 
 
+@pytest.mark.nightly
 def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -304,6 +306,7 @@ def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
     assert isinstance(found_of["both"], UnavailableError)
 
 
+@pytest.mark.nightly
 def test_a_party_that_is_slow_to_find_an_id_does_not_cost_the_others(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -361,6 +364,7 @@ def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
 # --- parties that are missing -------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_late_party_costs_one_deadline_and_is_flagged(
     trained: Organisations, tmp_path: Path
 ) -> None:
@@ -410,6 +414,7 @@ def started_anew(found: Served, party: int) -> None:
     found.grid.contexts[found.node(party)].state.clear()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("joins", [True, False])
 def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     trained: Organisations,
@@ -447,6 +452,7 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     assert "Party 1 has joined the service." in caplog.text and "anew" not in caplog.text
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
@@ -474,6 +480,7 @@ def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in
         assert loaded.parties._all[1].alignment == loaded.rows.alignment  # it was not aligned anew
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("run", ["any", "run"])
 @pytest.mark.parametrize("again", [True, False])
 def test_a_party_that_started_anew_with_another_file_is_aligned_again(
@@ -513,6 +520,7 @@ def lost(number: int) -> Any:
     return lambda **said: Reused(**{**said, "party": number, "became": "gone"})
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("number", [1, 0, 99])
 def test_a_party_that_answers_as_another_harms_only_itself(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -531,6 +539,7 @@ def test_a_party_that_answers_as_another_harms_only_itself(
         assert found.ask(one)[0]["parties"] == [0]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("number", [1, 0, 99])
 @pytest.mark.parametrize("serves", [True, False])
 def test_a_party_that_loads_as_another_is_left_out(
@@ -568,6 +577,7 @@ def test_a_party_that_loads_as_another_is_left_out(
         assert found.loaded.parties._all[0].node == found.node(0)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("apart", [True, False])
 def test_equal_ids_are_compared_with_all_parties_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
@@ -604,6 +614,7 @@ def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> No
     _until(lambda: whole.http.post("/v1/predict", json={"ids": [one]}).status_code == 200)
 
 
+@pytest.mark.nightly
 def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
     trained: Organisations, tmp_path: Path
 ) -> None:
@@ -623,6 +634,7 @@ def test_rows_that_a_partys_file_loses_are_unknown_from_then_on(
         assert got == pytest.approx(due, abs=1e-6)  # the file's rows have another order now
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("apart", [True, False])
 def test_a_changed_file_of_a_party_stalls_no_request(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool

@@ -266,6 +266,7 @@ def together(found: Served, *asked: list[int]) -> list[Any]:
     return [answers[str(n)] for n in range(len(asked))]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("run", ["whole", "any"])
 def test_a_used_up_row_costs_only_the_requests_that_name_it(
@@ -348,6 +349,7 @@ def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisa
     return organisations, everyone[ID][160:].tolist()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("limited", [True, False])
 def test_made_up_ids_of_one_caller_leave_the_others_theirs(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path, limited: bool
@@ -384,6 +386,7 @@ class _Inline(Turns):
         return call()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("file", ["new ids", "audit log"])
 def test_while_a_file_waits_for_the_disk_the_web_answers_others(
@@ -422,6 +425,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
             assert due.result().status_code == 200  # and not before the disk has it
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("fair", [True, False])
 @pytest.mark.parametrize("what", ["new ids", "audit log"])
 def test_callers_take_turns_for_the_disk(
@@ -494,6 +498,7 @@ def test_calls_that_are_made_together_fail_and_are_given_up_alone(
     assert isinstance(outcomes[3], asyncio.CancelledError)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("held", [True, False])
 def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path, held: bool
@@ -544,6 +549,7 @@ def test_a_service_that_has_ended_leaves_no_thread(
     assert not counting()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("waits", ["score", "line"])
 def test_a_request_that_the_end_cuts_off_has_one_line_in_the_audit_log(
     newcomers: tuple[Organisations, list[int]],

@@ -93,6 +93,7 @@ def explained(found: Served, *ids: int) -> list[dict[str, Any]]:
     return answers
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("run", ["whole", "some"])
 def test_contributions_add_up_to_the_score_that_is_answered(
     request: pytest.FixtureRequest, run: str

@@ -336,6 +336,7 @@ def begun(front: Front) -> dict[str, socket.socket]:
     return found
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("tls", [False, True])
 def test_connections_that_wait_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
@@ -354,6 +355,7 @@ def held(front: Front) -> int:
     return sum(bool(each.raddr) and each.laddr.port == front.port for each in found)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("tls", [False, True])
 def test_connections_that_wait_stay_open_for_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
@@ -408,6 +410,7 @@ def test_a_slow_body_of_a_caller_ends_with_408(
     assert front.statuses == Counter({(408, "bank"): 1})
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("tls", [False, True])
 def test_strangers_connections_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool

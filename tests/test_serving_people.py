@@ -215,6 +215,7 @@ def test_a_person_whose_key_was_not_proved_is_not_scored(
     assert ask(found, row)[0]["missing"] == {"1": "refused"}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("words", "party"),
     [
@@ -233,6 +234,7 @@ def test_a_partys_rules_for_alignments_hold_for_single_people(
         assert ask(found, row)[0]["missing"] == party
 
 
+@pytest.mark.nightly
 def test_a_rule_that_finds_strangers_finds_nobody(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path, **{"match-error": 0.001})
     with served(tmp_path / "any", tmp_path, node_configs=clinic.nodes) as found:
@@ -323,6 +325,7 @@ def test_people_who_come_to_a_partys_file_are_found_and_others_stay(
         write(whole, path)
 
 
+@pytest.mark.nightly
 def test_a_party_that_started_anew_finds_people_again(some: tuple[Clinic, Served]) -> None:
     clinic, found = some
     row = next(r for r in clinic.rows() if not ask(found, r)[0]["missing"])

@@ -169,6 +169,7 @@ def test_parties_that_share_actors_learn_what_they_do_in_process(
     assert_as_in_process(keys, strategy, models)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_stacked_parties_of_one_actor_learn_what_they_do_in_process(
     aggregation: str, tmp_path: Path
@@ -191,6 +192,7 @@ def test_an_actor_gets_one_message_for_all_of_its_parties() -> None:
     assert len(transport.sent) * PARTIES == 3 * turns
 
 
+@pytest.mark.nightly
 def test_if_an_actor_fails_all_of_its_parties_fail() -> None:
     keys = {**KEYS, "strategy": "vafl", "on-party-failure": "continue", "epochs": 3}
     config = resolve(keys)

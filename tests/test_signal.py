@@ -54,6 +54,7 @@ def test_noisy_rows_tell_two_shares_apart_as_well_as_fewer_clean_ones() -> None:
     assert estimated.std() < 0.7 * fewer.std()
 
 
+@pytest.mark.nightly
 def test_a_run_says_so_with_the_epsilon_that_would_do(run: Start, own_log: list[str]) -> None:
     def said() -> list[str]:
         found = [line for line in own_log if "is too small for" in line]
@@ -92,6 +93,7 @@ def table(folder: Path, rows: int, columns: int, effect: float, kind: str = "cla
     return f"npz:{path}"
 
 
+@pytest.mark.nightly
 def test_noise_on_scalars_is_too_much_for_few_rows_of_many_columns(
     run: Start, own_log: list[str], tmp_path: Path
 ) -> None:
@@ -149,7 +151,7 @@ def test_a_model_at_chance_says_so_and_another_does_not(
         assert any(LATE in line for line in own_log) is (effect == 0), effect
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "said"),
     [("three", "validation rows, accuracy is 0."), ("numbers", "the mean alone has 0.")],
@@ -164,6 +166,7 @@ def test_other_labels_have_their_own_one_answer(
         assert any(LATE in line and said in line for line in own_log) is (effect == 0), effect
 
 
+@pytest.mark.nightly
 def test_a_rare_class_that_no_row_is_given_may_still_be_ranked_well(
     run: Start, own_log: list[str], tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ def test_a_rare_class_that_no_row_is_given_may_still_be_ranked_well(
     assert not [line for line in own_log if LATE in line]
 
 
+@pytest.mark.nightly
 def test_a_private_model_at_chance_says_so_by_its_test_rows(
     run: Start, own_log: list[str], tmp_path: Path
 ) -> None:

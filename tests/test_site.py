@@ -39,6 +39,7 @@ def undescribed(summary: dict[str, Any]) -> set[str]:
     return set(summary) - set(get_type_hints(Summary)) | of_parties - set(get_type_hints(PartyCost))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", RUNS)
 def test_every_field_of_a_summary_and_a_history_is_in_its_type(name: str, tmp_path: Path) -> None:
     finished = vfl_flower.run_local(2, {**SMALL, **RUNS[name], "out": str(tmp_path)})

@@ -150,6 +150,7 @@ def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
     np.testing.assert_array_equal(rows, expected)
 
 
+@pytest.mark.nightly
 def test_a_run_on_large_tables_is_that_on_small_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_run_on_large_tables_is_that_on_small_ones(
     pd.testing.assert_frame_equal(organisations.predict("whole"), predicted)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl"])  # rows of a window, and all rows
 def test_a_label_holder_reads_its_own_large_table_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None, strategy: str
@@ -245,6 +247,7 @@ def test_a_disk_that_refuses_rows_is_a_sentence(
 # --- files that hold much more than their bytes ------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kind", [OwnFile, LargeTable])
 @pytest.mark.parametrize("column", ["numbers", "text", "lists"])
 def test_a_file_that_would_fill_the_memory_is_a_sentence(
@@ -282,6 +285,7 @@ LONG = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("content", LONG.values(), ids=LONG)
 def test_a_compressed_csv_file_of_one_long_line_is_refused_before_it_is_read(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -522,6 +526,7 @@ def with_images(folder: Path) -> Organisations:
     return organisations
 
 
+@pytest.mark.nightly
 def test_a_run_on_images_goes_on_and_predicts(tmp_path: Path) -> None:
     organisations = with_images(tmp_path)
     keys = {**SHORT, "epochs": 4, "noise-seed": 0, "checkpoint-every": 2, "optimizer": "momentum"}

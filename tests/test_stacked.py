@@ -338,6 +338,7 @@ def test_who_is_sent_an_answer_of_no_use_fails_alone(
     assert stacks == [PARTIES, PARTIES - 2]  # one by one, where an answer was of no use
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("odd", [None, np.nan, 1e7])
 def test_an_evaluation_learns_in_a_stack_and_feedback_of_no_use_fails_alone(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, odd: float | None

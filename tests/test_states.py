@@ -227,6 +227,7 @@ def test_only_parties_of_the_run_are_there_and_all_unless_some_may_be_missing() 
 # --- a run id that comes again --------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_run_id_that_comes_again_names_no_old_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

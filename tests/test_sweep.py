@@ -493,6 +493,7 @@ def test_a_trial_that_fails_says_why(tmp_path: Path, places: Path) -> None:
     assert not list(places.glob("vfl-sweep-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("plain")
 def test_files_are_aligned_once_and_before_all_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -208,15 +208,18 @@ def test_poisson_mini_batches_may_have_no_rows(
     assert math.isfinite(summary["test_loss"])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["frozen", "local-only"])
 def test_baselines_take_poisson_mini_batches_without_rows(run: Start, strategy: str) -> None:
     assert math.isfinite(run(2, {**TINY, "strategy": strategy}).summary["train_loss"])
 
 
+@pytest.mark.nightly
 def test_joined_training_takes_poisson_mini_batches_without_rows(run: Start) -> None:
     assert math.isfinite(run(2, {**TINY, "strategy": "centralised"}).summary["train_loss"])
 
 
+@pytest.mark.nightly
 def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None:
     keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
     summary = run(3, {**keys, "strategy": "cascaded"}).summary
@@ -263,6 +266,7 @@ def test_a_first_order_system_refuses_a_black_box_with_a_sentence(
     assert "\n" not in sentence and sentence.endswith(".")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kind", ["scorecard", "binarised"])
 def test_black_boxes_may_be_frozen_and_a_system_made_zeroth_order_trains_them(
     run: Start, kind: str

@@ -142,6 +142,7 @@ def test_a_model_without_learnt_bins_embeds_nothing() -> None:
     assert model(torch.ones(3, 5)).isfinite().all()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [{}, {"strategy": "ef-vfl", "labels": "shared"}], ids=str)
 def test_bins_stay_at_the_party(run: Start, keys: dict[str, Any]) -> None:
     sent: list[bytes] = []
@@ -175,6 +176,7 @@ def test_bins_come_from_training_rows_and_do_not_train(run: Start, strategy: str
     assert (edges[:, -1] < every_row.max(0)).any()  # a control: some test rows lie outside
 
 
+@pytest.mark.nightly
 def test_a_model_predicts_by_the_bins_that_it_was_trained_with(tmp_path: Path) -> None:
     """A control: bins of the predicted rows would give other scores."""
     keys = {**ALL_ROWS, "epochs": 3, "bottom-model": "tabular"}
@@ -201,7 +203,7 @@ def test_stacked_parties_keep_their_own_bins(run: Start, monkeypatch: pytest.Mon
             np.testing.assert_allclose(ours[name], values, atol=1e-4)
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "keys",
     [

@@ -158,6 +158,7 @@ class Watched:
         return reply
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("more", [{}, {"quorum": 2, "strategy": "vafl-t"}], ids=["1", "2"])
 def test_out_of_step_each_party_has_the_model_that_was_evaluated(
     overfitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
@@ -302,6 +303,7 @@ def test_baselines_go_back_too(overfitted: dict[str, Any], strategy: str, run: S
     assert found.summary["test_loss"] == short.summary["test_loss"]
 
 
+@pytest.mark.nightly
 def test_alone_is_chosen_by_validation(overfitted: dict[str, Any], run: Start) -> None:
     keys = {**overfitted, "strategy": "local-only", "epochs": 6}
     finished = run(PARTIES, keys).summary

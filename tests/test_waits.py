@@ -124,6 +124,7 @@ def calls(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list
     return found
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("parties", "keys", "expected"), STEPS.values(), ids=STEPS)
 def test_a_step_waits_for_what_leaves_the_gpu_alone(
     parties: int,

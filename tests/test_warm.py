@@ -93,6 +93,7 @@ def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_tok
         assert one[name] != two[name]
 
 
+@pytest.mark.nightly
 def test_a_task_waits_for_the_first_import_alone(tasks: WarmTasks, place: Path) -> None:
     """Its order comes before the process has begun."""
     tasks.start(["tells", str(place / "1.json")], quiet=True)
@@ -125,6 +126,7 @@ def test_a_task_starts_although_the_warm_process_was_killed(tasks: WarmTasks, pl
     assert told(place / "1.json")["parent"] == tasks._process.pid != killed.pid
 
 
+@pytest.mark.nightly
 def test_a_task_names_the_code_that_it_runs_even_if_the_files_have_changed(
     place: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -130,6 +130,7 @@ def overfitted(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("told", [True, False])
 def test_a_killed_party_comes_back_to_the_best_model_of_both_sides(
     told: bool, streamed: Streamed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -224,6 +225,7 @@ def test_a_connection_that_breaks_changes_nothing(
     assert 4 <= len(broke) <= 8 and all(line.endswith(" broke.") for line in broke)
 
 
+@pytest.mark.nightly
 def test_a_cut_that_meets_the_renewal_of_a_session_changes_nothing(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +328,7 @@ def test_a_party_that_sends_what_is_no_message_is_cut(
     intruding(streamed, lambda message: sent, line, logged)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [("_run_id", 8, "run 8, node 3"), ("_src_node_id", 2, "run 7, node 2")],
@@ -366,6 +369,7 @@ def test_bytes_of_no_protocol_on_the_port_do_nothing(
     assert not [line for line in logged if "Refused" in line or "stream" in line]
 
 
+@pytest.mark.nightly
 def test_a_party_cannot_keep_calls_open(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def port_of(nodes: Nodes) -> int:
     return int(nodes.orders[1][0].address.rsplit(":", 1)[1])
 
 
+@pytest.mark.nightly
 def test_a_thousand_strangers_change_nothing(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_thousand_strangers_change_nothing(
     assert logged == [f"{said}1.", f"{said}499."]
 
 
+@pytest.mark.nightly
 def test_parties_come_back_to_a_port_that_strangers_had_filled(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +345,7 @@ def test_a_label_holder_that_names_no_host_is_told_to_name_one(
     assert "node configuration" not in told and "vfl.example" not in told
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("rule", ["0.0.0.0", "vfl.example, 0.0.0.0:{port}"])
 def test_a_party_connects_where_its_owner_has_said(rule: str, streamed: Streamed) -> None:
     nodes, _ = sent_to(streamed, "0.0.0.0", rule)

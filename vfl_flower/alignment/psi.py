@@ -92,6 +92,7 @@ def digest_of_all(ids: Sequence[bytes]) -> bytes:
 # --- blinding -----------------------------------------------------------------------------------
 
 _CHUNK = 10_000  # number of rows to blind or hash at a time
+_FEW = 50  # ids that take less time than starting threads
 _MANY = 20_000  # smallest number of ids for which to show progress
 MOST = 10**8
 """Most ids of a party. They take 10 GB at the label holder."""
@@ -262,6 +263,9 @@ def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
 
     blinded = np.empty((n, 32), np.uint8)
     first = blinded.ctypes.data
+    if 0 < n < _FEW:
+        blind(slice(0, n), first)
+        return blinded
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     chunks = [slice(start, min(start + _CHUNK, n)) for start in range(0, n, _CHUNK)]
     shown: dict[str, Any] = {"unit": "id", "unit_scale": True, "desc": "blinding", "leave": False}

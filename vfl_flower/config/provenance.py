@@ -74,6 +74,7 @@ def _note_other_code(version: str) -> None:
         log.info("The label holder runs %s, and this party %s.", version, running())
 
 
+@lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     packages = ("flwr", "torch", "numpy", "ray", "scikit-learn")
