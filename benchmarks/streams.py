@@ -2,11 +2,11 @@
 
 Five processes: the label holder sends each party 33 kB, and each party sends 33 kB back, as in a
 step of MNIST's four quadrant parties 196-128 at batch 64. ``grpc`` carries bytes as
-`vfl_flower.transport.stream` does, without a serialiser; ``grpc-8k`` in messages of 8 kB;
-``grpc-aio`` by gRPC's asyncio. ``tls``, ``tcp`` and ``unix`` are plain sockets, which read and
-write in one thread. With ``--arithmetic``, all processes also do the step's PyTorch: ``tcp`` is
-then the floor of a step on this machine. Processor time counts all five processes. Prints one JSON
-object as its last line.
+`vfl_flower.transport.stream` does, without a serialiser; ``grpc-8k`` in messages of 8 kB; ``grpc-
+aio`` by gRPC's asyncio. ``ws`` is WebSockets over TLS, by the protocol of ``websockets``; ``tls``,
+``tcp`` and ``unix`` are plain sockets. These read and write in one thread. With ``--arithmetic``,
+all processes also do the step's PyTorch: ``tcp`` is then the floor of a step on this machine.
+Processor time counts all five processes. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +35,9 @@ import grpc.aio
 import torch
 from torch import nn
 from torch.nn import functional
+from websockets.client import ClientProtocol
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
 
 from benchmarks.common import PARTIES, report
 from vfl_flower.transport.nodes.certificates import self_signed
@@ -41,7 +45,7 @@ from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS
 
 BATCH, COLUMNS, SIZE = 64, 196, 128
 FRAME = b"\n" * (4 * BATCH * SIZE + 330)  # with the header of a frame
-WAYS = ("grpc", "grpc-8k", "grpc-aio", "tls", "tcp", "unix")
+WAYS = ("grpc", "grpc-8k", "grpc-aio", "ws", "tls", "tcp", "unix")
 _CLIENT = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
 Work = Callable[[], None]
 
@@ -82,6 +86,31 @@ def at_once(connection: socket.socket) -> None:
     """Send what is written at once, as gRPC does."""
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Web:
+    """An end of a WebSocket, over a socket that blocks."""
+
+    def __init__(self, protocol: Any, connection: socket.socket) -> None:
+        self.protocol, self.connection = protocol, connection
+
+    def flush(self) -> None:
+        """Send what the protocol has to send."""
+        for data in filter(None, self.protocol.data_to_send()):
+            self.connection.sendall(data)
+
+    def send(self, body: bytes) -> None:
+        """Send a message."""
+        self.protocol.send_binary(body)
+        self.flush()
+
+    def receive(self) -> Any:
+        """Return the next message, or the handshake."""
+        while not (events := self.protocol.events_received()):
+            if not (data := self.connection.recv(2**18)):
+                raise EOFError
+            self.protocol.receive_data(data)
+        return events[0]
 
 
 def pieces(way: str) -> Iterator[bytes]:
@@ -130,17 +159,24 @@ def party(way: str, address: Any, certificate: bytes, arithmetic: bool, told: Co
         connection = socket.socket(socket.AF_UNIX if way == "unix" else socket.AF_INET)
         connection.connect(address)
         at_once(connection)
-        if way == "tls":
+        if way in ("tls", "ws"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False  # it accepts this certificate alone
             context.load_verify_locations(cadata=certificate.decode())
             connection = context.wrap_socket(connection)
-        buffer = bytearray(len(FRAME))
+        read_frame: Callable[[], Any] = partial(read, connection, bytearray(len(FRAME)))
+        send: Callable[[bytes], None] = connection.sendall
         with suppress(EOFError, OSError):
+            if way == "ws":
+                web = Web(ClientProtocol(parse_uri(f"wss://{NAME}/")), connection)
+                web.protocol.send_request(web.protocol.connect())
+                web.flush()
+                web.receive()
+                read_frame, send = web.receive, web.send
             while True:
-                read(connection, buffer)
+                read_frame()
                 serve()
-                connection.sendall(FRAME)
+                send(FRAME)
     now = used()
     told.send([b - a for a, b in zip(since[0], now, strict=True)])
 
@@ -265,7 +301,7 @@ class Hub:
         return self.figures(began, seconds)
 
     def sockets(self, folder: str) -> dict[str, float]:
-        """By sockets of TLS, TCP or Unix, in this thread."""
+        """By sockets of TLS, TCP or Unix, or WebSockets over TLS, in this thread."""
         if self.way == "unix":
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(Path(folder, "socket")))
@@ -276,19 +312,27 @@ class Hub:
         connections = [listener.accept()[0] for _ in range(PARTIES)]
         for each in connections:
             at_once(each)
-        if self.way == "tls":
+        if self.way in ("tls", "ws"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             chain = Path(folder, "chain.pem")
             chain.write_bytes(self.key + self.certificate)
             context.load_cert_chain(chain)
             connections = [context.wrap_socket(each, server_side=True) for each in connections]
         buffer = bytearray(len(FRAME))
+        sends: list[Callable[[bytes], None]] = [each.sendall for each in connections]
+        reads: list[Work] = [partial(read, each, buffer) for each in connections]
+        if self.way == "ws":
+            webs = [Web(ServerProtocol(), each) for each in connections]
+            for web in webs:
+                web.protocol.send_response(web.protocol.accept(web.receive()))
+                web.flush()
+            sends, reads = [web.send for web in webs], [web.receive for web in webs]
 
         def once() -> None:
-            for each in connections:
-                each.sendall(FRAME)
-            for each in connections:
-                read(each, buffer)
+            for send in sends:
+                send(FRAME)
+            for read_frame in reads:
+                read_frame()
 
         def end() -> None:
             for each in connections:
