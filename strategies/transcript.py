@@ -8,6 +8,7 @@ new. Parties compare all messages anyway (`vfl_flower.party.transcript`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,10 +17,13 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.provenance import changed, environment
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.transport.digests import digest_of, digest_of_turn
 from vfl_flower.transport.messages import Arrays, TrainOrder, Turn, Upload
+
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 Place = tuple[int, int]
 """Number of a party, and of a message to it."""
@@ -66,6 +70,8 @@ class Transcript:
         then = again.arrays["transcript"] if again else None
         found = cls(holder.noise is not None, masked, then)
         if again:
+            if new := changed(again.strategy["transcript"].get("environment", "")):
+                notice.warning("The label holder's environment has changed: %s.", new)
             of_then = again.strategy["transcript"]["secrets"]
             holder.secret = bytes.fromhex(of_then["directions"])
             if holder.noise:
@@ -121,7 +127,7 @@ class Transcript:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the secrets, and whether the run can be repeated."""
-        return {"secrets": self.secrets, "whole": self.whole}
+        return {"secrets": self.secrets, "whole": self.whole, "environment": environment()}
 
     def array(self) -> NDArray[np.uint8]:
         """Return all messages as bytes, for a checkpoint."""

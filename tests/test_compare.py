@@ -74,7 +74,11 @@ def test_validation_rows_decide_when_a_target_is_reached(validates: bool, tmp_pa
 
 def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None:
     lines = table(folder).splitlines()
-    assert len(lines) == 7 and len({len(line) for line in lines}) == 1
+    assert len({len(line) for line in lines[:7]}) == 1
+    of_tests = [line.split("   ")[0] for line in lines[8:12]]  # local-only keeps no model
+    first = "vafl-party-lr=0.1 above "
+    others = ("vafl-party-lr=0.0", "cascaded", "frozen", "centralised")
+    assert of_tests == [first + each for each in others]
     assert "MB to 0.9" in lines[0]
     accuracy = json.loads((folder / "compare.json").read_text())["cascaded"]["test_accuracy"]
     assert lines[3].split()[:2] == ["cascaded", f"{accuracy:.4f}"]

@@ -10,25 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from sklearn.metrics import roc_auc_score
 
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, cancer, cut
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.subsets import worth
-from vfl_flower.tasks.inference.contribution import (
-    FILE,
-    Worth,
-    _by_row,
-    _labels,
-    _outputs,
-    contribution,
-)
+from vfl_flower.tasks.inference.contribution import FILE, contribution, outputs_of
+from vfl_flower.tasks.inference.importance import Score
+from vfl_flower.tasks.inference.rows import labels_of
+from vfl_flower.transport.explain_messages import Metric
 
 KEYS: dict[str, Any] = {
     **{"strategy": "vafl", "align": "any", "epochs": 10, "noise-seed": 0},
@@ -57,8 +51,8 @@ def test_values_average_over_all_orders_and_add_up_to_the_whole_gain(clinic: Org
     folder = clinic.folder / "run"
     figures = contribution(folder)
     found = checkpoint.load(folder)
-    labels = _labels(found).tested
-    outputs = _outputs(found, labels)
+    labels = labels_of(found).tested
+    outputs = outputs_of(found, labels)
 
     def auc(parties: set[int]) -> float:
         said = outputs(tuple(party in parties for party in range(3)))
@@ -103,15 +97,14 @@ def test_random_orders_come_close_and_say_how_close(clinic: Organisations, metri
 def test_margins_cover_other_test_rows() -> None:
     """Of many samples of rows nineteen in twenty have the true value within their margin."""
     generator = np.random.default_rng(0)
-    inside = {"auc": 0, "accuracy": 0}
+    inside: dict[Metric, int] = {"auc": 0, "accuracy": 0}
     for _ in range(300):
         y = (np.arange(200) % 2).astype(np.int64)
         scores = generator.standard_normal(200) + y
-        labels = Labels(y, y, (0, 1), "")
-        for metric, true in (("auc", 0.7602), ("accuracy", 0.6707)):  # of normals one apart
-            worth, at = Worth(), torch.from_numpy(scores)[:, None]
-            worth.add(1.0, _by_row(metric, at, labels))
-            inside[metric] += abs(worth.value - true) < 1.96 * worth.variance**0.5
+        for metric, true in zip(inside, (0.7602, 0.6707), strict=True):  # of normals one apart
+            score = Score(y, 2, metric=metric)
+            fall = score.fall(score.shares(scores[:, None].astype("f4")))
+            inside[metric] += abs(fall.value - true) < fall.margin
     # Accuracy of a threshold at 0: half of those at 0, and 0.8413 of those at 1.
     assert all(270 <= each <= 300 for each in inside.values()), inside
 
@@ -143,7 +136,7 @@ def test_what_cannot_be_told_is_said(clinic: Organisations, tmp_path: Path) -> N
         frame.to_csv(clinic.labels, index=False)
         with pytest.raises(
             ConfigError,
-            match=r"has changed since the run in .* began: it has other rows, classes or values",
+            match=r"has changed since the model was trained: it has other rows, classes or values",
         ):
             contribution(clinic.folder / "run")
     finally:

@@ -7,6 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -21,8 +22,9 @@ from tests.assessed import assessed
 from tests.conftest import Start
 from vfl_flower.results.card_limits import limits
 from vfl_flower.results.card_privacy import paragraph
-from vfl_flower.results.model_card import FILES, card, write_card
+from vfl_flower.results.model_card import FILES, GIVEN, card, write_card
 from vfl_flower.results.page import Page, Section, Table, markdown
+from vfl_flower.tools.cli import main
 
 pytestmark = pytest.mark.xdist_group("model_card")  # its tests share a trained model
 
@@ -91,6 +93,50 @@ def test_both_files_have_one_content_and_the_figures_of_the_summary(
     assert page.cells[at + 1] == "0.05"
     assert "class 1 if its probability is above 0.4, chosen for the largest F1" in str(page.cells)
     assert page.tags.count("details") == 2 and "script" not in page.tags
+
+
+def test_a_card_names_who_answers_for_the_model_and_how_figures_spread(
+    summary: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    (run / "summary.json").write_text(json.dumps(summary))
+    write_card(run, summary)
+    assert texts(run)[1].cells.count("not given") == 4
+    assert "not measured: add --seeds 5 to vfl run" in texts(run)[1].cells
+    over = {"seeds": [0, 1], "test_auc": 0.75, "deviation": {"test_auc": 0.0125}}
+    (tmp_path / "summary.json").write_text(json.dumps(over))
+    given = "owner = 'Risk <b>models</b>'\n'review date' = 2027-06-30\nsigned = 'A. B.'\n"
+    (run / GIVEN).write_text(given)
+    assert main(["report", str(run)]) == 0
+    cells = texts(run)[1].cells
+    after = dict(pairwise(cells))
+    assert after["owner"] == "Risk <b>models</b>" and after["signed"] == "A. B."
+    assert after["review date"] == "2027-06-30" and cells.count("not given") == 2
+    assert after["test auc over 2 seeds"] == "0.75 ± 0.0125" and "vfl rerun RUN" in str(cells)
+    (run / GIVEN).write_text("owner: me")
+    assert main(["report", str(run)]) == 1
+    assert "is not TOML" in capsys.readouterr().err
+    write_card(run, summary)  # a run that ends reads no such file
+
+
+def test_the_segment_that_is_flagged_more_is_named_in_points_and_as_a_ratio(
+    summary: dict[str, Any], tmp_path: Path
+) -> None:
+    share = {"south": 0.25, "north": 0.4}
+    figures = {
+        name: {key: {"value": each, "low": 0.2, "high": 0.5} for key in ("auc", "flagged")}
+        for name, each in share.items()
+    }
+    apart = {"value": 0.15, "low": 0.02, "high": 0.28, "highest": "north", "lowest": "south"}
+    of = {"rows": {}, "figures": figures, "left_out": {}}
+    found = copy.deepcopy(summary)
+    differences = {"demographic_parity": apart}
+    found["assessment"]["segments"] = {"region": {**of, "differences": differences}}
+    cells = texts_of(found, tmp_path / "a")[1].cells
+    at = cells.index("share flagged (demographic parity): north above south, ratio 0.62")
+    assert cells[at + 1 : at + 3] == ["15.0", "2.0 to 28.0"] and "40.0 %" in cells
+    assert any("by at least 2.0 percentage points" in each for each in cells)
 
 
 def test_texts_of_a_summary_stay_text(summary: dict[str, Any], tmp_path: Path) -> None:
@@ -279,7 +325,7 @@ def test_the_paragraph_on_privacy_fits_the_mechanism(
 
 def test_each_limit_is_there_only_where_it_applies(summary: dict[str, Any]) -> None:
     plain = limits(summary)
-    assert any("they are off by 4.0 %" in each for each in plain)
+    assert any("they are off by 4.0 percentage points" in each for each in plain)
     segments = {
         "region": {
             "left_out": {"south": "has 12 rows, fewer than min-segment = 50"},
@@ -291,7 +337,9 @@ def test_each_limit_is_there_only_where_it_applies(summary: dict[str, Any]) -> N
     repeated = {**summary["data"], "tested_on_training_rows": True}
     cases: dict[str, dict[str, Any]] = {
         "There is no figure of south in region: it has 12 rows": {"assessment": few},
-        "The recall differs between segments of region, by at least 10.0 %": {"assessment": few},
+        "The recall differs between segments of region, by at least 10.0 percentage points": {
+            "assessment": few
+        },
         "Only 7 test rows": {"assessment": few},
         "The figures have no intervals": {"assessment": None},
         "no validation rows": {"data": data},
@@ -334,7 +382,7 @@ def test_shares_of_classes_follow_from_labels_or_from_noisy_labels(run: Start) -
     assert private["class_shares"] != plain["class_shares"] and private["ids"] == plain["ids"]
     hidden = run(2, {**QUICK, "strategy": "dpzv", "epsilon": 4.0}).summary
     assert hidden["data"]["class_shares"] is None
-    titles = [each.title for each in card(hidden).shown]
+    titles = [each.title for each in card(hidden, {}, {}).shown]
     assert titles[:4] == ["Training", "Data", "Parties", "Figures on test rows"]
     hidden["data"]["tested_on_training_rows"] = True
-    assert [each.title for each in card(hidden).shown][3] == "Figures on training rows"
+    assert [each.title for each in card(hidden, {}, {}).shown][3] == "Figures on training rows"

@@ -18,6 +18,7 @@ from tests.conftest import of_words
 from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left
 from tests.test_seeds import bands
 from vfl_flower import run_local
+from vfl_flower.results.figures import percent
 from vfl_flower.results.model_card import FILES, write_card
 from vfl_flower.results.report import report, write_report
 
@@ -148,14 +149,16 @@ def test_segments_show_figures_differences_and_what_is_left_out(
     page: Page, assessments: list[dict[str, Any]]
 ) -> None:
     of = assessments[0]["segments"]["region"]
-    main = page.table("region", "rows", "AUC")
+    main = page.table("region", "rows", "flagged", "AUC")
     assert list(main) == ["<b>north", "south"]
     for name, row in main.items():
         assert int(row["rows"]) == of["rows"][name]
         figure = of["figures"][name]["auc"]
+        assert row["flagged"] == percent(of["figures"][name]["flagged"]["value"])
         assert float(row["AUC"]) == pytest.approx(figure["value"], abs=6e-5)
     apart = page.table("largest difference")["share flagged (demographic parity)"]
-    assert apart["value"] == f"{of['differences']['demographic_parity']['value']:.4f}"
+    value = of["differences"]["demographic_parity"]["value"]
+    assert apart["percentage points"] == f"{100 * value:.1f}"
     assert "No figures of west in region: it has 20 rows, fewer than min-segment = 50." in page.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from flwr.app import Message
 
 import vfl_flower
 from tests.conftest import nightly
-from tests.organisations import Organisations, cancer, cut
+from tests.organisations import Organisations, cancer, change, cut
 from tests.test_checkpoint import CANCER
 from tests.test_matching import World, people
 from vfl_flower import client_app
+from vfl_flower.config import provenance
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished, run_local, run_supernodes
@@ -131,19 +133,35 @@ def test_a_run_without_files_is_repeated(tmp_path: Path) -> None:
     assert is_equal(run_local(2, given))
 
 
-def test_a_changed_value_is_named_by_its_party_and_is_not_sent(tmp_path: Path) -> None:
-    parties = cut(tmp_path, cancer(), known=1.0, suffixes=(".csv", ".csv"))
-    parties.run("a", EPOCHS)
-    table = pd.read_csv(parties.files[1])
+def swapped(table: pd.DataFrame) -> pd.DataFrame:
+    """Swap two values of a column, whose mean and deviation stay."""
     name = next(each for each in table if each.startswith("f"))
-    swapped = table[name].to_numpy().copy()
-    swapped[[3, 7]] = swapped[[7, 3]]  # mean and deviation of the column stay
-    table.assign(**{name: swapped}).to_csv(parties.files[1], index=False)
-    with pytest.raises(
-        PartyError, match=r"Party 1 .*to repeat, and sends nothing\. Its data"
-    ) as said:
-        rerun(parties, "a", "b")
-    assert "message" in str(said.value)
+    values = table[name].to_numpy().copy()
+    values[[3, 7]] = values[[7, 3]]
+    return table.assign(**{name: values})
+
+
+@pytest.mark.parametrize("version", ["", "0.1"])
+def test_a_side_names_its_new_versions_or_that_only_its_data_can_have_changed(
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parties = cut(tmp_path, cancer(6), known=1.0, suffixes=(".csv", ".csv"))
+    parties.run("a", EPOCHS)
+    now = json.loads(provenance.environment())
+    assert {"torch", "numpy", "processor", "code"} <= now.keys()
+    other = json.dumps(now | ({"torch": version} if version else {}))
+    monkeypatch.setattr(provenance, "environment", lambda: other)
+    new = f"torch {now['torch']} is now 0.1"
+    assert is_equal(rerun(parties, "a", "b"))  # a version that changes nothing is no difference
+    assert (f"environment has changed: {new}." in caplog.text) == bool(version)
+    change(parties.files[1], swapped)
+    with pytest.raises(PartyError, match=r"Party 1 .*repeat, and sends nothing\.") as said:
+        rerun(parties, "a", "c")
+    same = "Its versions and processor are the same, so its data have probably changed."
+    assert str(said.value).endswith(f" {new}." if version else f" {same}")
 
 
 @pytest.mark.one_by_day

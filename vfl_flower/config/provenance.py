@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import platform
 import re
@@ -79,6 +80,22 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     packages = ("flwr", "torch", "numpy", "ray", "scikit-learn")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+@lru_cache(maxsize=1)
+def environment() -> str:
+    """Return versions, processor and a short digest of the code, in JSON, for a later rerun."""
+    from torch.backends.cpu import get_cpu_capability  # lazy: it is slow to import
+
+    processor = f"{platform.machine()} {get_cpu_capability()}"
+    return json.dumps({**versions(), "processor": processor, "code": code_digest()[:12]})
+
+
+def changed(then: str) -> str:
+    """Return what differs here from the `environment` of an earlier run; empty if nothing does."""
+    before, now = json.loads(then or "{}"), json.loads(environment())
+    differ = (key for key in now if now[key] != before.get(key))
+    return ", ".join(f"{key} {before.get(key, 'unknown')} is now {now[key]}" for key in differ)
 
 
 def free_memory() -> float:

@@ -88,7 +88,7 @@ def _to_repeat(context: Context, saved: RecordDict) -> Transcript:
             "an older version trained. Train anew."
         )
     then = Transcript.of(state.load_arrays(saved, "transcript"))
-    return Transcript(again=bytes(then.entries))
+    return Transcript(again=bytes(then.entries), then=then.here)
 
 
 def grow(context: Context, order: GrowOrder) -> Party:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.provenance import changed, environment
 from vfl_flower.transport.digests import digest_of, digest_of_turn
 from vfl_flower.transport.messages import Arrays, Turn
 
@@ -28,10 +29,14 @@ class Transcript:
 
     entries : 44 bytes for each message: its number, its secret, its digest and its answer's digest.
     again : such entries of the run to repeat; empty if there is none.
+    here, then : the `environment` of both runs, in UTF-8.
     """
 
-    def __init__(self, entries: bytes = b"", again: bytes = b"") -> None:
+    def __init__(
+        self, entries: bytes = b"", again: bytes = b"", here: bytes = b"", then: bytes = b""
+    ) -> None:
         self.entries, self.again = bytearray(entries), again
+        self.here, self.then = here or environment().encode(), then
         self.repeats = bool(again)  # whether the run repeats an earlier run
         self._then = {
             int.from_bytes(each[:4], "little"): each
@@ -52,7 +57,10 @@ class Transcript:
             then = self._of_then(exchange)
             secret = then[4:20]
             if then[20:32] != digest:
-                raise VflError(f"was sent another message {exchange} than in the run to repeat.")
+                raise VflError(
+                    f"was sent another message {exchange} than in the run to repeat. The label "
+                    "holder's data or environment has changed."
+                )
         self.entries += exchange.to_bytes(4, "little") + secret + digest + bytes(_DIGEST)
         return secret
 
@@ -66,9 +74,10 @@ class Transcript:
         """
         digest = digest_of(arrays)
         if self.repeats and digest != self._of_then(exchange)[32:]:
+            same = "Its versions and processor are the same, so its data have probably changed"
             raise VflError(
                 f"would answer message {exchange} otherwise than in the run to repeat, and sends "
-                "nothing. Its data, its processor or its versions of packages differ."
+                f"nothing. {changed(self.then.decode()) or same}."
             )
         self.entries[-_DIGEST:] = digest
 
@@ -80,9 +89,10 @@ class Transcript:
     def state_dict(self) -> dict[str, NDArray[np.uint8]]:
         """Return the entries, as arrays."""
         parts = {"entries": bytes(self.entries), "again": self.again}
+        parts |= {"here": self.here, "then": self.then}
         return {name: np.frombuffer(part, np.uint8) for name, part in parts.items()}
 
     @classmethod
     def of(cls, state: Mapping[str, NDArray[np.uint8]]) -> Transcript:
         """Return what `state_dict` returned; an empty transcript for states of older versions."""
-        return cls(*(state[name].tobytes() for name in state and ("entries", "again")))
+        return cls(**{name: array.tobytes() for name, array in state.items()})

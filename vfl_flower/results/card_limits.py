@@ -12,6 +12,7 @@ from vfl_flower.results.card_privacy import covers_figures
 from vfl_flower.results.figures import percent
 
 _FEW = 100  # test rows of a class
+_POINTS = "percentage points"
 
 
 def limits(summary: Mapping[str, Any]) -> list[str]:
@@ -88,8 +89,8 @@ def _of_figures(summary: Mapping[str, Any]) -> Iterator[str]:
     error = found["figures"].get("ece")
     if error and error["low"] > 0 and found.get("calibrate") == "none":
         yield (
-            f"Scores rank rows. As probabilities they are off by {percent(error['value'])} on "
-            "average, since they are not calibrated."
+            "Scores rank rows. As probabilities they are off by "
+            f"{percent(error['value'], _POINTS)} on average, since they are not calibrated."
         )
 
 
@@ -107,5 +108,5 @@ def _of_segments(summary: Mapping[str, Any]) -> Iterator[str]:
                 what = "share flagged" if kind == "demographic_parity" else "recall"
                 yield (
                     f"The {what} differs between segments of {column}, by at least "
-                    f"{percent(each['low'])}."
+                    f"{percent(each['low'], _POINTS)}."
                 )

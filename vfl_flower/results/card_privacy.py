@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_ONE_PLACE = "centralised", "intersection-only"  # baselines that send nothing
+ONE_PLACE = "centralised", "intersection-only"  # baselines that send nothing
 _HIDE_LABELS = "labels", "scalar"
 _LARGE = 10.0  # epsilon, at which one data set may be 22,000 times as likely as the other
 
@@ -87,7 +87,7 @@ def _unprotected(summary: Mapping[str, Any]) -> Iterator[str]:
     config = summary["config"]
     kind, strategy = config["privacy"], summary["strategy"]
     claims = summary.get("epsilon") is not None
-    if strategy in _ONE_PLACE:
+    if strategy in ONE_PLACE:
         yield "This baseline reads all columns and labels in one place, and keeps nothing apart."
         return
     yield "Not protected:"

@@ -189,9 +189,9 @@ def form_of(figure: str) -> str:
     return ".4g" if figure in IN_UNITS else ".4f"
 
 
-def percent(share: float) -> str:
+def percent(share: float, unit: str = "%") -> str:
     """Return a share as text."""
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f} {unit}"
 
 
 def chosen(rule: str) -> str:

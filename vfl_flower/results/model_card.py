@@ -1,15 +1,17 @@
 """The model card of a run: what a reader must know before the model is used.
 
-It is made from ``summary.json`` alone, and holds no name of a party's column.
+It is made from ``summary.json`` and `GIVEN`, and holds no name of a party's column.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.names import called
 from vfl_flower.protocol.system import load_system
@@ -19,11 +21,14 @@ from vfl_flower.results.figures import data_called, percent
 from vfl_flower.results.html import html
 from vfl_flower.results.page import Page, Section, Table, markdown
 from vfl_flower.results.report.assessment import assessment
-from vfl_flower.results.report.read import Shown
+from vfl_flower.results.report.read import MEASURES, Shown, json_of, mapping, measured, number
 from vfl_flower.results.report.sections import settings
 from vfl_flower.results.report.segments import segments
 
 FILES = "model_card.md", "model_card.html"
+GIVEN = "card.toml"
+"""File beside a card with fields that people give."""
+_FIELDS = "owner", "purpose", "approval", "review date"
 
 _ABOUT = (
     "This card describes a model that a label holder and several parties trained together. The "
@@ -33,21 +38,33 @@ _BARE = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "r2": "R²", "rms
 _NAMED = "csv:", "parquet:", "hf:", "files:", "memory:"  # data sets with a column of labels
 
 
-def write_card(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the model card of a finished run into its results folder, or replace it."""
-    page = card(summary)
+def write_card(folder: Path, summary: Mapping[str, Any] | None = None) -> None:
+    """Write the model card of a run into its results folder.
+
+    Without a summary, write it again: with `GIVEN`, and with figures of seeds from above.
+    """
+    given, fields, seeds = folder / GIVEN, dict.fromkeys(_FIELDS, "not given"), {}
+    if summary is None:
+        summary, seeds = (json_of(each / "summary.json") for each in (folder, folder.parent))
+        try:
+            fields |= tomllib.loads(given.read_text()) if given.is_file() else {}
+        except ValueError as error:
+            said = f"{given} is not TOML: {error}. Write lines such as owner = 'NAME'."
+            raise ConfigError(said) from None
+    page = card(summary, fields, seeds)
     for name, content in zip(FILES, (markdown(page), html(page)), strict=True):
         encoded = content.encode(errors="replace")
         write_whole(folder / name, encoded, synced=False)  # summary.json has it all
 
 
-def card(summary: Mapping[str, Any]) -> Page:
-    """Return the card of a run with this ``summary.json``."""
+def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[str, Any]) -> Page:
+    """Return the card of a run: ``seeds`` is the summary of all seeds, if there is one."""
     config = {key: value for key, value in summary["config"].items() if key != "resume"}  # a folder
     run = Shown("", Path(), {**summary, "config": config})
     limits = [("", each) for each in card_limits.limits(summary)]
     by_segment, options = segments([run]), settings([run])
     sections = [
+        Section("Responsibility", [_items([[name, str(each)] for name, each in given.items()])]),
         _training(summary),
         _data(summary),
         _parties(summary),
@@ -56,7 +73,7 @@ def card(summary: Mapping[str, Any]) -> Page:
         Section("Privacy", notes=[("", card_privacy.paragraph(summary))]),
         Section("Limits", notes=limits),
         options and replace(options, title="Options"),
-        _code(summary),
+        _code(summary, seeds),
     ]
     return Page(f"Model card: {summary['strategy']} on {_dataset(summary)}", sections)
 
@@ -157,7 +174,19 @@ def _figures(summary: Mapping[str, Any], run: Shown) -> Section:
 # --- how to repeat it ----------------------------------------------------------------------------
 
 
-def _code(summary: Mapping[str, Any]) -> Section:
-    rows = [["digest of the code, SHA-256", summary["code"]]]
+def _code(summary: Mapping[str, Any], seeds: Mapping[str, Any]) -> Section:
+    again, dataset = "vfl rerun RUN, where RUN is the folder of this card", summary["dataset"]
+    if str(dataset).startswith("files:"):
+        again += ", and the --node-config of each party"
+    if str(dataset).startswith("memory:") or summary["strategy"] in card_privacy.ONE_PLACE:
+        again = "no command repeats frames, or a run without messages"
+    rows = [["repeat to the last bit", again]]
+    spread = [
+        [f"{key.replace('_', ' ')} over {len(seeds['seeds'])} seeds", measured(seeds, key)]
+        for key in (*MEASURES, "test_auc", "test_rmse")
+        if number(mapping(seeds.get("deviation")), key) is not None
+    ]
+    rows += spread or [["spread over seeds", "not measured: add --seeds 5 to vfl run"]]
+    rows += [["digest of the code, SHA-256", summary["code"]]]
     rows += [[name, str(version)] for name, version in summary["versions"].items()]
     return Section("Code", [_items(rows)])

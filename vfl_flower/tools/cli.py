@@ -215,10 +215,25 @@ def _compare(
 
     All runs are in this process. The baselines frozen, local-only and
     centralised stand beside the systems. `vfl report` draws the curves.
+
+    The first model is tested against the others on the same people, and against
+    logistic regression and boosting on the label holder's columns. If each RUN
+    is the results folder of a finished run, these tests alone take place.
     """
     from vfl_flower.label_holder.progress import shown
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.sections import differences
+    from vfl_flower.tasks.inference.paired import paired
     from vfl_flower.tools.compare import compare, compared, table
 
+    folders = [Path(each).expanduser() for each in runs]
+    if all((each / "summary.json").is_file() for each in folders):
+        if run_config or node_config or out or seeds > 1:
+            raise ConfigError("Finished runs keep their options: name nothing but their folders.")
+        paired(folders)
+        if found := differences(read(folders[:1])):
+            print(found.in_terminal())
+        return
     number, common, node_configs = options.given(run_config, node_config, parties, out)
     if "strategy" in common:
         raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
@@ -332,11 +347,17 @@ def _report(
     RUN is the results folder of one of them, or a folder of such folders, such
     as runs/. The page shows what runs reached and spent: curves, bytes and
     delays by party, privacy, attacks and settings. It is one file that loads
-    nothing, and it replaces an earlier report.
+    nothing, and it replaces an earlier report. The card of a RUN with the file
+    card.toml is written again: this file names owner, purpose and approval.
     """
+    from vfl_flower.results.model_card import GIVEN, write_card
     from vfl_flower.results.report import write_report
 
-    print(f"report: {write_report([each.expanduser() for each in runs], out)}")
+    folders = [each.expanduser() for each in runs]
+    print(f"report: {write_report(folders, out)}")
+    for each in folders:
+        if (each / GIVEN).is_file():
+            write_card(each)
 
 
 @app.command("contribution", cls=Command)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import RunConfig, pairs
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.earlier_run import check_noise, without_noise
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free, results_folder
@@ -27,8 +29,9 @@ from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.figures import main_metric
 from vfl_flower.results.report.read import folder_of, number, read
-from vfl_flower.results.report.sections import comparison, privacy
+from vfl_flower.results.report.sections import comparison, differences, privacy
 from vfl_flower.results.terminal import wrapped
+from vfl_flower.tasks.inference.paired import paired
 from vfl_flower.tools.options import of_user
 from vfl_flower.tools.seeds import mean, repeated
 
@@ -52,7 +55,8 @@ def compare(
     ``common`` has options of all runs, and its ``out`` gets each run's folder and ``compare.json``.
     A run has its options, ``strategy`` at least, and perhaps a ``title``. Bytes are counted until
     the validation accuracy or R2 reaches ``target``, or the test figure without validation rows.
-    Figures are means over seeds. Raise `ConfigError` before any run, if one cannot work.
+    Figures are means over seeds. With one seed, the first run's model is tested against the others
+    that are kept (`paired`). Raise `ConfigError` before any run, if one cannot work.
     """
     configurations = _configurations(common, runs)
     resolved = [resolve(each) for each in configurations.values()]
@@ -73,6 +77,11 @@ def compare(
                 finished[name] = repeated(run_local, parties, own, node_configs, seeds, place)
     finally:  # if a run fails, keep the runs before it
         _write(folder, finished, target)
+    places = [each.folder for each in finished.values()]
+    kept = [each for each in places if (each / checkpoint.FILE).is_file()]
+    if kept and seeds == 1:
+        with suppress(ConfigError):  # there may be no test rows, or no classes in them
+            paired(kept)
     return folder
 
 
@@ -192,7 +201,8 @@ def table(folder: Path) -> str:
     without = [run.title for run in runs if number(run.summary, "epsilon") is None]
     if notes and without:
         notes.append(f"No epsilon holds for {', '.join(without)}.")
-    return "\n".join([comparison(runs).in_terminal(), *map(wrapped, notes)])
+    tests = [each.in_terminal() for each in [differences(runs)] if each]
+    return "\n".join([comparison(runs).in_terminal(), *map(wrapped, notes), *tests])
 
 
 def figures_of(run: Finished, target: float) -> dict[str, Any]:

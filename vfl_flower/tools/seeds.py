@@ -23,6 +23,7 @@ from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import check_free
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
+from vfl_flower.results.model_card import FILES, write_card
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.sections import comparison
 
@@ -56,6 +57,9 @@ def repeated(
         with titled(f"seed {seed} ({seed - first + 1}/{seeds})"):
             finished.append(start(parties, own, node_configs=node_configs))
         _write(folder, finished)  # a user may read them before the last seed ends
+    for each in finished:
+        if (each.folder / FILES[0]).is_file():
+            write_card(each.folder)  # with the figures of all seeds
     return Finished(folder)
 
 

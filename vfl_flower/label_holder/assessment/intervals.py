@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
+from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
 Figure = dict[str, float]
@@ -80,6 +81,19 @@ def difference(first: tuple[float, float], second: tuple[float, float]) -> Figur
     down = math.hypot(shares[0] - float(low), float(other_high) - shares[1])
     up = math.hypot(float(high) - shares[0], shares[1] - float(other_low))
     return figure(value, value - down, value + up, -1, 1)
+
+
+def placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Array:
+    """Return the share of the other class that each row ranks rightly against, [R].
+
+    Equal scores count one half. The mean over either class is the AUC. The variance of the AUC is
+    the sum of both variances of such a mean (DeLong et al., 1988).
+    """
+    found, ranks = np.empty(len(scores)), rankdata(scores)
+    for rows in (positive, ~positive):
+        below = ranks[rows] - rankdata(scores[rows])  # rows of the other class
+        found[rows] = below / max(1, int((~rows).sum()))
+    return np.where(positive, found, 1 - found)
 
 
 def inflated(apart: Array, spread: Array, size: Callable[[Array], Array]) -> tuple[float, float]:

@@ -61,6 +61,13 @@ def of_predictions(
     outputs: Tensor, labels: NDArray[Any], found: Checkpoint, segments: Segments, least: int
 ) -> dict[str, Any] | None:
     """Return the assessment of outputs [R, C] by labels [R]; None for rows of one class."""
+    scored = scored_by(found, outputs, labels)
+    calibrated = found.config.assessment.threshold, found.calibration
+    return _assessed("data with labels", scored, *calibrated, segments, least, notice.warning)
+
+
+def scored_by(found: Checkpoint, outputs: Tensor, labels: NDArray[Any]) -> Scored:
+    """Return rows with the predictions of a trained model, from its outputs [R, C]."""
     about = found.about_labels
     if about["classes"]:
         said = probabilities(outputs, found.calibration)
@@ -69,9 +76,7 @@ def of_predictions(
             about["mean"] + about["deviation"] * np.asarray(each, np.float64)
             for each in (outputs[:, 0], labels)
         )
-    scored = Scored(said, labels, about["classes"], found.threshold)
-    calibrated = found.config.assessment.threshold, found.calibration
-    return _assessed("data with labels", scored, *calibrated, segments, least, notice.warning)
+    return Scored(said, labels, about["classes"], found.threshold)
 
 
 def _assessed(

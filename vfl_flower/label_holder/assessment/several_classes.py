@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 from sklearn.metrics import confusion_matrix, f1_score
 
 from vfl_flower.label_holder.assessment import calibrated
@@ -19,6 +18,7 @@ from vfl_flower.label_holder.assessment.intervals import (
     by_logit,
     generator,
     mean,
+    placements,
     share,
 )
 
@@ -75,14 +75,10 @@ def _macro_auc(chance: Array, labels: Classes) -> Figure:
     classes, sizes = np.unique(labels, return_counts=True)
     influence, values = np.zeros(rows), []
     for number, size in zip(classes, sizes, strict=True):
-        score, mine = chance[:, number], labels == number
-        ranks = rankdata(score)
-        # Share of the other class that each row is ranked right against.
-        right = (ranks[mine] - rankdata(score[mine])) / (rows - size)
-        right_of_others = 1 - (ranks[~mine] - rankdata(score[~mine])) / size
-        values.append(value := float(right.mean()))
-        influence[mine] += (right - value) * (rows / size)
-        influence[~mine] += (right_of_others - value) * (rows / (rows - size))
+        mine = labels == number
+        right = placements(chance[:, number], mine)
+        values.append(value := float(right[mine].mean()))
+        influence += (right - value) * (rows / np.where(mine, size, rows - size))
     variance = float(influence.var()) / rows / len(classes) ** 2
     least = int(sizes.min())
     return by_logit(float(np.mean(values)), variance if least > 1 else 0.0, least)

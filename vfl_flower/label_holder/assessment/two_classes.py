@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import auc, average_precision_score, confusion_matrix, roc_curve
+from sklearn.metrics import average_precision_score, confusion_matrix, roc_curve
 
 from vfl_flower.label_holder.assessment import calibrated
 from vfl_flower.label_holder.assessment.intervals import (
@@ -20,6 +20,7 @@ from vfl_flower.label_holder.assessment.intervals import (
     figure,
     generator,
     mean,
+    placements,
     share,
     wilson,
 )
@@ -63,7 +64,7 @@ def figures(chance: Array, positive: NDArray[np.bool_], threshold: float) -> dic
 def _figures(
     chance: Array, positive: NDArray[np.bool_], threshold: float, ranked: Ranked
 ) -> dict[str, Figure]:
-    of_auc = _auc(ranked)
+    of_auc = _auc(chance, positive)
     found = {
         "auc": of_auc,
         "gini": {name: 2 * each - 1 for name, each in of_auc.items()},
@@ -112,24 +113,13 @@ def assessed(
     return _figures(chance, positive, threshold, ranked), curves
 
 
-def _auc(ranked: Ranked) -> Figure:
+def _auc(chance: Array, positive: NDArray[np.bool_]) -> Figure:
     """Return the area under the ROC curve, with the variance of DeLong et al. (1988)."""
-    positives, negatives = ranked.positives, ranked.negatives
-    number, others = positives.sum(), negatives.sum()
-    value = float(auc(*ranked.roc))
-    # Share of the other class that each row is ranked right against, in each group of rows.
-    of_positives = 1 - (negatives.cumsum() - negatives / 2) / others
-    of_negatives = (positives.cumsum() - positives / 2) / number
-    variance = 0.0
-    if min(number, others) > 1:
-        variance = sum(
-            float(each @ np.square(shares - value)) / (rows - 1) / rows
-            for each, shares, rows in (
-                (positives, of_positives, number),
-                (negatives, of_negatives, others),
-            )
-        )
-    return by_logit(value, variance, int(min(number, others)))
+    shares = placements(chance, positive)
+    parts = shares[positive], shares[~positive]
+    fewest = min(map(len, parts))
+    variance = sum(float(each.var(ddof=1)) / len(each) for each in parts) if fewest > 1 else 0.0
+    return by_logit(float(parts[0].mean()), variance, fewest)
 
 
 def _of_ranks(chance: Array, positive: NDArray[np.bool_], ranked: Ranked) -> dict[str, Figure]:

@@ -14,6 +14,7 @@ from vfl_flower.results.report.sections import (
     audits,
     by_party,
     comparison,
+    differences,
     headlines,
     privacy,
     settings,
@@ -37,6 +38,7 @@ def page(runs: Sequence[Shown]) -> Page:
     parts = [
         *([curves(runs), _compared(runs), frontier(runs)] if several else []),
         assessment(runs),
+        differences(runs),
         segments(runs),
         importance(runs),
         information(runs),

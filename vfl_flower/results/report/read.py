@@ -25,7 +25,7 @@ MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 
 _RESULTS = ("test_", "validation_", "train_", "deviation")
 
-_BESIDES = "audit", "contribution", "explanation", "information", "predictions"
+_BESIDES = "audit", "contribution", "explanation", "information", "paired", "predictions"
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Shown:
 
     ``summary`` is empty if the run has not finished. The others are empty if the command that
     writes them has not seen the run: ``audit`` (`vfl audit`), ``contribution``
-    (`vfl contribution`), ``explanation`` (`vfl explain`), ``information`` (`vfl information`) and
-    ``predictions`` (`vfl predict`).
+    (`vfl contribution`), ``explanation`` (`vfl explain`), ``information`` (`vfl information`),
+    ``paired`` (`vfl compare`) and ``predictions`` (`vfl predict`).
     """
 
     title: str
@@ -46,6 +46,7 @@ class Shown:
     contribution: dict[str, Any] = field(default_factory=dict)
     explanation: dict[str, Any] = field(default_factory=dict)
     information: dict[str, Any] = field(default_factory=dict)
+    paired: dict[str, Any] = field(default_factory=dict)
     predictions: dict[str, Any] = field(default_factory=dict)
 
     @property

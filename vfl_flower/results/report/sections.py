@@ -11,11 +11,13 @@ from vfl_flower.protocol.privacy.together import in_words, of_several
 from vfl_flower.protocol.system import BY_ROWS
 from vfl_flower.results.figures import guarantee
 from vfl_flower.results.page import NOTHING, Bar, Cell, Row, Section, Table
+from vfl_flower.results.report.assessment import Estimate
 from vfl_flower.results.report.curves import titles
 from vfl_flower.results.report.read import (
     MEASURES,
     Shown,
     mapping,
+    mappings,
     measured,
     megabytes,
     number,
@@ -123,6 +125,31 @@ def _number_in(figure: str) -> float | None:
         return float(figure.partition(" ")[0].replace(",", ""))
     except ValueError:
         return None
+
+
+def differences(runs: Sequence[Shown]) -> Section | None:
+    """Show how a run differs from other models on the same people (`vfl compare`)."""
+    rows: list[Row] = [
+        [
+            f"{run.folder.name} above {text(each.get('other'))}",
+            shown(number(each, "pairs"), ",.0f"),
+            text(each.get("metric")).upper(),
+            *Estimate.of(each).texts(),
+            shown(number(each, "p"), ".2g"),
+            " : ".join(shown(number(each, key), ",.0f") for key in ("only_one", "only_other")),
+            shown(number(each, "p_of_decisions"), ".2g"),
+        ]
+        for run in runs
+        for each in mappings(run.paired.get("tests"))
+    ]
+    notes = [
+        "A model alone has the label holder's columns: what is above it is the federation's gain.",
+        "p: probability of so large a difference between equally good models, each by itself.",
+        "Right alone: people about whom the first model alone is right, and the second alone.",
+    ]
+    head = ["models", "people", "figure", "difference", "95 % interval", "p", "right alone"]
+    table, title = Table([*head, "p of these"], [rows]), "Differences on the same people"
+    return Section(title, [table], [("", note) for note in notes]) if rows else None
 
 
 # --- by party -----------------------------------------------------------------------------------

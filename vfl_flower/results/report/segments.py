@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl_flower.results.figures import ASSESSED, form_of
+from vfl_flower.results.figures import ASSESSED, form_of, percent
 from vfl_flower.results.page import Row, Section, Table
 from vfl_flower.results.report.assessment import (
     Estimate,
@@ -92,6 +92,7 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
                 name,
                 names[n],
                 rows,
+                percent(figures["flagged"].value or 0.0) if "flagged" in figures else "",
                 *(estimate := figures.get(key, Estimate(None))).texts(form_of(key)),
                 estimate.dot(*ends, n),
             ]
@@ -100,7 +101,8 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
         for name, each in by_segment.items()
     ]
     called, _ = ASSESSED.get(key, (key, ""))
-    head = [column, "run", "rows", called, "95 % interval", "{:.3g} to {:.3g}".format(*ends)]
+    drawn = "{:.3g} to {:.3g}".format(*ends)
+    head = [column, "run", "rows", "flagged", called, "95 % interval", drawn]
     bodies = bodies if len(runs) > 1 else [[row for body in bodies for row in body]]
     return Table(head, bodies, 2, f"By {column}")
 
@@ -120,14 +122,18 @@ def _all(column: str, runs: Sequence[Shown], found: Found) -> Table:
 
 def _differences(column: str, runs: Sequence[Shown], found: Found) -> Table:
     """Return the differences between segments."""
-    of_runs = [estimates(mapping(each.get("differences"))) for each in found]
+    shares = (estimates(mapping(each.get("differences"))) for each in found)
+    of_runs = [
+        {key: Estimate(*(end and 100 * end for end in each)) for key, each in of.items()}
+        for of in shares
+    ]
     least, most = scale([each for every in of_runs for each in every.values()])
     ends, names = (min(least, 0.0), max(most, 0.0)), run_column(runs)
     rows: list[Row] = [
         [
-            _called(key, mapping(mapping(found[n].get("differences")).get(key))),
+            _called(key, found[n]),
             names[n],
-            *every[key].texts(),
+            *every[key].texts(".1f"),
             every[key].dot(*ends, n, 0.0),
         ]
         for key in dict.fromkeys(key for every in of_runs for key in every)
@@ -135,12 +141,17 @@ def _differences(column: str, runs: Sequence[Shown], found: Found) -> Table:
         if key in every
     ]
     drawn = "{:.3g} to {:.3g}".format(*ends)
-    head = ["largest difference", "run", "value", "95 % interval", drawn]
+    head = ["largest difference", "run", "percentage points", "95 % interval", drawn]
     return Table(head, [rows], 2, f"Differences by {column}")
 
 
-def _called(key: str, of: Mapping[str, Any]) -> str:
-    """Return what differs, and between which segments."""
+def _called(key: str, found: Mapping[str, Any]) -> str:
+    """Return what differs, between which segments, and the ratio of their shares."""
+    of = mapping(mapping(found.get("differences")).get(key))
     ends = [text(of[end]) for end in ("highest", "lowest") if of.get(end) is not None]
     between = f": {' above '.join(ends)}" if len(ends) == 2 else ""
+    kind = "flagged" if key == "demographic_parity" else "recall"
+    high, low = ([number(found, "figures", each, kind, "value") for each in ends] + [None] * 2)[:2]
+    if high and low is not None:
+        between += f", ratio {low / high:.2f}"
     return _DIFFERENCES.get(key, key) + between

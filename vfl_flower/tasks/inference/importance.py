@@ -44,6 +44,7 @@ class Score:
     labels : class numbers, int64 [R], or standardised numbers, float32 [R].
     classes : number of classes; 0 for regression.
     calibration : the calibration of the model, if any. Predictions follow from it.
+    metric : another metric than the first that fits.
 
     Attributes
     ----------
@@ -61,9 +62,10 @@ class Score:
         labels: NDArray[np.float32] | NDArray[np.int64],
         classes: int,
         calibration: Calibration | None = None,
+        metric: Metric | None = None,
     ) -> None:
         self._calibration = calibration
-        self.metric: Metric = R2 if not classes else AUC if classes == 2 else ACCURACY
+        self.metric: Metric = metric or (R2 if not classes else AUC if classes == 2 else ACCURACY)
         self._labels = labels
         self._groups = [np.ones(len(labels), bool)]
         if self.metric == R2:
@@ -95,8 +97,12 @@ class Score:
             return found
         said = self._calibrated(outputs)
         if self.metric == ACCURACY:
-            hits: Floats = (said.argmax(1) == self._labels).astype(np.float64)
+            one = said.shape[1] == 1  # the log odds of the second of two classes
+            decided = said[:, 0] > 0 if one else said.argmax(1)
+            hits: Floats = (decided == self._labels).astype(np.float64)
             return hits
+        from vfl_flower.label_holder.assessment.intervals import placements  # lazy: scipy is slow
+
         return placements(said[:, -1], self._groups[0])
 
     def possible(self, outputs: Outputs) -> Outputs:
@@ -137,27 +143,3 @@ class Score:
         parts = (differences[group] for group in self._groups)
         variance = sum(part.var(ddof=1) / len(part) for part in parts if len(part) > 1)
         return Fall(value, SURE * math.sqrt(variance))
-
-
-def placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Floats:
-    """Return the share of the other class that each row ranks rightly against, [R].
-
-    Equal scores count one half. The mean over either class is the AUC.
-    """
-    order = np.argsort(scores)
-    ranked, is_positive = scores[order], positive[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    lengths = np.diff(np.r_[starts, len(ranked)])
-    before = np.r_[0, np.cumsum(~is_positive)]
-    negatives_below = (before[starts] + before[starts + lengths]) / 2
-    before = np.r_[0, np.cumsum(is_positive)]
-    positives_below = (before[starts] + before[starts + lengths]) / 2
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    of_ranked = np.where(
-        is_positive,
-        np.repeat(negatives_below, lengths) / negatives,
-        1 - np.repeat(positives_below, lengths) / positives,
-    )
-    found = np.empty(len(scores))
-    found[order] = of_ranked
-    return found

@@ -14,8 +14,10 @@ from vfl_flower.alignment.reuse import aligned
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
+from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
+from vfl_flower.data.labels import Labels
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.split import divide, used_by
 from vfl_flower.data.tables import Table
@@ -217,12 +219,7 @@ def _test_rows(config: RunConfig, given: Mapping[str, Any], found: Checkpoint) -
             "data set, and predicts its test rows. Leave dataset out. New rows need dataset = "
             "'files:PATH' from training on."
         )
-    parties = len(found.strategy["holder"]["sizes"])
-    labels = with_row_masks(load_labels(trained), trained, parties)
-    if labels.differ_from(found.about_labels):
-        raise ConfigError(
-            f"{trained.data.dataset} has changed since the model was trained. Restore its data."
-        )
+    labels = labels_of(found)
     protected = labels.repeats and mechanism_of(trained).hides_labels
     labels = labels.tested
     ids = np.arange(len(labels.test))
@@ -235,6 +232,27 @@ def _test_rows(config: RunConfig, given: Mapping[str, Any], found: Checkpoint) -
         labels=None if protected else labels.test,
         present=labels.present[1].copy() if labels.present else None,
     )
+
+
+def labels_of(found: Checkpoint) -> Labels:
+    """Return the labels of a run's rows. Raise `ConfigError` if its data have changed."""
+    config: RunConfig = found.config
+    if not config.data.own_data:
+        parties = len(found.strategy["holder"]["sizes"])
+        labels = with_row_masks(load_labels(config), config, parties)
+    else:
+        own = own_table(config.data)
+        if len(own.ids) <= found.rows.max():
+            raise ConfigError(f"{own.path} has lost rows since the run began. Restore its rows.")
+        common = Alignment(found.about_labels["alignment"], found.rows, found.present)
+        about = found.about_labels if config.running.grow else None
+        labels = load_own_labels(config.data, own, common, about)
+    if labels.differ_from(found.about_labels):
+        raise ConfigError(
+            f"{config.data.called} has changed since the model was trained: it has other rows, "
+            "classes or values. Restore its data."
+        )
+    return labels
 
 
 def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
