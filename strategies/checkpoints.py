@@ -10,14 +10,18 @@ import numpy as np
 from strategies.party_record import PartyRecord
 from strategies.run import Run
 from strategies.transcript import verdict
+from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import withdrawn
+from vfl_flower.data.ids import People
 from vfl_flower.label_holder import drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.protocol.privacy.journal import Mark, second_count
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.results.figures import of_rerun as sentence
-from vfl_flower.transport.messages import CheckpointOrder
+from vfl_flower.transport.messages import Arrays, CheckpointOrder
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -97,6 +101,20 @@ class Checkpoints:
         self._write(finished)
         run.tell("saved")
 
+    def _tags(self, train: People, test: People) -> Arrays:
+        """Return keyed hashes of the people of the run, and of runs that it began with."""
+        try:
+            listed = withdrawn.read(withdrawn.place(), begin=True)
+        except VflError as error:
+            log.warning("The checkpoint names nobody, so `vfl forget` empties all rows: %s", error)
+            return {}
+        tags = {"tags.train": listed.tags(train), "tags.test": listed.tags(test)}
+        before = self.keeper.found or self.keeper.earlier
+        then = of_group("tags", before.arrays) if before else {}
+        of_then = [then[name] for name in ("train", "earlier")[bool(self.keeper.found) :] if then]
+        earlier = np.concatenate([tags["tags.train"][:0], *of_then])
+        return {**tags, "tags.earlier": np.setdiff1d(earlier, tags["tags.train"])}
+
     def _write(self, finished: bool = False) -> None:
         """Write the label holder's half; the parties have written theirs."""
         run = self.run
@@ -111,6 +129,8 @@ class Checkpoints:
         people, hides_labels = run.labels.people, mechanism_of(run.config).hides_labels
         if hides_labels and people:  # to recognise them in any file
             arrays["people"] = np.concatenate([people[0], people[1][: run.labels.validation]])
+        if people:
+            arrays |= self._tags(*people)
         state = {
             "seats": [record.state_dict() for record in run.records],
             "history": run.history.state_dict(),

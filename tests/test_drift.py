@@ -46,7 +46,7 @@ Array = NDArray[Any]
 
 ROWS = 1500
 SHORT = {"epochs": 6, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "noise-seed": 0}
-WORDS = {"missing": "median", "text": "one-hot"}
+WORDS: Any = {"missing": "median", "text": "one-hot"}
 
 
 def people(rows: int, seed: int, shift: float = 0.0, first: int = 0) -> pd.DataFrame:

@@ -133,7 +133,7 @@ def _side(
     if attacker == "label holder":
         yield KeyTable({name: people[name] for name in people}, "The guesses"), node
         return
-    options = {"id": NO_COLUMN, "label": NO_COLUMN, "match_columns": " ".join(people.columns)}
+    options: Any = {"id": NO_COLUMN, "label": NO_COLUMN, "match_columns": " ".join(people.columns)}
     with held(own, [Frame("guesses", frame=people, party=0, **options)]) as name:
         yield own.keys, {"source": "memory", "held": name}
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
+from vfl_flower.alignment.store import home
 from vfl_flower.config import logs, names
 from vfl_flower.config.errors import (
     ConfigError,
@@ -28,7 +30,7 @@ from vfl_flower.config.errors import (
     terminating,
     why,
 )
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import remove_older, write_whole
 from vfl_flower.config.flower_table import given_to_flower
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
@@ -118,6 +120,11 @@ def _serve(
     transport: Transport, config: RunConfig, context: Context, callbacks: Sequence[Callback]
 ) -> None:
     run, given = str(context.run_id), parse(context.run_config)
+    if days := config.running.retention_days:
+        for kind in ("alignments", "sets"):
+            remove_older(home(kind), "of-*.npz", days)
+        if config.model:
+            remove_older(Path(config.model).expanduser(), "predictions*", days)
     if config.task == "train":
         _train(transport, config, run, callbacks)
     elif config.task in _BY_MODEL:

@@ -28,11 +28,19 @@ import numpy as np
 from flwr.app import Context
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import alone_in, check_own, make_folder, told, unsealed, whole
+from vfl_flower.config.files import (
+    alone_in,
+    check_own,
+    make_folder,
+    remove_older,
+    told,
+    unsealed,
+    whole,
+)
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Arrays
-from vfl_flower.transport.node import check_folder, simulated
+from vfl_flower.transport.node import check_folder, lasting_folder
 
 log = logging.getLogger("flwr")
 
@@ -73,9 +81,7 @@ def home(name: str, context: Context | None = None) -> Path:
         with told(folder):
             check_own(folder)
         return folder
-    named = not simulated(context) and context.node_config.get("states")
-    folder = (Path(str(named)).expanduser() if named else lasting_home()) / name
-    return check_folder(context, folder, "alignments")
+    return check_folder(context, lasting_folder(context.node_config) / name, "alignments")
 
 
 def check_name(name: str) -> None:
@@ -185,10 +191,7 @@ def is_valid(stored: Any, rules: Rules) -> bool:
 
 def forget_old(folder: Path, party: int, rules: Rules) -> None:
     """Remove a party's files that its rules no longer permit."""
-    for path in newest_first(folder, every_of_party(party)):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime >= rules.alignment_days * 86400:
-                path.unlink()
+    remove_older(folder, every_of_party(party), rules.alignment_days)
 
 
 def in_words(seconds: float) -> str:

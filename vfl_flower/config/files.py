@@ -13,6 +13,7 @@ import os
 import pwd
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -173,6 +174,14 @@ def lasting_secret(path: Path) -> bytes:
             if not path.exists():
                 write_sealed(path, secrets.token_bytes(32))
             return unsealed(path)
+
+
+def remove_older(folder: Path, pattern: str, days: int) -> None:
+    """Remove the files of a pattern that were last written so many days ago, or earlier."""
+    for path in folder.glob(pattern):
+        with suppress(OSError):  # another run may remove it at the same time
+            if time.time() - path.stat().st_mtime >= days * 86400:
+                path.unlink()
 
 
 def append(path: Path, content: bytes) -> None:

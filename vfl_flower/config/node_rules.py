@@ -8,7 +8,7 @@ tasks (predictions, explanations).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NamedTuple, get_type_hints
@@ -89,6 +89,12 @@ class Rules:
         30,
         "Sets the days for which the party keeps an alignment and uses it again. 0 keeps none.",
         "alignment-days=7",
+    )
+    retention_days: Count | None = rule(
+        None,
+        "Sets the days after which the party removes states and alignments. It looks at each "
+        "checkpoint of a run. A model whose state is removed predicts no more.",
+        "retention-days=365",
     )
     systems: str = rule(
         "",
@@ -218,7 +224,9 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
                 f"{whose} gives refuse = {given['refuse']!r}, which names a task {name!r}. Use "
                 f"{', '.join(REFUSABLE)} or none."
             )
-    return Rules(**given)
+    rules = Rules(**given)
+    days = rules.alignment_days if rules.retention_days is None else rules.retention_days
+    return replace(rules, alignment_days=min(days, rules.alignment_days))
 
 
 REFUSABLE = ("explain", "information", "drift")

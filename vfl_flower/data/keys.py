@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from vfl_flower.data.ids import encoded
 from vfl_flower.data.match_rules import ID, Part, Rule
-from vfl_flower.data.normalised import VERSION, Coded, as_written, dates, normalised
+from vfl_flower.data.normalised import (
+    VERSION,
+    Coded,
+    as_written,
+    dates,
+    normalised,
+    spelling,
+)
 
 _SURE = 10  # pairs that share a key; fewer are too few to estimate a chance from
 _UNSEEN = 0.5  # pairs that share a key, if the table has none: the mean by Jeffreys' prior
@@ -179,6 +186,15 @@ class KeyTable:
         """
         chance = self.chance(rule)
         return -math.log2(chance) if chance else math.inf
+
+
+def row_keys(columns: Columns, whose: str) -> list[bytes]:
+    """Return what stands for the person of each row: all columns, normalised, by their names."""
+    coded = [as_written(columns[name], name, whose).by(spelling) for name in sorted(columns)]
+    texts = ([*each.texts, ""] for each in coded)  # the code -1 is a missing value
+    parts = [map(t.__getitem__, each.codes.tolist()) for t, each in zip(texts, coded, strict=True)]
+    rows = map("\0".join, zip(*parts, strict=True))
+    return [f"r:{row}".encode("utf-8", "surrogatepass") for row in rows]
 
 
 def expected_false(chance: float, left: int, right: int, matched: int = 0) -> float:

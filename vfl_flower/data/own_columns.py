@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Self
 
 from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
@@ -43,6 +44,7 @@ class OwnColumns(Source):
     label: str = ""  # at the label holder
     segments: str = ""  # at the label holder; names of columns, as in ``columns``
     party: int | None = None  # None: the label holder
+    withdrawn: Path | None = None
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
@@ -24,6 +24,7 @@ from vfl_flower.data.own_columns import match_columns_of
 from vfl_flower.data.repeated_rows import Combined, LastRows, People, numbered
 from vfl_flower.data.table_file import TableError, TableFile, check_place, is_csv
 from vfl_flower.data.tables import Table
+from vfl_flower.data.withdrawn import place, read
 
 OPTIONS = ("id", "columns", "missing", "missing_words", "text", "dates", "match_columns")
 """Options of a table that a party and the label holder have."""
@@ -43,7 +44,7 @@ class OwnFile(Table):
         path = data.dataset.partition(":")[2]
         words = {name: getattr(data, name) for name in (*OPTIONS, "label", "segments")}
         words["match_columns"] = match_columns_of(data.match, data.match_columns)
-        return cls(path, **words)
+        return cls(path, **words, withdrawn=place())
 
     @property
     def place(self) -> Path:
@@ -51,12 +52,22 @@ class OwnFile(Table):
         return Path(expanduser(self.path)).absolute()
 
     @cached_property
+    def _whole(self) -> TableFile:
+        return TableFile(self.place, is_csv(self.path), self.words)
+
+    @cached_property
     def _file(self) -> TableFile:
         return TableFile(*self._about)
 
-    @property
-    def _about(self) -> tuple[Path, bool, tuple[str, ...]]:
-        return self.place, is_csv(self.path), self.words
+    @cached_property
+    def _about(self) -> tuple[Path, bool, tuple[str, ...], Any]:
+        """Return what makes the file: without the rows of people who have withdrawn."""
+        with self._reading():
+            listed, kept = read(self.withdrawn), None
+            if len(listed.hashes) and (self.id in self._names or self.match_columns):
+                everybody = replace(self, withdrawn=None, repeats="refuse")
+                kept = ~listed.have_ids(everybody.people_in_file)
+        return self.place, is_csv(self.path), self.words, kept
 
     @cached_property
     def _columns(self) -> TableFile:
@@ -91,7 +102,7 @@ class OwnFile(Table):
                 raise TableError("is not there. Correct its path.", "its path is empty.")
             check_place(self.place)
             _ = self._is_csv  # refuses other kinds of files
-            names = self._file.names
+            names = self._whole.names
         if self._is_csv and self.id not in names and (wrong := of_separator(names)):
             raise self.wrong(wrong, "its first line has no commas that separate columns.")
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -118,7 +129,7 @@ class OwnFile(Table):
             return len(self._frame)
         with self._reading():
             rows: int = pq.read_metadata(self.place).num_rows
-        return rows
+        return rows if self._about[3] is None else int(self._about[3].sum())
 
     def _some(self, names: list[str], texts: Collection[str] = ()) -> Any:
         if self._is_csv or len(names) == len(self.feature_names):
@@ -135,7 +146,7 @@ class OwnFile(Table):
             return "sequences"
         if self._is_csv:
             return "table"
-        types = {self._file.type_of(name) for name in names}
+        types = {self._whole.type_of(name) for name in names}
         if any(pa.types.is_struct(each) or pa.types.is_binary(each) for each in types):
             return "images"
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -148,7 +159,7 @@ class OwnFile(Table):
                 "is neither .csv, .csv.gz nor .parquet. Write it as one of them.",
                 f"it ends in {self.place.suffix!r}.",
             )
-        return self._file.is_csv
+        return self._whole.is_csv
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

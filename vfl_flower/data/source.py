@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from vfl_flower.config.arrays import Array
 from vfl_flower.data.ids import encode_ids, in_pieces
 from vfl_flower.data.samples import Arrays
+from vfl_flower.data.withdrawn import numbers_of, read
 
+_NOBODY = np.zeros(0, np.uint64)
 _FAR = 1e6  # deviations between zero and a mean from which on rounding errors count
 
 
@@ -71,6 +74,8 @@ class Source(ABC):
 
     lazy: ClassVar[bool] = False
     """Whether to read samples on use, instead of once."""
+    withdrawn: Path | None = None
+    """The list of people whose rows must not be used."""
 
     def __init__(self, node_config: Mapping[str, Any], party: int) -> None:
         self.node_config = node_config
@@ -136,8 +141,11 @@ class Source(ABC):
 
     @cached_property
     def ids(self) -> Sequence[bytes]:
-        """Return the encoded ids of all rows, in their order."""
-        return encode_ids(self.id_column, self.whose)
+        """Return the encoded ids of all rows, in their order. No id of a run is a withdrawn one."""
+        found = encode_ids(self.id_column, self.whose)
+        gone = np.flatnonzero(read(self.withdrawn).have_ids(found)).tolist()
+        hidden = {row: b"w:%d" % row for row in gone}
+        return [hidden.get(row, one) for row, one in enumerate(found)] if hidden else found
 
     def id_values(self, rows: Array) -> Array:
         """Return the ids of these rows, not encoded."""
@@ -153,11 +161,8 @@ class Source(ABC):
         return self._id_numbers(rows, len(b"i:"))  # skip the prefix of `encode_ids`
 
     def _id_numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
-        each = bytearray()
-        for some in in_pieces(self.ids, rows):
-            parts = (hashlib.blake2b(one[skipped:], digest_size=8).digest() for one in some)
-            each += b"".join(list(parts))
-        return np.frombuffer(bytes(each), "<u8")
+        some = in_pieces(self.ids, rows)
+        return np.concatenate([_NOBODY, *(numbers_of(each, skipped) for each in some)])
 
     @cached_property
     def whole_digest(self) -> str:

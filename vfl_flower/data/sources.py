@@ -16,6 +16,7 @@ from vfl_flower.data.own_files import OPTIONS, OwnFile
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Source
 from vfl_flower.data.text import TextColumn
+from vfl_flower.data.withdrawn import place
 
 _Length = Annotated[int, Field(ge=1)]
 _OPTIONS: dict[str, tuple[Any, Any]] = {  # option -> its default, and its type
@@ -49,6 +50,8 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
     """
     if "source" in node_config:
         source: Source = SOURCES.load(str(node_config["source"]))(node_config, party)
+        if "held" not in node_config:  # frames of a Python process are its own to cut
+            source.withdrawn = place(node_config)
         return source
     given = {name: _option(node_config, name, party) for name in _OPTIONS}
     if given["images"]:
@@ -57,13 +60,16 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
                 f"Party {party} has named a file and a folder of images. Name only one of them: a "
                 "party has one kind of data."
             )
-        return ImageFolder(given["images"], given["image-size"], party)
+        folder = ImageFolder(given["images"], given["image-size"], party)
+        folder.withdrawn = place(node_config)
+        return folder
     if not given["file"]:
         raise ConfigError(
             f"Party {party} has named no file. Start its SuperNode with --node-config "
             "\"partition-id=... num-partitions=... file='/path/features.parquet' id='id'\"."
         )
     words = {name: given[name.replace("_", "-")] for name in OPTIONS}
+    words["withdrawn"] = place(node_config)
     own = OwnFile(given["file"], **words, repeats=given["rows"], party=party)
     if own.text == "tokens":
         tokens = {"tokenizer": given["tokenizer"], "length": given["text-length"]}

@@ -91,6 +91,7 @@ class TableFile:
     place : its path, or a parquet file that is open.
     is_csv : whether it is a csv file.
     words : texts that are missing values, beside the empty one.
+    kept : the rows to read, as a mask; None reads all.
 
     Raises
     ------
@@ -101,6 +102,7 @@ class TableFile:
     place: Path | BinaryIO
     is_csv: bool
     words: tuple[str, ...] = ()
+    kept: Any = None
 
     @cached_property
     def names(self) -> list[str]:
@@ -162,6 +164,15 @@ class TableFile:
 
     def pieces(self, names: Collection[str], rows: int | None = None) -> Iterator[Any]:
         """Yield Arrow batches, or a table, of these columns, with texts as they were written."""
+        import pyarrow as pa
+
+        start = 0
+        for piece in self._pieces(names, rows):
+            kept = self.kept if self.kept is None else self.kept[start : start + len(piece)]
+            yield piece if kept is None else piece.filter(pa.array(kept))
+            start += len(piece)
+
+    def _pieces(self, names: Collection[str], rows: int | None) -> Iterator[Any]:
         import pyarrow.parquet as pq
 
         if self.is_csv:

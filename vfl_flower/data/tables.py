@@ -28,8 +28,8 @@ from vfl_flower.data.frames import (
     raw_columns,
     texts_of,
 )
-from vfl_flower.data.ids import identities, written
-from vfl_flower.data.keys import KeyTable
+from vfl_flower.data.ids import encoded, identities, written
+from vfl_flower.data.keys import KeyTable, row_keys
 from vfl_flower.data.match_rules import ID
 from vfl_flower.data.needs import (
     EMPTY,
@@ -79,6 +79,21 @@ class Table(OwnColumns):
                 f"{', ...' * (len(self._names) > 8)}.",
             )
         return self._read_ids()
+
+    @property
+    def people_in_file(self) -> list[bytes]:
+        """Return what a list of withdrawals knows each row's person by; empty if there is nothing.
+
+        It is the encoded id, or else the columns that rules match people by, normalised.
+        """
+        from pandas import isna
+
+        if self.id in self._names:
+            ids = self._read_ids()
+            ids = np.where(isna(ids), "", np.asarray(ids, object)).tolist()
+            texts = (one if isinstance(one, int) else str(one) for one in ids)
+            return [encoded(one) if one != "" else b"" for one in texts]
+        return row_keys(self._keyed, self.whose)
 
     @cached_property
     def ids(self) -> Sequence[bytes]:

@@ -29,6 +29,7 @@ JOURNAL = "releases.journal"
 
 _TEXT = "text"
 _USED = "learnt", "chose"
+_LEARNT = "train", "earlier"  # people of the run, and of runs that it began with
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Checkpoint:
         that chose these models.
     about_labels : how to turn the model's outputs into labels (`Labels.about`).
     strategy, arrays : scalars and arrays of the strategy and the label holder (``state_dict``).
+        "tags.train" and "tags.test" name the people of the rows by keyed hashes
+        (`data.withdrawn`). "tags.earlier" names people of runs that the run began with. A person
+        who has withdrawn has 0.
     """
 
     config: RunConfig
@@ -77,6 +81,12 @@ class Checkpoint:
         """Return the epochs done at the last evaluation."""
         entries = self.strategy["history"]["entries"]
         return float(entries[-1]["epoch"]) if entries else 0.0
+
+    @property
+    def withdrawn(self) -> tuple[int, int]:
+        """Return how many people of the training rows have withdrawn since, and of how many."""
+        tags = [self.arrays[f"tags.{name}"] for name in _LEARNT if f"tags.{name}" in self.arrays]
+        return sum(int((each == 0).sum()) for each in tags), sum(map(len, tags))
 
     @property
     def calibration(self) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from vfl_flower.data.drift import Watch, columns_of, sampled
 from vfl_flower.data.samples import Samples
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.sources import source_of
+from vfl_flower.data.withdrawn import place, version
 from vfl_flower.protocol.batches import Window, kept
 from vfl_flower.transport.node import index_and_parties
 
@@ -104,7 +105,7 @@ def aligning_source(context: Context) -> Source:
         seen = os.stat(os.path.expanduser(str(words["file"])))
     except (KeyError, OSError):  # other data, or no such file
         return own_source(context)
-    stamp = seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_dev
+    stamp = seen.st_mtime_ns, seen.st_size, seen.st_ino, seen.st_dev, version(place(words))
     return _of_file(tuple(sorted(words.items())), index_and_parties(context)[0], stamp)
 
 

@@ -11,14 +11,17 @@ The party writes a set to its disk before it answers. It forgets a set after 30 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.data.evidence import MOST_TOLD, leverages
-from vfl_flower.records.ledger import content_in_file, opened_by_party
+from vfl_flower.data.ids import People
+from vfl_flower.records.ledger import content_in_file, opened, opened_by_party
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import refused, states_folder
 
@@ -63,6 +66,19 @@ def count_labels(
         file = BytesIO()
         np.savez(file, allow_pickle=False, **known)
         ledger.write("sets", file.getvalue())
+
+
+def without(path: Path, gone: Callable[[People], NDArray[np.bool_]], write: bool) -> int:
+    """Remove people from the sets in a file, or only count them; return their number."""
+    with opened(path) as ledger:
+        known = _recent(ledger.content("sets"))
+        left = ~gone(known["people"])
+        if write and not left.all():
+            parts = {"people": known["people"][left], "labels": known["labels"][:, left]}
+            file = BytesIO()
+            np.savez(file, allow_pickle=False, **{**known, **parts})
+            ledger.write("sets", file.getvalue())
+    return int((~left).sum())
 
 
 def _recent(content: bytes) -> Arrays:

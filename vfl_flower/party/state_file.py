@@ -27,7 +27,15 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from vfl_flower.config.audit_chain import beside
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import is_locked, make_folder, told, unsealed, whole
+from vfl_flower.config.files import (
+    is_locked,
+    make_folder,
+    remove_older,
+    told,
+    unsealed,
+    whole,
+)
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.aggregation.keys import RECORD
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
@@ -39,6 +47,7 @@ log = logging.getLogger("flwr")
 _MARK = "mark"
 _SESSION = -1  # replaces a checkpoint's number at the end of a session
 _ANY = -2
+_NO_ROWS = "(mark|about|scalars|model|model-at-.*|optimizer|drift|transcript)$"  # records
 _MORE_LOGS = "-2", "-3", "-4"  # a SuperNode serves four runs at once
 
 
@@ -98,6 +107,9 @@ def save(context: Context, number: int | None = None, run: str = "") -> None:
                 others = {each: file for each, file in numbered if file != path}
                 for each in sorted(others)[:-1]:
                     others[each].unlink(missing_ok=True)
+                if days := Rules.of(context.node_config).retention_days:
+                    party = context.node_config.get("partition-id")
+                    remove_older(path.parent, f"run-*-party-{party}[-.]*", days)
     except VflError as error:
         log.warning("The party's state cannot be saved: %s", error)
         if number is not None:
@@ -162,6 +174,22 @@ def audit_log(context: Context) -> AuditLog:
     except VflError as error:
         log.warning("%s", error)
         raise VflError("cannot write its audit log: its own log says why.") from None
+
+
+def has_rows(path: Path) -> bool:
+    """Return whether a state holds rows of people. Raise as `read`."""
+    return any(not re.match(_NO_ROWS, name) for name in _read(path))
+
+
+def without_rows(path: Path) -> None:
+    """Write a state anew without all rows. Its model still predicts, and begins other runs.
+
+    Its run cannot be resumed: its file has other rows now.
+    """
+    state = state_from_bytes(unsealed(path))
+    kept = {name: each for name, each in state.items() if re.match(_NO_ROWS, name)}
+    with whole(path, sealed=True) as file:
+        file.write(state_to_bytes(RecordDict(kept)))
 
 
 def read(path: Path) -> RecordDict:

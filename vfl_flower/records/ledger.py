@@ -109,6 +109,13 @@ class Ledger:
         self.write(name, np.stack([known, values.astype(np.uint64)]).astype("<u8").tobytes())
         self._tables[name] = known, values
 
+    def remove(self, name: str, keys: Keys) -> None:
+        """Remove these keys from a table."""
+        kept, numbers = self.table(name)
+        self._tables[name] = kept[:0], numbers[:0]
+        left = ~np.isin(kept, keys)
+        self.put(name, kept[left], numbers[left])
+
     def table(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the ascending keys of a table and their numbers, [n] each."""
         if name not in self._tables:
@@ -173,6 +180,7 @@ def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
                     _make(path, earlier)
         with closing(_connection(path)) as connection:
             connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("PRAGMA secure_delete = ON")
             connection.execute("BEGIN IMMEDIATE")
             ledger = Ledger._read(path, connection)
             yield ledger

@@ -118,6 +118,8 @@ def _data(summary: Mapping[str, Any]) -> Section:
         names = {str(each["party"]): called(each) for each in summary["by_party"]}
         rows += [[f"people {what}", f"{count:,}"] for what, count in lines(covered, names)]
     rows.append(["digest of all ids, SHA-256", of["ids"]])
+    if gone := summary.get("withdrawn"):
+        rows.append(["people withdrawn since", f"{gone['people']:,} of {gone['of']:,} in training"])
     if of["classes"]:
         return Section("Data", [_items(rows), _classes(summary)])
     if of["label_mean"] is not None:

@@ -404,7 +404,7 @@ _GROUPS = {
     "Train": "demo run rerun align information compare sweep list",
     "Use a model": "predict serve",
     "Judge a model": "report explain contribution audit",
-    "Operate": "doctor audit-log",
+    "Operate": "doctor forget audit-log",
 }
 """Groups of `vfl --help`, by what a user does."""
 

@@ -69,3 +69,22 @@ def _serve(
             serve_supernodes({**keys, "model": model}, node_configs)
     except (KeyboardInterrupt, Terminated):
         print("The service has ended.")
+
+
+@app.command("forget", cls=Command, epilog=options.FORGET_EXAMPLES)
+def _forget(
+    id_file: options.IdFile,
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER...]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List, and change nothing.")] = False,
+) -> None:
+    """Remove people from this organisation's files, and keep them out of later work.
+
+    FOLDER is a folder of runs, of a party's states or of predictions, with all
+    that is in it. The folder of alignments is searched too. First, the people go
+    on a list of keyed hashes. From then on, no alignment, training, report or
+    score of this organisation has them. The weights of trained models stay. If
+    the command was interrupted, repeat it.
+    """
+    from vfl_flower.tools.forget import forget
+
+    forget(id_file.expanduser(), folders or [], dry_run)

@@ -63,6 +63,14 @@ EngineName = Annotated[
 Out = Annotated[
     str, typer.Option(metavar="DIR", help="Results folder. Default: a new folder in runs/.")
 ]
+IdFile = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="The people's ids, one a line. Without ids: a .csv file with the columns of "
+        "match-columns, by their names in rules and in that order.",
+    ),
+]
 Seeds = Annotated[
     int,
     typer.Option(
@@ -232,6 +240,14 @@ vfl information -c "dataset='files:labels.csv' label='default'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
 # exact counts: the label holder gets the bin of each row, and parties get counts of labels
 vfl information -c "dataset='breast-cancer' information='exact'"
+""")
+
+FORGET_EXAMPLES = _examples("""
+# the label holder: what its runs hold of people who have withdrawn; then remove it
+vfl forget --id-file withdrawn.txt runs --dry-run
+vfl forget --id-file withdrawn.txt runs
+# a party, which keeps its states in /srv/vfl/states
+vfl forget --id-file withdrawn.txt /srv/vfl/states
 """)
 
 DOCTOR_EXAMPLES = _examples("""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 
@@ -24,7 +25,7 @@ from vfl_flower.config.errors import (
     raised,
 )
 from vfl_flower.config.files import check_own
-from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray
+from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray, lasting_home
 from vfl_flower.transport.wire import to_failure
 
 log = logging.getLogger("flwr")
@@ -77,6 +78,12 @@ def states_folder(context: Context) -> Path:
     named = context.node_config.get("states") or os.environ.get(STATES)
     folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
     return check_folder(context, folder, "states")
+
+
+def lasting_folder(node_config: Mapping[str, Any]) -> Path:
+    """Return the folder of what a side keeps for later runs. A real node names its own folder."""
+    named = not (node_config.get("simulated") or in_ray()) and node_config.get("states")
+    return Path(str(named)).expanduser() if named else lasting_home()
 
 
 def check_folder(context: Context, folder: Path, what: str) -> Path:

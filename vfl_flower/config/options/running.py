@@ -91,6 +91,15 @@ class RunningConfig:
         least=0,
         related=("resume", "session-seconds"),
     )
+    retention_days: int = key(
+        0,
+        "Sets the days after which the label holder removes alignments, and predictions in the "
+        "folder of the model. It looks when a task begins. 0 keeps them.",
+        example="retention-days=365",
+        expert=True,
+        least=0,
+        related=("checkpoint-every",),
+    )
     observer: str = key(
         "none",
         "Names an observer of the run. It is told of evaluations, progress, failures and the end. "

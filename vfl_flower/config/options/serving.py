@@ -56,6 +56,16 @@ class ServingConfig:
         above=0,
         related=("party-timeout", "subsets"),
     )
+    max_withdrawn: float = key(
+        1.0,
+        "Limits the share of the training set's people who have withdrawn since. Above it, the "
+        "service answers no request for scores.",
+        example="task='serve' model='runs/a' max-withdrawn=0.01",
+        expert=True,
+        engine=_FLOWER,
+        least=0,
+        related=("new-ids-per-day",),
+    )
     new_ids_per_day: int = key(
         1000,
         "Limits the ids that a caller may ask about in a day of UTC, if they are in no file of the "

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import is_locked
+from vfl_flower.data import withdrawn
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.tools import forget
 from vfl_flower.tools.doctor import credentials, folders, machine, network, processes, runs
-from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, Finding, many
+from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, many, some
 from vfl_flower.transport.flower_internals import flower_home
 from vfl_flower.transport.stream.listen import port_range
 
@@ -52,6 +54,7 @@ def examine(
     for folder, role in roles.items():
         if role == RUN:
             found += runs.about(folder, states)
+    found += _withdrawn([each for each in known if each.is_dir()])
     for folder in keys:
         found += _of_network(folder, roles[folder] == MINE, where, ports, ahead)
     return found
@@ -103,6 +106,19 @@ def _of_folder(
         yield from credentials.of_party(folder, ahead)
     if role == STATES:
         yield folders.sealed_files(folder)
+
+
+def _withdrawn(folders: Sequence[Path]) -> Iterator[Finding]:
+    """Yield whether files still hold people who have withdrawn."""
+    for home in forget.homes_of(folders):
+        listed = withdrawn.read(home / withdrawn.FILE)
+        if not len(listed.hashes):
+            continue
+        left = [each.path.name for each in forget.leftovers(list({*folders, home}), listed)]
+        said = f"People of {home / withdrawn.FILE} are in no file."
+        if left:
+            said = f"{some(left)} may hold people who have withdrawn. Run `vfl forget` again."
+        yield Finding("withdrawn", WARNING if left else OK, said)
 
 
 def _of_network(

@@ -18,7 +18,7 @@ _OTHERS = 0o077
 _SECRET = ("*.key", "*.secret", "*.token", "*.draws", "credentials.yaml")
 _SEALED = (
     *("*.state", "*.key", "*.draws", "*.ids", "*.uploads", "*.predictions", "*.explained"),
-    *("alignments/*.npz", "sets/*.npz"),
+    *("withdrawn", "alignments/*.npz", "sets/*.npz"),
 )
 
 

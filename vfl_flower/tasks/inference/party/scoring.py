@@ -23,6 +23,7 @@ from vfl_flower.alignment.seeking import OpenKeys, OpenSet
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
+from vfl_flower.data.withdrawn import place, version
 from vfl_flower.party import state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import PredictionBudget, refused_rows
@@ -204,9 +205,13 @@ class Served:
         return np.stack([kept[row] for row in wanted.tolist()])
 
     def _written(self) -> int:
-        """Return when the party's file was last written; 0 if it has none."""
+        """Return when the party's file or its list of withdrawals was last written.
+
+        Return 0 if it has no file.
+        """
+        listed = version(place(self._context.node_config))
         try:
-            return self._file.stat().st_mtime_ns if self._file else 0
+            return max(self._file.stat().st_mtime_ns, listed) if self._file else listed
         except OSError:
             return 0
 

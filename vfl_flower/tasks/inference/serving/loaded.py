@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.withdrawn import place, read, version
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
@@ -20,7 +21,7 @@ from vfl_flower.tasks.inference.releases import Releases
 from vfl_flower.tasks.inference.serving.embeddings import Embeddings
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.parties import Parties
-from vfl_flower.tasks.inference.serving.people import People, Person
+from vfl_flower.tasks.inference.serving.people import People, Person, who
 from vfl_flower.tasks.inference.serving.requests import Ids
 from vfl_flower.transport.base import Transport
 
@@ -42,6 +43,7 @@ class Loaded(TrainedModel):
         found = checkpoint.load(config.model)
         kind, _, path = given.get("dataset", found.config.data.dataset).partition(":")
         self._paths = [Path(config.model) / checkpoint.FILE, *([Path(path)] * (kind == "files"))]
+        self.withdrawn = read(place())
         self.files = self._versions()  # before they are read
         super().__init__(transport, config, given, run, found)
         of_explainer = Predictor(found, self.rows.own.shape[1])  # its thread may share no module
@@ -75,8 +77,9 @@ class Loaded(TrainedModel):
         return np.fromiter(map(self._row_of.get, names, repeat(-1)), np.int64, len(ids))
 
     def unknown(self, ids: Ids) -> frozenset[int | str | Person]:
-        """Return the people who are not known."""
-        return frozenset(ids[at] for at in np.flatnonzero(self.rows_of(ids) < 0).tolist())
+        """Return the people who are not known, and about whom the parties may be asked."""
+        out = self.withdrawn.have_ids([who(one) for one in ids])
+        return frozenset(ids[at] for at in np.flatnonzero((self.rows_of(ids) < 0) & ~out).tolist())
 
     def lacks(self, one: int | str | Person) -> bool:
         """Return whether the label holder's file has no such id."""
@@ -100,4 +103,4 @@ class Loaded(TrainedModel):
                 versions.append(path.expanduser().stat().st_mtime_ns)
             except OSError:
                 versions.append(0)
-        return versions
+        return [*versions, version(place()) or -1]  # a list that is not there stays so

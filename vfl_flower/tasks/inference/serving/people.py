@@ -39,12 +39,19 @@ class Person:
     keys : text of a rule -> key, for rules whose key counts.
     own : the label holder's columns that the model reads, float32 [F].
     why : `AMBIGUOUS`, `INCOMPLETE`, or an empty text.
+    listed : what a list of withdrawals knows the person by.
     """
 
     name: int | str
     keys: Mapping[str, bytes]
     own: NDArray[np.float32]
     why: str = ""
+    listed: bytes = b""
+
+
+def who(one: int | str | Person) -> bytes:
+    """Return what a list of withdrawals knows a person by."""
+    return one.listed if isinstance(one, Person) else encoded(one)
 
 
 def identity(one: int | str | Person) -> bytes:
@@ -113,16 +120,17 @@ class People:
         keys = self._keys(rows)
         made = {text: keys.keys(r) for text, r in self._rules.items() if not keys.missing(r)}
         own = np.zeros((len(rows), 0), np.float32)
+        table = Frame(frame=pd.DataFrame(rows), **self._words)
         if self._preparation:
-            table = Frame(frame=pd.DataFrame(rows), **self._words)
             own = np.asarray(prepared(table, np.arange(len(rows)), self._preparation)[:])
-        people = []
+        people, listed = [], table.people_in_file
         for number, row in enumerate(rows):
             whole = {text: key for text, of_rule in made.items() if (key := of_rule[number])}
             mine = {text: k for text, k in whole.items() if k not in self._ambiguous[text]}
             why = AMBIGUOUS if len(mine) < len(whole) else "" if mine else INCOMPLETE
             name = row.get(self._words["id"])
-            people.append(Person(number if name is None else name, mine, own[number], why))
+            given = number if name is None else name
+            people.append(Person(given, mine, own[number], why, listed[number]))
         return people
 
     def _keys(self, rows: Sequence[Mapping[str, Any]]) -> KeyTable:

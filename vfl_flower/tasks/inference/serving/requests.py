@@ -32,7 +32,7 @@ _NEW = 8  # the work of an id that the parties must find first, in ids of the al
 UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
 """Reasons, besides late and down, why a party's embedding is missing from a score."""
 
-UNASKED = ("full", "new-ids", "ending")
+UNASKED = ("full", "new-ids", "ending", "withdrawn")
 """Outcomes of requests whose ids no party was asked about."""
 
 Score = dict[str, Any]

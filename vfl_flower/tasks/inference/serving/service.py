@@ -108,6 +108,7 @@ class Service:
             "people": None,  # columns of a person
             "explain_ids": 0,  # most ids of a request with contributions
             "drift": loaded.drift.latest,
+            "withdrawn": dict(zip(("people", "of"), found.withdrawn, strict=True)),
         }
         if loaded.people and not loaded.releases.counts:
             said["people"] = loaded.people.columns
@@ -133,6 +134,13 @@ class Service:
                     *("full", 429),
                 )
             loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
+            gone, people = loaded.found.withdrawn
+            if gone > people * (limit := loaded.config.serving.max_withdrawn):
+                raise UnavailableError(
+                    f"{gone} of the {people} people who trained the model have withdrawn, more "
+                    f"than max-withdrawn = {limit:g} permits. Train a new model.",
+                    "withdrawn",
+                )
             by_rules = any(isinstance(one, Person) for one in request.ids[:1])
             if most and loaded.embeddings.can_find and by_rules == (loaded.people is not None):
                 request.new = await apart(loaded.unknown, request.ids)
