@@ -155,8 +155,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path
         ids = read(own.labels)[ID].to_numpy()
         train, test, validation = divide(found.config.data, len(found.rows))
         stepped = np.flatnonzero(found.arrays["table.rows"][:, :4].any(1))[0]  # by party 0
-        embedded = np.flatnonzero(found.arrays["test_table.rows"].all(1))  # zeros are everywhere
-        at = found.rows[[train[stepped], test[embedded[embedded >= validation][0]]]]
+        filled = np.count_nonzero(found.arrays["test_table.rows"][validation:], 1)
+        at = found.rows[[train[stepped], test[validation + filled.argmax()]]]  # zeros are anywhere
         lacking = np.setdiff1d(np.arange(len(ids)), found.rows)[0]
         world = World(folder, [str(one) for one in ids[[*at, lacking]]])
         with world.serving() as service:
