@@ -121,8 +121,8 @@ class Messenger(Outbox):
         record.traffic.bytes_down += order.nbytes
         if self._releases:
             self._releases.ordered(record.party, order)
-        order = self.transport.counted(order)
-        return to_message(order, record.node_id, self.timeout, self.transport.calls)
+        how = self.timeout, self.transport.calls, self.transport.parties
+        return to_message(order, record.node_id, *how)
 
     def gather(self) -> Replies:
         """Wait for a reply, and return all replies. A party that stays silent has failed."""
@@ -130,8 +130,8 @@ class Messenger(Outbox):
         if not self.out:
             return replies
         node, sent_at = min(self.out.values(), key=itemgetter(1))
-        arrived = partial(self._arrived, sent_at + self.timeout)
-        messages = self._transcript.in_order(arrived)
+        wait = partial(self.receive, sent_at + self.timeout)
+        messages = self._transcript.in_order(wait, self._place_of)
         if not messages:
             self.failed(node, VflError(f"did not answer within {self.timeout:g} s."))
         for message in messages:
@@ -145,14 +145,11 @@ class Messenger(Outbox):
                 replies.others.append(message)
         return replies
 
-    def _arrived(self, deadline: float) -> dict[Place, Message]:
-        """Wait for a reply, and return all replies: party and number of the order -> reply."""
-        found = {}
-        for message in self.receive(deadline):
-            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
-            if node:  # else the reply came twice
-                found[self._by_node[node].party, self._by_node[node].exchange] = message
-        return found
+    def _place_of(self, message: Message) -> Place:
+        """Return the party and the number of the order that a reply answers."""
+        node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
+        record = self._by_node.get(node)  # none: the reply came twice
+        return (record.party, record.exchange) if record else (-1, 0)
 
     def take(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import changed, environment
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.transport.digests import digest_of, digest_of_turn
+from vfl_flower.transport.digests import SIZE, digest_of
 from vfl_flower.transport.messages import Arrays, TrainOrder, Turn, Upload
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -30,7 +31,7 @@ Place = tuple[int, int]
 
 _ENTRY = np.dtype(
     [(name, "<u4") for name in ("party", "exchange", "group", "steps")]
-    + [("order", "V12"), ("answer", "V12")]
+    + [("order", f"V{SIZE}"), ("answer", f"V{SIZE}")]
 )
 
 
@@ -81,44 +82,54 @@ class Transcript:
             found.secrets["noise"] = holder.noise.secret.hex()
         return found
 
-    def steps(self, party: int, exchange: int) -> int | None:
-        """Return the steps of this order in the run to repeat, or None if there is none."""
-        return int(self._of_then((party, exchange))["steps"]) if self.repeats else None
+    def steps(self, party: int, exchange: int) -> int:
+        """Return the steps of this order in the run to repeat."""
+        return int(self._of_then((party, exchange))["steps"])
 
     def ordered(self, party: int, order: Turn) -> None:
         """Note an order before it is sent. Raise `ConfigError` if it differs in a rerun."""
-        place, digest = (party, order.exchange), digest_of_turn(order) if self.hides else bytes(12)
+        place, digest = (party, order.exchange), bytes(SIZE)
+        if self.hides:
+            digest = digest_of(self._key, order.arrays, order)
         steps = order.steps if isinstance(order, TrainOrder) else 0
         if self.repeats and digest != self._of_then(place)["order"].tobytes():
             raise _difference(place, "The label holder would send another message")
-        self._entries[place] = [0, steps, digest, bytes(12)]
+        self._entries[place] = [0, steps, digest, bytes(SIZE)]
 
     def answered(self, party: int, upload: Upload) -> None:
         """Note an answer before it is used. Raise `ConfigError` if it differs in a rerun."""
         place = party, upload.exchange
-        digest = digest_of(upload.arrays) if self.hides and not self.masked else bytes(12)
+        digest = bytes(SIZE)
+        if self.hides and not self.masked:
+            digest = digest_of(self._key, upload.arrays)
         if self.repeats and digest != self._of_then(place)["answer"].tobytes():
             raise _difference(place, f"Party {party} has sent another answer")
         entry = self._entries.pop(place)  # entries are in the order of answers
         self._entries[place] = [self._groups, entry[1], entry[2], digest]
 
-    def in_order(self, wait: Callable[[], Mapping[Place, Message]]) -> list[Message]:
+    def in_order(
+        self, wait: Callable[[], list[Message]], place_of: Callable[[Message], Place]
+    ) -> list[Message]:
         """Return the next answers: those that arrive, or in a rerun the ones that arrived then.
 
-        Parameters
-        ----------
-        wait : waits for answers; returns none if no party answers in time.
+        ``wait`` returns no answers if no party answers in time. ``place_of`` returns the party and
+        the number of the order that a message answers.
         """
         self._groups += 1
         if not self.repeats:
-            return list(wait().values())
+            return wait()
         due = self._due.pop() if self._due else []
         while not set(due) <= self._early.keys():
             arrived = wait()
             if not arrived:
                 return []
-            self._early |= arrived
+            self._early |= {place_of(message): message for message in arrived}
         return [self._early.pop(place) for place in due]
+
+    @cached_property
+    def _key(self) -> bytes:
+        """Return the secret of digests, without which a party could send another answer."""
+        return "|".join(self.secrets.values()).encode()
 
     def _of_then(self, place: Place) -> Any:
         if place not in self._then:

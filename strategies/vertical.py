@@ -236,8 +236,9 @@ class Vertical(Strategy):
             if together and record.evaluation > run.history.recorded:
                 continue
             opening = {} if record.steps else run.holder.estimator.opening(run.holder, record.party)
-            longest = window.next(record) if window.active else window.window
-            longest = run.transcript.steps(record.party, record.exchange + 1) or longest
+            longest = window.next(record) if window.active else run.schedule.longest
+            if run.transcript.repeats:
+                longest = run.transcript.steps(record.party, record.exchange + 1)
             epoch, first, steps = run.budget.window(record.steps, longest)
             if window.active:
                 window.ordered(record, steps)

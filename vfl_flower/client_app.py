@@ -53,6 +53,7 @@ from vfl_flower.transport.messages import (
     ScoreOrder,
     ServeOrder,
     TrainOrder,
+    Turn,
 )
 from vfl_flower.transport.node import describe_records, failure, index_and_parties, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
@@ -172,6 +173,8 @@ def _read(message: Message, kind: type[O], context: Context) -> O:
         check_order(context, order)
         if own:
             own.accepted = True
+    elif own:
+        own.is_current = isinstance(order, Turn)
     return order
 
 

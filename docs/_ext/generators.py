@@ -288,7 +288,7 @@ def _type(hint: Any) -> str:
                     words.append(f"{said} {_number(getattr(limit, name))}")
             if hasattr(limit, "max_length"):
                 words.append(f"at most {limit.max_length:,} characters")
-        if "_one_line" in repr(each):
+        if "pattern=" in repr(each):
             words.append("one line")
     return ", ".join(words)
 

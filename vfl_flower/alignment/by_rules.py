@@ -248,15 +248,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
                 "them. If a person may have several rows, set rows='last' or 'mean'.",
                 *(own.party, ambiguous, len(keys), rule),
             )
-        rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
-        kept |= {
-            "last": np.array([len(kept["at"])]),
-            "at": np.concatenate([kept["at"], rows]),
-            "by": np.concatenate([kept["by"], np.full(len(rows), len(texts), np.int16)]),
-            "rules": np.frombuffer("\n".join([*texts, str(rule)]).encode(), np.uint8),
-            "bits": np.append(kept["bits"], keys.bits(rule)),
-            "key": np.frombuffer(secrets.token_bytes(32), np.uint8),
-        }
+        kept |= _of_rule(kept, [*texts, str(rule)], rows, keys.bits(rule))
         answer = replace(answer, ambiguous=ambiguous)
     asked_ids.count(context, rules, theirs)
     key, rows = kept["key"].tobytes(), kept["at"][int(kept["last"][0]) :]
@@ -273,6 +265,19 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     kept = pieces.state_after(kept, changed, more, {"key"})
     save_state(context, **kept)
     return replace(answer, places=len(rows) * (not order.more), arrays=arrays)
+
+
+def _of_rule(kept: Arrays, rules: list[str], rows: Places, bits: float) -> Arrays:
+    """Return the arrays of the last of ``rules``, which finds these rows: a new key and order."""
+    rows = rows[shuffled(len(rows), secrets.token_bytes(16))]
+    return {
+        "last": np.array([len(kept["at"])]),
+        "at": np.concatenate([kept["at"], rows]),
+        "by": np.concatenate([kept["by"], np.full(len(rows), len(rules) - 1, np.int16)]),
+        "rules": np.frombuffer("\n".join(rules).encode(), np.uint8),
+        "bits": np.append(kept["bits"], bits),
+        "key": np.frombuffer(secrets.token_bytes(32), np.uint8),
+    }
 
 
 def counted(keys: KeyTable, rule: Rule, rules: Rules, left: Places) -> tuple[Places, int, str]:

@@ -69,8 +69,6 @@ class Reply:
     own : outputs of the party's new places, [m, 32].
     gone : places of the party without a row.
 
-    Parameters
-    ----------
     order : the order to send, without ids. Its arrays go with the first piece.
     wanted : the rows to ask about, bool [N].
     known : number of the party's places that the label holder knows already.
@@ -149,10 +147,8 @@ def ask(
 ) -> dict[int, Reply]:
     """Ask parties about rows, piece by piece; return node -> its reply, now whole.
 
-    Raises
-    ------
-    ConfigError, PartyError
-        If an answer does not fit, or a party fails. If lenient, a party that fails is left out.
+    Raise `ConfigError` or `PartyError` if an answer does not fit, or a party fails. If lenient, a
+    party that fails is left out.
     """
     rows = np.flatnonzero(np.any([each.wanted for each in replies.values()], axis=0))
     rows = rows[psi.shuffled(len(rows), secrets.token_bytes(16))]

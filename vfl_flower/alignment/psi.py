@@ -124,11 +124,8 @@ class Blinding:
     def again(self, points: Points) -> Points:
         """Return the other side's elements, blinded with this secret too, [n, 32].
 
-        Raises
-        ------
-        VflError
-            If a point is not an element of the group, or is the identity. The message continues a
-            sentence that names the sender.
+        Raise `VflError` if a point is not an element of the group, or is the identity. The message
+        continues a sentence that names the sender.
         """
         check_points(points)
         points = np.ascontiguousarray(points)

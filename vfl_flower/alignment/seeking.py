@@ -96,15 +96,10 @@ class _Known:
 class Seeker:
     """The label holder's half.
 
-    Parameters
-    ----------
     own : the label holder's table, which names its sets, and estimates how often keys are shared.
     run : number of the Flower run.
     match, most : rules that find people, and the largest chance that a rule finds a stranger.
         Without rules, ids find people.
-
-    Attributes
-    ----------
     by_text : text of a rule -> rule, for rules that the label holder has the columns of.
     rules : the texts in their order. Without rules, there is only the empty text.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic import create_model as create
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -17,6 +17,7 @@ _MUST_BE = {
     "finite_number": "a finite number",
     "string_type": "a text in quotes",
     "bool_type": "true or false",
+    "string_pattern_mismatch": "plain text in one line",
 }
 _LIMITS = {  # pydantic's name of an error -> (words, name of the limit)
     "greater_than_equal": ("at least", "ge"),
@@ -26,13 +27,7 @@ _LIMITS = {  # pydantic's name of an error -> (words, name of the limit)
 }
 
 
-def _one_line(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("must be plain text in one line")
-    return text
-
-
-Line = AfterValidator(_one_line)
+Line = Field(pattern=r"^(?:[^\p{C}\p{Z}]| )*$")
 """Annotation of a text without line breaks or control characters."""
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(ge=0)]

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "d514ec52a8f344528f5c9570834114ce77456ff38f436fd3fc11ffbc3eab330a"
+DIGEST = "b294a2ffd321df9462f29caa366932da81272328241c7387cf490fcd32e74775"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

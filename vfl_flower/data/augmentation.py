@@ -33,8 +33,6 @@ _MARGIN = 4
 def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Seed the default generators of torch, NumPy and Python inside the context.
 
-    Parameters
-    ----------
     secret : seeds NumPy and Python too.
     devices : GPUs whose generators are restored at the end, as the others are.
     """
@@ -57,10 +55,8 @@ def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ())
 def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Samples:
     """Return augmented samples, the same each time. The input stays unchanged.
 
-    Raises
-    ------
-    VflError
-        If it changes the number, shape or type of samples. The text is the end of a sentence.
+    Raise `VflError` if it changes the number, shape or type of samples. The text is the end of a
+    sentence.
     """
     if augment is none:
         return x

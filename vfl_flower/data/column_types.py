@@ -59,10 +59,7 @@ def kinds_of(pieces: Iterable[Any]) -> dict[str, str]:
 def typed(piece: Any, kinds: Kinds) -> Any:
     """Return an Arrow table or batch whose columns of texts have become these kinds.
 
-    Raises
-    ------
-    ValueError
-        If a value does not fit its column's kind.
+    Raise `ValueError` if a value does not fit its column's kind.
     """
     columns = [
         _converted(column, kinds[name]) if name in kinds and is_text(column.type) else column
@@ -122,8 +119,6 @@ def holds_texts(column: Any) -> bool:
 def as_typed(frame: Any, texts: Collection[str], words: Collection[str]) -> Any:
     """Return a pandas frame whose columns of texts have their types, as `typed` has them.
 
-    Parameters
-    ----------
     texts, words : columns that stay texts, and texts that are missing values.
     """
     import pyarrow as pa

@@ -60,8 +60,6 @@ class Evidence:
     def count(cls, bins: Array, labels: Array, count: int, kept: float = 1.0) -> Evidence:
         """Count rows by bin, and estimate their events.
 
-        Parameters
-        ----------
         bins, labels : bin and label of each row, [R].
         count : number B of bins.
         """
@@ -214,8 +212,6 @@ def leverages(sums: Array, times: Array | None = None) -> Floats:
     The leverage of person i is a_i' (A A')^+ a_i, where a_i is its column in A. It is the share of
     its value's variance that the best linear estimate explains. At 1, the sums determine the value.
 
-    Parameters
-    ----------
     sums : matrix A [K, N] of zeros and ones: a row for each sum, a column for each person.
     times : number of people with each column, [N]. Each counts once by default.
     """

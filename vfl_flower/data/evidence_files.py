@@ -41,8 +41,6 @@ class ColumnEvidence:
     ) -> ColumnEvidence:
         """Name the groups of a column's bins.
 
-        Parameters
-        ----------
         counts : rows in each bin, [B]. Empty bins give no name.
         evidence : of the groups.
         """
@@ -68,8 +66,6 @@ class ColumnEvidence:
 def value_of(counts: NDArray[np.int64], evidence: Evidence) -> Estimate | None:
     """Return the information value of merged bins; None if all of several bins were merged.
 
-    Parameters
-    ----------
     counts : rows in each bin before merging, [B].
     """
     merged_all = len(evidence.rows) == 1 and (counts > 0).sum() > 1
@@ -107,12 +103,7 @@ def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:
     """Write a table, a line for each bin, to ``path``, and a picture beside it (.png).
 
     ``events`` and ``others`` are estimates if labels had noise. ``woe`` is ln(share of others /
-    share of events).
-
-    Raises
-    ------
-    VflError
-        If a file cannot be written.
+    share of events). Raise `VflError` if a file cannot be written.
     """
     import pandas as pd
 

@@ -95,17 +95,10 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
 
     Ids are compared as texts. A number stands for its digits: 7 and "7" are one person, and "007"
     is another. Digits of a whole number become ``i:`` and these digits. Other texts become ``t:``
-    and UTF-8.
+    and UTF-8. Raise `ConfigError` if there are no ids, or some are missing, repeated, or neither
+    whole numbers nor texts. The error counts them and never shows them.
 
-    Parameters
-    ----------
     whose : name of the column's file in errors: "The label holder's file".
-
-    Raises
-    ------
-    ConfigError
-        If there are no ids, or some are missing, repeated, or neither whole numbers nor texts. The
-        error counts them and never shows them.
     """
     from pandas import Series, isna
 
@@ -171,8 +164,6 @@ def hint_of_forms(ids: Sequence[bytes], matched: NDArray[np.bool_]) -> str:
     learns more, as from a second comparison, of normalised ids. If two ids differ in such a form
     only, one side has ids of this form, and fewer matches among them, by 1 % of its ids or more.
 
-    Parameters
-    ----------
     matched : which ids the other side has, [n].
     """
     if isinstance(ids, WholeIds) or matched.mean() > 1 - _MISSED:

@@ -46,12 +46,8 @@ _LEARNT_FROM = 10_000  # images that estimate mean and deviation well enough
 def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
     """Return the pixels of an image file, uint8 [H, W, 3], resized if a size is given.
 
-    With ``grey``, an image without colours is [H, W]. Resized images are squares.
-
-    Raises
-    ------
-    ValueError
-        If the file cannot be read as an image, or is too large. The text says why.
+    With ``grey``, an image without colours is [H, W]. Resized images are squares. Raise
+    `ValueError` if the file cannot be read as an image, or is too large. The text says why.
     """
     from PIL import Image
 

@@ -81,11 +81,8 @@ class Rule:
 def parse(match: str) -> tuple[Rule, ...]:
     """Return the rules of an option ``match``: rules, or named lists, between semicolons.
 
-    Raises
-    ------
-    ConfigError
-        If a rule is empty or repeated, has an unknown function, repeats a column, or joins the id
-        to other columns; or if there are too many rules.
+    Raise `ConfigError` if a rule is empty or repeated, has an unknown function, repeats a column,
+    or joins the id to other columns; or if there are too many rules.
     """
     if len(match) > _LONGEST:
         raise ConfigError(f"match has {len(match)} letters. Write at most {_LONGEST}.")

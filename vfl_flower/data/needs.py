@@ -84,8 +84,6 @@ class Need(NamedTuple):
 def needs_of(own: OwnColumns, frame: Any, learns: bool = True) -> Iterator[Need]:
     """Yield what these columns of a table need, in a frame of some or all rows.
 
-    Parameters
-    ----------
     learns : whether a model is to learn from the rows, so that each column needs a value.
     """
     for name, column in frame.items():

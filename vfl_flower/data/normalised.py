@@ -100,14 +100,10 @@ def _digit(letter: str) -> str:
 def normalised(column: Any, name: str, whose: str) -> Coded:
     """Return the normalised texts of a NumPy or pandas column [n].
 
-    Parameters
-    ----------
-    name, whose : name of the column in a rule, and of its table in errors: "The party's file".
+    Raise `ConfigError` if no value has a letter or a digit, or some are neither texts, numbers nor
+    dates.
 
-    Raises
-    ------
-    ConfigError
-        If no value has a letter or a digit, or some are neither texts, numbers nor dates.
+    name, whose : name of the column in a rule, and of its table in errors: "The party's file".
     """
     return _with_values(as_written(column, name, whose).by(normal_text), name, whose)
 
@@ -115,20 +111,14 @@ def normalised(column: Any, name: str, whose: str) -> Coded:
 def dates(column: Any, name: str, whose: str, order: str = "") -> Coded:
     """Return the dates of a NumPy or pandas column [n] as ``2024-01-31``.
 
-    A value that the column's order cannot read, such as 31 February, is a missing value.
+    A value that the column's order cannot read, such as 31 February, is a missing value. Raise
+    `ConfigError` if no order, or more than one, reads the column, or if it has dates in two forms,
+    such as 31/01/2024 among others as 2024-01-31.
 
-    Parameters
-    ----------
     name, whose : as for `normalised`.
     order : one of `ORDERS`; by default, the only one that reads all values. If no order does, as
         where some days are in no calendar, it is the only one that reads 90 % of them. Dates such
         as 2024-01-31 are read whatever the order.
-
-    Raises
-    ------
-    ConfigError
-        If no order, or more than one, reads the column, or if it has dates in two forms, such as
-        31/01/2024 among others as 2024-01-31.
     """
     if order and order not in ORDERS:
         raise unknown(f"order of {name}", order, ORDERS)

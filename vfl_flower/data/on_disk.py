@@ -194,10 +194,7 @@ class RowFile:
     def append(self, rows: Array) -> Array:
         """Append rows [n, *shape], and return their numbers [n].
 
-        Raises
-        ------
-        VflError
-            If the rows cannot be written.
+        Raise `VflError` if the rows cannot be written.
         """
         content = np.ascontiguousarray(rows, self.dtype)
         with _told():

@@ -74,10 +74,7 @@ class PartitionedData:
 def open_dataset(data: DataConfig) -> PartitionedData:
     """Return the data set that ``dataset`` names.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such kind of data set, or no such file.
+    Raise `ConfigError` if there is no such kind of data set, or no such file.
     """
     if own := _code(data.dataset):
         return _opener(own[0])(data, own[1])

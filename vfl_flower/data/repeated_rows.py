@@ -27,8 +27,6 @@ _AT_ONCE = 2**26  # bytes of numbers to read at a time
 def numbered(codes: Sequence[NDArray[np.int64]]) -> People:
     """Return the number of each row's person, in the order of their last rows, [rows].
 
-    Parameters
-    ----------
     codes : columns [rows]. Rows that are equal in all of them are one person's.
     """
     import pandas as pd

@@ -26,8 +26,6 @@ def count(samples: Arrays | Samples) -> int:
 def first(arrays: Any) -> Samples:
     """Return one row from a source, without the row dimension; zeros if empty.
 
-    Parameters
-    ----------
     arrays : `Arrays`, or an object that returns `Arrays` for a slice.
     """
     cut = arrays[:1] if not isinstance(arrays, Mapping) else {k: v[:1] for k, v in arrays.items()}

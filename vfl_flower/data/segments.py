@@ -29,12 +29,8 @@ def segments(column: str, values: Array) -> tuple[list[str], NDArray[np.int64]]:
     """Return the names of a column's segments in their order, and the segment of each row, [R].
 
     Each value is a segment. More than ten different numbers form five ranges with about equally
-    many rows. Rows without a value are a segment too.
-
-    Raises
-    ------
-    ConfigError
-        If there are more than 100 texts.
+    many rows. Rows without a value are a segment too. Raise `ConfigError` if there are more than
+    100 texts.
     """
     import pandas as pd
 

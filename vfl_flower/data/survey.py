@@ -30,8 +30,6 @@ _OF_TABLES = re.compile(
 def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """Extend an error about a table by all that the tables of the run need.
 
-    Parameters
-    ----------
     node_configs : of the parties. They belong to the person who starts the run.
     """
     try:

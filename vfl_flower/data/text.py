@@ -28,14 +28,10 @@ from vfl_flower.data.source import Preparation
 class Tokenizer:
     """Convert texts to at most ``length`` tokens.
 
-    Parameters
-    ----------
-    whose : subject of errors.
+    Raise `ConfigError` if there is no such folder, if it cannot be read, or if `transformers` is
+    missing.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such folder, if it cannot be read, or if `transformers` is missing.
+    whose : subject of errors.
     """
 
     def __init__(self, folder: str, length: int, whose: str) -> None:

@@ -66,7 +66,7 @@ class BottomModel(nn.Module):
             ):
                 z = layer(x)
                 x = activation(z if perturb is None else perturb(depth, in_float32(z)))
-        return in_float32(cast(Tensor, x))
+        return cast(Tensor, x).float()
 
     @cached_property
     def rows_at_once(self) -> int:

@@ -166,7 +166,7 @@ class TopModel(nn.Module):
         inputs = [x]
         for layer in layers[:-1]:
             inputs.append(layer(inputs[-1]).relu_())
-        outputs = in_float32(layers[-1](inputs[-1])) if layers else x
+        outputs = layers[-1](inputs[-1]).float() if layers else x
         signal = loss_gradient(outputs, targets) * weights
         signals: list[Tensor] = []  # gradients of the layers' outputs, from the first layer
         for depth in reversed(range(len(layers))):
@@ -179,8 +179,10 @@ class TopModel(nn.Module):
             signals = [each.to(sums) for each in _clipped(signals, inputs, bound)]
             inputs = [each.to(sums) for each in inputs]
         pairs = zip(signals, inputs, strict=False) if parameters else ()
-        gradients = [in_float32(g) for each, read in pairs for g in (each.T @ read, each.sum(0))]
-        return outputs, in_float32(signal), gradients
+        gradients = [g for each, read in pairs for g in (each.T @ read, each.sum(0))]
+        if self.precision != "float32":
+            gradients = [in_float32(gradient) for gradient in gradients]
+        return outputs, signal.float(), gradients
 
 
 def _clipped(signals: list[Tensor], inputs: list[Tensor], bound: float) -> list[Tensor]:

@@ -32,7 +32,7 @@ from vfl_flower.party.transcript import Transcript
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
+from vfl_flower.protocol.codecs.channel import Blocks, check_memory, digest, zeros
 from vfl_flower.transport.messages import (
     LARGEST,
     SMALL,
@@ -73,7 +73,7 @@ class Party:
         self.inputs = inputs = Inputs.of(block or load_partition(config, index, parties))
         self.transcript = transcript or Transcript()
         self.learner = learner = Learner(
-            *(config, own, index, parties, outputs, inputs, frozen, self.transcript.first())
+            *(config, own, index, parties, outputs, inputs, frozen, self.transcript.secret())
         )
         self.about = about.write(
             *(config, own, parties, outputs, inputs.block, inputs.rows, learner.model, grown)
@@ -149,18 +149,17 @@ class Party:
         if blocks is None:
             with torch.set_grad_enabled(not self.learner.frozen):
                 blocks = self.estimator.embed(self.learner, order, window)
-        arrays = self._encode(self.links.up, blocks, window)
+        arrays = self._hidden(self.links.up.encode(blocks, window, self._upload_key))
         if not order.coordinated:
             arrays["ids"] = window.ids
             if self.sampling.secret:
                 arrays["lengths"] = window.lengths
         return self._answer(arrays)
 
-    def _encode(self, links: Links, blocks: Blocks, window: Window) -> Arrays:
-        """Encode the blocks of an upload, each with rows [R, E]."""
-        key = f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
-        arrays = links.encode(blocks, window, key)
-        return self._hidden(arrays)
+    @property
+    def _upload_key(self) -> str:
+        """Return the key of a codec's random draws in the upload of this message."""
+        return f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
 
     def _hidden(self, arrays: Arrays) -> Arrays:
         """Note the arrays of an answer, and mask them if the run has masks."""
@@ -245,7 +244,7 @@ class Party:
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         table = zeros((self.inputs.rows, self.learner.size))
         links = self.estimator.fresh_links(self.links.up, table)
-        return self._answer(self._encode(links, blocks, window))
+        return self._answer(self._hidden(links.encode(blocks, window, self._upload_key)))
 
     def restore(self, order: RestoreOrder, model: Arrays) -> Upload:
         """Load the model of an earlier evaluation. It trains no more."""

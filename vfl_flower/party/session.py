@@ -45,6 +45,7 @@ class Session:
     node_config : node configuration, with the rules that the state was checked with.
     ahead : whether the party has served messages since it wrote the state.
     accepted : whether the party's rules permit the run of this state.
+    is_current : whether it is known to continue the Context of the turn that comes now.
     before : exchange, steps, pending window and size of the transcript before the message that is
         being served.
     """
@@ -53,7 +54,7 @@ class Session:
         self.context, self.party = context, party
         self.scalars: Any = None
         self.node_config: Mapping[str, Any] = {}
-        self.ahead = self.accepted = False
+        self.ahead = self.accepted = self.is_current = False
         self.before: tuple[int, int, PendingWindow | None, int] | None = None
 
     def continues(self, context: Context) -> bool:
@@ -144,6 +145,7 @@ class Session:
             del party.transcript.entries[size:]
             self.write()
         party.learner.trace = self.scalars = self.before = None
+        self.is_current = False
 
     def break_off(self) -> None:
         """Restore the state before a failed message, except for what was learned.
@@ -199,7 +201,8 @@ def resume(context: Context) -> Session:
     session = _live(context)
     if session and session.before:  # an interrupt has ended the last message
         session.go_back()
-    if session is None or not session.continues(context):
+    is_current = session is not None and session.is_current
+    if session is None or not (is_current or session.continues(context)):
         about = state.load_about(context.state)
         if not about:
             raise OutOfStepError("has no state of this run.")
@@ -214,7 +217,7 @@ def resume(context: Context) -> Session:
         session.party.limits.go_on()
     if session.party.seal:
         session.party.seal.load(context, state.load_scalars(context.state))
-    party = session.party
+    party, session.is_current = session.party, False
     size = len(party.transcript.entries)
     session.before = party.exchange, party.steps, party.pending, size
     return session

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import changed, environment
-from vfl_flower.transport.digests import digest_of, digest_of_turn
+from vfl_flower.transport.digests import SIZE, digest_of
 from vfl_flower.transport.messages import Arrays, Turn
 
-_SECRET, _DIGEST, _ENTRY = 16, 12, 44  # bytes
+_SECRET, _ENTRY = 16, 44  # bytes
 
 
 class Transcript:
@@ -43,43 +43,36 @@ class Transcript:
             for each in (again[at : at + _ENTRY] for at in range(0, len(again), _ENTRY))
         }
 
-    def first(self) -> bytes:
-        """Return the secret of the first model, 16 bytes: a new one, or the earlier run's."""
-        return self._secret(0, bytes(_DIGEST))
+    def secret(self, order: Turn | None = None) -> bytes:
+        """Return the secret of an order, or of the first model, 16 bytes.
 
-    def secret(self, order: Turn) -> bytes:
-        """Return the secret of an order, as `first`. Raise `VflError` for another order."""
-        return self._secret(order.exchange, digest_of_turn(order))
-
-    def _secret(self, exchange: int, digest: bytes) -> bytes:
-        secret = secrets.token_bytes(_SECRET)
-        if self.repeats:
-            then = self._of_then(exchange)
-            secret = then[4:20]
-            if then[20:32] != digest:
-                raise VflError(
-                    f"was sent another message {exchange} than in the run to repeat. The label "
-                    "holder's data or environment has changed."
-                )
-        self.entries += exchange.to_bytes(4, "little") + secret + digest + bytes(_DIGEST)
+        It is new, or the earlier run's. Raise `VflError` for another order than that run's.
+        """
+        exchange, secret = order.exchange if order else 0, secrets.token_bytes(_SECRET)
+        then = self._of_then(exchange) if self.repeats else b""
+        secret = then[4:20] or secret
+        digest = digest_of(secret, order.arrays, order) if order else bytes(SIZE)
+        if then and then[20:32] != digest:
+            raise VflError(
+                f"was sent another message {exchange} than in the run to repeat. The label "
+                "holder's data or environment has changed."
+            )
+        self.entries += exchange.to_bytes(4, "little") + secret + digest + bytes(SIZE)
         return secret
 
     def answered(self, exchange: int, arrays: Arrays) -> None:
         """Note the answer to the last message. It has no masks, which are new in each run.
 
-        Raises
-        ------
-        VflError
-            If the earlier run answered otherwise.
+        Raise `VflError` if the earlier run answered otherwise.
         """
-        digest = digest_of(arrays)
+        digest = digest_of(bytes(self.entries[4 - _ENTRY : 20 - _ENTRY]), arrays)
         if self.repeats and digest != self._of_then(exchange)[32:]:
             same = "Its versions and processor are the same, so its data have probably changed"
             raise VflError(
                 f"would answer message {exchange} otherwise than in the run to repeat, and sends "
                 f"nothing. {changed(self.then.decode()) or same}."
             )
-        self.entries[-_DIGEST:] = digest
+        self.entries[-SIZE:] = digest
 
     def _of_then(self, exchange: int) -> bytes:
         if exchange not in self._then:

@@ -11,18 +11,16 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from threading import Event
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.transport.flower_internals import is_simulation, with_records
-from vfl_flower.transport.messages import Order
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -32,7 +30,6 @@ _FIRST_POLL = 0.001  # seconds between the first two looks for replies
 POLL = 0.05
 """Most seconds between two looks for replies."""
 
-O = TypeVar("O", bound=Order)  # noqa: E741
 Cost = Literal["free", "cheap", "dear"]
 
 
@@ -72,10 +69,6 @@ class Transport(Grid):
     left_out: Sequence[str] = ()
     numbers: Mapping[int, int] = MappingProxyType({})
     silent: bool = False
-
-    def counted(self, order: O) -> O:
-        """Return an order with the number of parties, if some party may not know it."""
-        return replace(order, of_parties=self.parties) if self.parties else order
 
     def state_dict(self) -> list[Any] | None:
         """Return the virtual clock in JSON, if there is one, while no message is out."""

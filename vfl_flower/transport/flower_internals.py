@@ -66,49 +66,28 @@ def config_record(scalars: dict[str, Any]) -> ConfigRecord:
 
 def new_message(kind: type[M], node_id: int, message_type: str, ttl: float) -> M:
     """Return an empty message to a node, as Flower's constructor does, without its checks."""
-    return _made(
-        kind,
-        Metadata(
-            run_id=TaskIdentity.run_id,
-            message_id="",
-            src_node_id=TaskIdentity.node_id,
-            dst_node_id=node_id,
-            reply_to_message_id="",
-            group_id="",
-            created_at=time.time(),
-            ttl=ttl,
-            message_type=message_type,
-            src_task_id=TaskIdentity.task_id,
-        ),
+    made, task = kind.__new__(kind), TaskIdentity
+    about = Metadata(
+        *(task.run_id, "", task.node_id, node_id, "", "", time.time(), ttl, message_type),
+        src_task_id=task.task_id,
     )
+    about.delivered_at = ""
+    vars(made).update(_metadata=about, _content=RecordDict(), _error=None)
+    return made
 
 
 def new_reply(kind: type[M], message: Message) -> M:
     """Return an empty reply to a message, as Flower's constructor does, without its checks."""
-    order, now = message.metadata, time.time()
-    return _made(
-        kind,
-        Metadata(
-            run_id=order.run_id,
-            message_id="",
-            src_node_id=order.dst_node_id,
-            dst_node_id=order.src_node_id,
-            reply_to_message_id=order.message_id,
-            group_id=order.group_id,
-            created_at=now,
-            ttl=order.created_at + order.ttl - now,
-            message_type=order.message_type,
-            src_task_id=order.dst_task_id,
-            dst_task_id=order.src_task_id,
-        ),
+    made, order, now = kind.__new__(kind), message.metadata, time.time()
+    about = Metadata(
+        *(order.run_id, "", order.dst_node_id, order.src_node_id, order.message_id),
+        *(order.group_id, now, order.created_at + order.ttl - now, order.message_type),
+        src_task_id=order.dst_task_id,
+        dst_task_id=order.src_task_id,
     )
-
-
-def _made(kind: type[M], metadata: Metadata) -> M:
-    metadata.delivered_at = ""
-    message = kind.__new__(kind)
-    vars(message).update(_metadata=metadata, _content=RecordDict(), _error=None)
-    return message
+    about.delivered_at = ""
+    vars(made).update(_metadata=about, _content=RecordDict(), _error=None)
+    return made
 
 
 def contents(record: RecordDict | ConfigRecord) -> dict[str, Any]:

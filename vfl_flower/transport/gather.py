@@ -104,10 +104,8 @@ class _Questions(Outbox):
     def ask(self, orders: Mapping[int, Order]) -> None:
         """Send an order to each of these nodes."""
         self.asked |= orders
-        calls, counted = self.transport.calls, self.transport.counted
-        self.post(
-            to_message(counted(order), node, self.timeout, calls) for node, order in orders.items()
-        )
+        how = self.timeout, self.transport.calls, self.transport.parties
+        self.post(to_message(order, node, *how) for node, order in orders.items())
 
     def answers(self, kind: type[P], until: float) -> dict[int, P]:
         """Return the answers that are in, after waiting for one: node id -> answer."""

@@ -86,8 +86,6 @@ def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) 
 class LocalGrid(Transport):
     """The in-process engine: one virtual node for each party.
 
-    Parameters
-    ----------
     client_app : the ClientApp that every node runs.
     parties : number of nodes; node m has ``partition-id`` m in its node configuration.
     run_config : run configuration of the user.

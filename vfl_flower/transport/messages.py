@@ -386,12 +386,9 @@ def checked(
 
 
 def bounded(name: str, rows: Any) -> Any:
-    """Return rows, of NumPy or torch, if no magnitude exceeds `LARGEST`.
+    """Return rows, of NumPy or torch, if no magnitude exceeds `LARGEST`, and none is NaN.
 
-    Raises
-    ------
-    VflError
-        If one does, or is not a number; the text is the end of a sentence.
+    Else raise `VflError`, the end of a sentence.
     """
     if not peak(rows) <= LARGEST:  # NaN is not
         raise VflError(f"{name!r} has {_BEYOND}")

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,7 @@ def simulated(context: Context) -> bool:
     return bool(context.node_config.get("simulated")) or in_ray()
 
 
-@contextmanager
-def describe_records(context: Context) -> Iterator[None]:
+def describe_records(context: Context) -> AbstractContextManager[None]:
     """Describe log records by run and party, in the format that the party or the run chose."""
     node = context.node_config
     about = logs.described(
@@ -59,8 +58,13 @@ def describe_records(context: Context) -> Iterator[None]:
         role="party",
         party=node.get("partition-id"),
     )
-    name = node.get("name")
-    with about, names.named(_name_of(node.get("partition-id"), name)) if name else nullcontext():
+    return _named(about, node) if node.get("name") else about
+
+
+@contextmanager
+def _named(about: AbstractContextManager[None], node: Mapping[str, object]) -> Iterator[None]:
+    """Use the name of a node's party within a context."""
+    with about, names.named(_name_of(node.get("partition-id"), node.get("name"))):
         yield
 
 

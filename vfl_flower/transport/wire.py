@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, TypeVar
@@ -80,8 +80,15 @@ class Call(Framed):
             self.kind, self.payload = type(self.payload), None
 
 
-def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Message:
-    """Return the Flower message with an order to a node; with ``call``, a `Call`."""
+def to_message(
+    order: Order, node_id: int, ttl: float, call: bool = False, of_parties: int = 0
+) -> Message:
+    """Return the Flower message with an order to a node; with ``call``, a `Call`.
+
+    It tells the number of parties, if ``of_parties`` is above 0.
+    """
+    if of_parties:
+        order = replace(order, of_parties=of_parties)
     if not call:
         return Message(to_records(_to_parts(order)), node_id, order.kind, ttl=ttl)
     made = new_message(Call, node_id, order.kind, ttl)
@@ -161,17 +168,39 @@ def version_in(message: Message) -> str:
 
 
 def _read(message: Message, kind: type[P], largest: float) -> P:
+    """Return the payload of a message, if each field and array is as its kind declares."""
     payload = message.payload if isinstance(message, Call) else None
-    if type(payload) is not kind:
+    called = type(payload) is kind
+    if payload is not None and called:
+        scalars: Any = {name: each for name, each in vars(payload).items() if name != "arrays"}
+        blocks: Any = payload.arrays
+        size = sum([each.nbytes for each in blocks.values()])
+    else:
         parts = message.parts if isinstance(message, Framed) else None
-        if parts is None:
-            return _from_record(message.content, kind, largest)
-        return _from_parts(parts, kind, largest)
-    values = _checked(kind, {k: each for k, each in vars(payload).items() if k != "arrays"})
-    _check_arrays(kind, payload.arrays, payload.nbytes, largest)
-    arrays = {name: np.asarray(array).view() for name, array in payload.arrays.items()}
-    for array in arrays.values():
-        array.flags.writeable = False  # as arrays over a message's bytes
+        scalars, blocks = parts or _parts_of(message.content, kind)
+        size = sum(len(block.data) for block in blocks.values())
+    if kind not in _checks:
+        _checks[kind] = fields_check_of(kind, without={"arrays"})
+    try:
+        values = _checks[kind](scalars)
+    except InvalidError as error:
+        what = f"whose {error.name}" if error.name else "that"
+        raise VflError(f"sent a {kind.__name__} {what} {error}.") from None
+    if size > largest:
+        raise VflError(
+            f"sent a {kind.__name__} of {size:,} bytes, more than the {largest:,.0f} that "
+            "it may have."
+        )
+    if len(blocks) > _MOST_ARRAYS or max(map(len, blocks), default=0) > _LONGEST:
+        raise VflError(f"sent a {kind.__name__} with too many arrays, or too long names.")
+    if kind.names is not None and (unknown := blocks.keys() - kind.names):
+        raise VflError(f"sent a {kind.__name__} with an unknown array {min(unknown)!r}.")
+    if not called:
+        arrays = unpack(blocks)
+    else:
+        arrays = {name: np.asarray(array).view() for name, array in blocks.items()}
+        for array in arrays.values():
+            array.flags.writeable = False  # as arrays over a message's bytes
     return kind(**values, arrays=Received(arrays))
 
 
@@ -185,7 +214,8 @@ def _to_parts(payload: Payload) -> Parts:
     return Parts(scalars, {name: _to_block(array) for name, array in payload.arrays.items()})
 
 
-def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
+def _parts_of(record: RecordDict, kind: type[Payload]) -> Parts:
+    """Return the content of Flower's records."""
     try:
         scalars = record_of(record, SCALARS, ConfigRecord)
         arrays = record_of(record, ARRAYS, ArrayRecord)
@@ -193,43 +223,11 @@ def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
     if len(record) > 2:
         raise VflError(f"sent a {kind.__name__} with unknown records.")
-    return _from_parts(Parts(dict(scalars), arrays), kind, largest)
-
-
-def _from_parts(parts: Parts, kind: type[P], largest: float) -> P:
-    values = _checked(kind, parts.scalars)
-    size = sum(len(array.data) for array in parts.arrays.values())
-    _check_arrays(kind, parts.arrays, size, largest)
-    return kind(**values, arrays=Received(unpack(parts.arrays)))
-
-
-def _checked(kind: type[Payload], scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the fields, each of its type and within its limits."""
-    if kind not in _checks:
-        _checks[kind] = fields_check_of(kind, without={"arrays"})
-    try:
-        values: dict[str, Any] = _checks[kind](scalars)
-        return values
-    except InvalidError as error:
-        what = f"whose {error.name}" if error.name else "that"
-        raise VflError(f"sent a {kind.__name__} {what} {error}.") from None
+    return Parts(dict(scalars), arrays)
 
 
 _checks: dict[type[Payload], Check] = {}
-
-
-def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, largest: float) -> None:
-    """Refuse, by `VflError`, arrays that are too large, too many or unknown."""
-    if size > largest:
-        raise VflError(
-            f"sent a {kind.__name__} of {size:,} bytes, more than the {largest:,.0f} that "
-            "it may have."
-        )
-    if len(arrays) > _MOST_ARRAYS or max(map(len, arrays), default=0) > _LONGEST:
-        raise VflError(f"sent a {kind.__name__} with too many arrays, or too long names.")
-    unknown = set() if kind.names is None else set(arrays) - set(kind.names)
-    if unknown:
-        raise VflError(f"sent a {kind.__name__} with an unknown array {min(unknown)!r}.")
+"""Kind of message -> the check of its fields: each of its type and within its limits."""
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
@@ -251,7 +249,7 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
         head: dict[str, Any] = {"node": message.metadata.dst_node_id}
         payload = message.payload if isinstance(message, Call) else None
         if payload is None and isinstance(message, Call) and message.kind:  # was looked at
-            payload = _from_record(message.content, message.kind, math.inf)
+            payload = _read(message, message.kind, math.inf)
         if payload is not None:
             kind = type(payload)
             head["kind"] = kind.__name__

@@ -9,6 +9,7 @@ party steps along u (lines 6-7; Cascaded Eq. 2-3). The table keeps the centre of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -111,7 +112,7 @@ class ZerothOrder(Estimator):
             return second + first / 2, second - first / 2
         return second + first, second
 
-    @property
+    @cached_property
     def _apart(self) -> bool:
         """Return whether a codec or fixed point loses bits."""
         return self.config.uplink.codec != "identity" or self.aggregation.rounds

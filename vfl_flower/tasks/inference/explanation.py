@@ -25,10 +25,7 @@ _DRAWN = 30
 def write(folder: Path, figures: Mapping[str, Any]) -> None:
     """Write `FILE` and `PICTURE`. They replace an earlier explanation.
 
-    Raises
-    ------
-    VflError
-        If a file cannot be written.
+    Raise `VflError` if a file cannot be written.
     """
     write_whole(folder / FILE, (json.dumps(figures, indent=2) + "\n").encode())
     if features := ranked(figures):

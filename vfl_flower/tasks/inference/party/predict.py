@@ -17,10 +17,8 @@ from vfl_flower.transport.messages import Predicted, PredictOrder
 def predict(context: Context, order: PredictOrder) -> Predicted:
     """Embed rows with a saved model: the rows just aligned, or the test rows.
 
-    Raises
-    ------
-    ConfigError, VflError
-        As `LoadedModel`; or if a rule allows no more predictions or uploads.
+    Raise `ConfigError` or `VflError` as `LoadedModel`; or if a rule allows no more predictions or
+    uploads.
     """
     model = LoadedModel(context, order)
     party, block, rows = model.party, model.block, model.places

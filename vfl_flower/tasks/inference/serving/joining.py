@@ -113,8 +113,6 @@ class _Carried(Transport):
 class Joining:
     """Looks for parties that a service lacks, in a thread.
 
-    Parameters
-    ----------
     model : its row mask gets the rows of parties that join.
     parties : the service's records. It lacks those without a node, but for excluded parties.
     load : what a party is asked to load.

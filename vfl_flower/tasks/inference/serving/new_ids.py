@@ -22,14 +22,9 @@ _DAY = "day"  # name in the ledger: the last day
 class NewIds:
     """Counts new ids by caller, for a day of UTC. The counts outlive the service.
 
-    Parameters
-    ----------
-    path : the file of the counts. After a restart, ids of the same day count again.
+    Raise `ConfigError` if the file is damaged.
 
-    Raises
-    ------
-    ConfigError
-        If the file is damaged.
+    path : the file of the counts. After a restart, ids of the same day count again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,12 +43,8 @@ class NewIds:
     def count(self, caller: str, ids: Set[int | str | bytes], most: int) -> None:
         """Count new ids before parties are asked about them.
 
-        Raises
-        ------
-        UnavailableError
-            If the caller has fewer ids left today. Then none is counted.
-        VflError
-            If the file cannot be written.
+        Raise `UnavailableError` if the caller has fewer ids left today. Then none is counted. Raise
+        `VflError` if the file cannot be written.
         """
         if today() > self._day:  # a clock that is set back must not start a new day
             self._day, self._asked = today(), {}

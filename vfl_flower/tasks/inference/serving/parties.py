@@ -361,10 +361,8 @@ class Parties:
 
     def _send(self, party: PartyRecord, order: Order) -> None:
         assert party.node is not None
-        message = to_message(
-            self._transport.counted(order), party.node, _LASTING, self._transport.calls
-        )
-        (party.key,) = self._transport.send([message])
+        how = _LASTING, self._transport.calls, self._transport.parties
+        (party.key,) = self._transport.send([to_message(order, party.node, *how)])
         party.order, party.sent = order, time.monotonic()
 
     def _reaches(self, party: PartyRecord) -> bool:

@@ -43,15 +43,11 @@ _FINISHING = 15.0  # seconds that requests under way may take after a signal
 def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Answer requests for scores until SIGTERM or Ctrl-C.
 
-    Parameters
-    ----------
+    Raise `ConfigError` or `PartyError` if the run, its parties' models or an option of the service
+    cannot be used.
+
     given : the options that were given. Training decides all others.
     run : number of this Flower run.
-
-    Raises
-    ------
-    ConfigError, PartyError
-        If the run, its parties' models or an option of the service cannot be used.
     """
     if not config.model:
         raise ConfigError("There is no model to serve. Set model to a run's results folder.")

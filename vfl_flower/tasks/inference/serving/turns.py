@@ -28,8 +28,6 @@ class Turns:
 
     Only the web's thread uses it, but for `submit`.
 
-    Parameters
-    ----------
     name : name of the thread.
     together : calls at most that the thread makes before the web's thread looks again. Short calls
         are made together, since each change of threads takes longer than they do.
@@ -106,10 +104,7 @@ class Explaining:
     def counted(self, caller: str) -> Iterator[None]:
         """Count a request of a caller for contributions within the block.
 
-        Raises
-        ------
-        UnavailableError
-            If too many requests of the caller wait.
+        Raise `UnavailableError` if too many requests of the caller wait.
         """
         if self._requests[caller] >= _MOST:
             sentence = "Too many requests of this caller wait for contributions. Try again later."
@@ -123,10 +118,7 @@ class Explaining:
     async def run(self, caller: str, pieces: Sequence[Callable[[], None]]) -> None:
         """Compute the contributions of a request.
 
-        Raises
-        ------
-        VflError
-            If that fails.
+        Raise `VflError` if that fails.
         """
         for piece in pieces:
             try:
