@@ -284,17 +284,18 @@ class Run:
                     record.evaluation, record.state = FINAL, State.DONE
         return metric_record(entry)
 
-    def assess(self) -> None:
+    def assess(self) -> dict[str, Any]:
         """Calibrate the trained model, choose its threshold, and assess it on the test rows.
 
-        Warn if the model is no better than one answer for all rows.
+        Warn if the model is no better than one answer for all rows. Return columns of these rows.
         """
         from vfl_flower.label_holder.assessment.of_model import of_run  # lazy: scikit-learn is slow
 
         if sentence := no_better(self.holder.held_out, self.holder.top):
             notice.warning("%s", sentence)
         self.holder.calibrate()
-        self.assessment = of_run(self.holder, self.labels)
+        self.assessment, columns = of_run(self.holder, self.labels)
+        return columns
 
     def figures(self) -> dict[str, Any]:
         """Return the strategy's part of ``summary.json``."""

@@ -7,7 +7,8 @@ gives those parties their next turn. At most one message is in flight to a party
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -72,6 +73,7 @@ class Vertical(Strategy):
 
     run: Run  # once its parties are known
     ready = False  # whether all checks before training are done
+    tested: Mapping[str, Any] = MappingProxyType({})  # columns of the test rows, once assessed
 
     def __init__(
         self,
@@ -354,7 +356,7 @@ class Vertical(Strategy):
 
     def assess(self) -> None:
         """Calibrate and assess the trained model."""
-        self.run.assess()
+        self.tested = self.run.assess()
 
     def finish(self) -> None:
         """Save the trained model."""

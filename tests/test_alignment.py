@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,16 @@ def test_a_party_refuses_rows_that_cannot_be(node: Context, places: Any, sentenc
     with pytest.raises(VflError, match=sentence):
         asked(node, CommonOrder(arrays=given))
     assert_gives_no_rows(node)
+
+
+@pytest.mark.parametrize("held", [[-1], [len(IDS)], [1, 1], [[3]], [], [0.5], [3]])
+def test_a_party_refuses_a_number_of_test_rows_that_cannot_be(node: Context, held: Any) -> None:
+    holder, is_right = LabelHolder(node, IDS), held == [3]
+    holder.align()
+    kind = np.float32 if held == [0.5] else np.int32
+    order = CommonOrder(arrays={"places": ROWS, "held": np.array(held, kind)})
+    with nullcontext() if is_right else pytest.raises(VflError, match="wrong number of test rows"):
+        asked(node, order)
 
 
 @pytest.mark.parametrize("name", ["", "0" * 31, "0" * 10_000, "../" * 10 + "ab", "A" * 32])

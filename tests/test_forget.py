@@ -106,8 +106,8 @@ class World:
             mine = keyed_hashes(ids, arrays["key"])
             at = [int(np.flatnonzero((arrays["marks"] == one).all(1))[0]) for one in mine]
             marks += [one.tobytes() for one in mine]
-            points += [arrays["points"][row].tobytes() for row in at]
-            points += [arrays["blinded"][row].tobytes() for row in at if "blinded" in arrays]
+            of_ids = arrays["blinded" if "blinded" in arrays else "points"]
+            points += [of_ids[row].tobytes() for row in at]
         return {
             "id": [one.encode() for one in self.people[:2]],
             "number": [one.tobytes() for one in numbers],
@@ -122,7 +122,7 @@ class World:
 
 
 FOUND = {
-    "id": {"predictions.csv"},
+    "id": {"predictions.csv", "test_rows.csv"},
     "number": {"uploads", "drift-rows", "explained", "information", "explained-labels"},
     "tag": {"checkpoint.npz"},
     "mark": {"npz"},
@@ -137,7 +137,7 @@ FOUND = {
 
 def kind(file: str) -> str:
     """Return the suffix of a file, or its name if others have the suffix too."""
-    named = file in ("checkpoint.npz", "predictions.csv", "explained-labels")
+    named = file in ("checkpoint.npz", "predictions.csv", "test_rows.csv", "explained-labels")
     return file if named else file.rpartition(".")[2]
 
 
@@ -154,9 +154,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path
         found = checkpoint.load(folder / "run")
         ids = read(own.labels)[ID].to_numpy()
         train, test, validation = divide(found.config.data, len(found.rows))
-        stepped = np.flatnonzero(found.arrays["table.rows"][:, :4].any(1))[0]  # by party 0
-        filled = np.count_nonzero(found.arrays["test_table.rows"][validation:], 1)
-        at = found.rows[[train[stepped], test[validation + filled.argmax()]]]  # zeros are anywhere
+        trained, held = (  # zeros are anywhere
+            int(np.count_nonzero(found.arrays[name][first:], 1).argmax()) + first
+            for name, first in (("table.rows", 0), ("test_table.rows", validation))
+        )
+        at = found.rows[[train[trained], test[held]]]
         lacking = np.setdiff1d(np.arange(len(ids)), found.rows)[0]
         world = World(folder, [str(one) for one in ids[[*at, lacking]]])
         with world.serving() as service:

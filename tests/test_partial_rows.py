@@ -481,6 +481,13 @@ def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
         run = organisations.run(f"run-{number}", {**short, "align": align})
         aligned, found = len(some if align == "any" else both), run.summary["coverage"]
         why = "too few parties know them" if align == "any" else "a party lacks them"
+        told = {
+            name: found.pop(name)
+            for name in ("file", "labels", "aligned without a label", "not_at")
+        }
+        assert told["file"]["rows"] == len(ids) and told["not_at"] == {
+            party: len(ids) - number for party, number in by_party.items()
+        }
         assert found == {
             **{"asked": len(ids), "aligned": aligned, "by_party": by_party},
             **{"left_out": {why: len(ids) - aligned}, "left_out_parties": []},

@@ -41,6 +41,7 @@ from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
+from vfl_flower.label_holder.about_data import of_people
 from vfl_flower.label_holder.callbacks import Callback, listeners
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
@@ -203,6 +204,8 @@ def _train_in(
     try:
         with _streams(transport, config, keeper.nonce) as transport:
             labels = _own_labels(transport, config, own, keeper) if own else load_labels(config)
+            if config.data.split == "time":  # whole periods, so their share may differ
+                config = config.with_values({"test-fraction": labels.share_tested})
             fixed = found or not own  # else there may be new rows
             if before and fixed and labels.differ_from(before.about_labels):
                 raise ConfigError(
@@ -217,6 +220,7 @@ def _train_in(
             mechanism_of(config).warn(labels)
             strategy = strategy_of(config)(config, labels, told, keeper)
             strategy.start(transport)
+            results.write_tested(labels, strategy.tested, own)
     except BaseException as error:
         failure = _outside(error)
         raise
@@ -296,7 +300,8 @@ def _coverage(config: RunConfig, own: Table, common: Alignment, scored: int = 0)
         known = dict(enumerate(common.present.sum(0).tolist()))
     lacks = "too few parties know them" if config.data.align == "any" else "a party lacks them"
     left_out = {lacks: len(own.ids) - rows}
-    return coverage(len(own.ids), rows, scored, left_out, known, rules=common.rules)
+    about = of_people(own, common.rows, config)
+    return coverage(len(own.ids), rows, scored, left_out, known, rules=common.rules, **about)
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> RowOrder | None:

@@ -85,7 +85,7 @@ class Alone(Vertical):
 
     def assess(self) -> None:
         """Assess the model of the best party."""
-        self._best()[1].run.assess()
+        self.tested = self._best()[1].run.assess()
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the best party, and the test accuracy or R2 of each."""

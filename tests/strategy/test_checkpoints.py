@@ -14,6 +14,7 @@ from strategies.checkpoints import Checkpoints
 from strategies.party_record import PartyRecord, State, Traffic
 from strategies.step_budget import StepBudget
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
+from vfl_flower.config.provenance import environment
 from vfl_flower.label_holder import checkpoint, drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.transport.messages import CheckpointOrder
@@ -115,7 +116,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "party_memory_mb": 9.0,
         "uploads": 7,
         "journal": [3, "abc"],
-        "transcript": {"secrets": {}, "whole": True},
+        "transcript": {"secrets": {}, "whole": True, "environment": environment()},
         "origin": checkpoints.keeper.name,
         "figures": None,
         "timing": [1.5],

@@ -25,6 +25,7 @@ from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.row_mask import Alignment
+from vfl_flower.data.split import newest
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
@@ -100,6 +101,7 @@ class _Steps:
     rows : the rows to use. Until step 4, these are all rows.
     present : row mask of these rows, [N, M], with align = 'any'.
     known : party -> number of the label holder's ids that it has.
+    held_out : number of test rows, with split = 'time'.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class _Steps:
         self.rows = by_id(own.ids)
         self.present: NDArray[np.bool_] | None = None
         self.known: dict[int, int] = {}
+        self.held_out = 0
         self.by_rules: RuleSteps | None = None
 
     # --- method "ids" ---------------------------------------------------------------------------
@@ -253,6 +256,9 @@ class _Steps:
                 f"No id of {self.own.whose} is at {where} {len(places)} parties. Check that all "
                 "use the same ids. Ids are compared as texts: 007 and 7 are two people."
             )
+        if self.config.data.split == "time":
+            at, self.held_out = newest(self.config.data, self.own.periods(self.rows))
+            self.rows, present = self.rows[at], present[at]
         if self.any and not self.available:
             said = "The run uses %d of them, which %d or more parties have."
             notice.info(said, len(self.rows), wanted)
@@ -263,10 +269,11 @@ class _Steps:
     def tell(self, places: Mapping[int, NDArray[np.int32]]) -> Questions:
         """Tell each party the places of the rows; return its question about their ids."""
         orders = {}
+        held = {"held": np.array([self.held_out], np.int32)} if self.held_out else {}
         for node, of_party in places.items():
             mine = of_party[self.rows]
             if (mine >= 0).any():
-                orders[node] = CommonOrder(config=self.about, arrays={"places": mine})
+                orders[node] = CommonOrder(config=self.about, arrays={"places": mine, **held})
             elif not self.available:
                 raise ConfigError(
                     f"Party {self.sets[node].party} has none of the {len(mine)} rows in use. Lower "
@@ -300,7 +307,8 @@ class _Steps:
         shown = np.concatenate(agreed or [none])
         known = self.known if self.sets else dict.fromkeys(told, len(self.rows))
         rules = self.by_rules.figures() if self.by_rules else []
-        return Alignment(name, self.rows, self.present, told, shown, known, rules)
+        about = told, shown, known, rules, self.held_out
+        return Alignment(name, self.rows, self.present, *about)
 
     def _answer(self, question: Introduction, party: int, node: int) -> psi.Points:
         """Return the answer to a question, or raise `VflError`."""

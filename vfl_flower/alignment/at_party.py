@@ -197,6 +197,9 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
         if hint := hint_of_forms(own.ids, used):
             log.warning("Party %d, by its own ids: %s.", own.party, hint)
     check_fewest(rules_of(context, "psi"), len(mine))
+    held = order.arrays.get("held", np.zeros(1, np.int32))
+    if held.dtype != np.int32 or held.shape != (1,) or not 0 <= held[0] < len(places):
+        raise VflError("was told a wrong number of test rows. Start the run anew.")
     # The question is about rows whose ids the label holder has not yet shown to know: all of them,
     # or a sample. If it has shown all, the question is about one row.
     first = psi.shuffled(len(mine), secrets.token_bytes(16))
@@ -211,6 +214,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     if "key" in kept:
         of_set["marks"] = blinded_ids.keyed_hashes(own.ids, kept["key"])[at]
     about = {"digest": digest_of(own, mine), "method": PSI, "file": kept["file"]}
+    about |= {"held": held} if held[0] else {}
     about |= {name: kept[name] for name in ("rules", "bits") if name in kept}
     proved_by = {"secret": np.frombuffer(secret, np.uint8), "places": named}
     save_state(context, told=rows, **proved_by, **about, **of_set)
@@ -246,9 +250,8 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
         )
     check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    which = {
-        name: kept[name] for name in ("digest", "method", "file", "rules", "bits") if name in kept
-    }
+    lasting = "digest", "method", "file", "rules", "bits", "held"
+    which = {name: kept[name] for name in lasting if name in kept}
     save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
     if by_psi:
         _keep_set(context, party, kept, answer[-1:])

@@ -8,7 +8,8 @@ from step 0 : "set" (its name), "key", "points.0" ..., "at", "known", "asked" an
     (`pieces.begun`), and no "shown".
 from step 5 : "told", the rows; "places"; and "secret" (psi) or "answer" (ids), to check the label
     holder's answer.
-from step 6 : "rows", "name", "digest" of the rows' ids, "method".
+from step 6 : "rows", "name", "digest" of the rows' ids, "method"; and "held", the number of test
+    rows, if the label holder has told it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def common_rows(context: Context, own: Source) -> Alignment:
             "has lost or changed rows of its file since they were aligned. Restore the file, or "
             "align anew."
         )
-    return Alignment(text_of(kept["name"]), rows)
+    held_out = int(kept["held"][0]) if "held" in kept else 0
+    return Alignment(text_of(kept["name"]), rows, held_out=held_out)
 
 
 def is_aligned(context: Context) -> bool:

@@ -40,6 +40,7 @@ from vfl_flower.data.match_rules import parse
 from vfl_flower.data.normalised import VERSION
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
+from vfl_flower.data.split import newest
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Reused, ReuseOrder
@@ -87,12 +88,13 @@ def aligned(
         return align(transport, config, own, run, available, not in_memory, order)
     folder, file = files.home("alignments"), own.digest(np.arange(len(own.ids)))
     stored = _last(folder, transport, config, own, file)
-    found = _reused(transport, config, stored, run, order) if stored else None
+    found = _reused(transport, config, own, stored, run, order) if stored else None
     if found:
         return found
     new = align(transport, config, own, run, order=order)
     known = np.array(list(new.known.items()), np.int64).reshape(-1, 2)
     arrays: Arrays = {"rows": new.rows, "answers": new.answers, "known": known}
+    arrays["held"] = np.array(new.held_out)
     if new.present is not None:
         arrays["present"] = new.present
     if new.rules:
@@ -109,17 +111,23 @@ def aligned(
 def _reused(
     transport: Transport,
     config: RunConfig,
+    own: Table,
     stored: StoredAlignment,
     run: str,
     order: RowOrder | None,
 ) -> Alignment | None:
     """Return a stored alignment, if the parties have it too.
 
-    Return None also if its rows are not in ``order``.
+    Return None also if its rows are not in ``order``, or not in that of time.
     """
     rows: Places = stored.arrays["rows"]
     if order and (np.diff(order(rows)) != 1).any():
         return None
+    held_out = 0
+    if config.data.split == "time":  # the column may have changed, or test-fraction
+        at, held_out = newest(config.data, own.periods(rows))
+        if (np.diff(at) != 1).any() or held_out != stored.arrays["held"]:
+            return None
     answers = stored.arrays["answers"]
     proofs = b"".join(proof_of(answer, stored.name, run) for answer in answers)
     arrays = {"proofs": np.frombuffer(proofs, np.uint8).reshape(-1, 32)}
@@ -145,7 +153,7 @@ def _reused(
     rules = json.loads(stored.arrays["rules"].tobytes()) if "rules" in stored.arrays else []
     for line in tables_of(rules):
         notice.info("%s", line)
-    return Alignment(stored.name, rows, present, answers=answers, known=known, rules=rules)
+    return Alignment(stored.name, rows, present, {}, answers, known, rules, held_out)
 
 
 def _last(
@@ -193,6 +201,8 @@ def _method(config: RunConfig) -> str:
     if data.match:
         text = f"{VERSION}|{data.match_error}|{';'.join(map(str, parse(data.match)))}"
         method += hashlib.sha256(text.encode()).hexdigest()[:16]
+    if data.split == "time":
+        method += hashlib.sha256(f"time|{data.time}".encode()).hexdigest()[:16]
     return method
 
 

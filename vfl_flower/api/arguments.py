@@ -118,7 +118,8 @@ def handed_over(
         for source in sources:
             assert isinstance(source, Frame)
             _check_match(own, source, data.match)
-    return replace(own, columns=data.columns, segments=data.segments), sources
+    own = replace(own, columns=data.columns, segments=data.segments, time=data.time)
+    return own, sources
 
 
 def _check_match(own: Frame, source: Frame, match: str) -> None:

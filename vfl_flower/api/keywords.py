@@ -26,6 +26,8 @@ class Options(TypedDict, total=False):
     class_weights: str | None
     columns: str | None
     segments: str | None
+    time: str | None
+    split: Literal["random", "time"] | None
     missing: Literal["refuse", "median"] | None
     missing_words: str | None
     text: Literal["refuse", "one-hot"] | None

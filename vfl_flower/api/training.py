@@ -186,7 +186,8 @@ def _held(
     listing, called = listed(features, *((earlier.names, earlier.parties) if earlier else ()))
     with named(called), held(*handed_over(listing, labels, data, id), name=then) as name:
         keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}
-        keys.setdefault("align", data.align if before or data.match else "ids")
+        as_named = before or data.match or data.split == "time"
+        keys.setdefault("align", data.align if as_named else "ids")
         yield node_configs_of(name, len(listing), called)
 
 

@@ -80,7 +80,7 @@ def own_labels(
 
     It has the parameters and errors of `load_own_labels`.
     """
-    train, test, validation = divide(data, len(common.rows))
+    train, test, validation = divide(data, len(common.rows), common.held_out)
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     labels = labels if about is None else as_known(data, labels, about)

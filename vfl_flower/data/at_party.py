@@ -96,7 +96,7 @@ def load_own_features(
     ConfigError
         If the features cannot be read, or do not fit the statements in ``own``.
     """
-    *places, validation = divide(data, len(common.rows))
+    *places, validation = divide(data, len(common.rows), common.held_out)
     parts = [common.rows[each] for each in places]
     train, test = training_rows(own, parts[0]), parts[1][parts[1] >= 0]
     validation = int((parts[1][:validation] >= 0).sum())

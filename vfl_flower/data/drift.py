@@ -231,6 +231,13 @@ class Watch:
         return watch
 
 
+def between(then: Columns, now: Columns) -> dict[str, dict[str, float]]:
+    """Return each column's `Drift` between other rows and these, in JSON types."""
+    watch = Watch.learn(then)
+    watch.add(now)
+    return {name: each._asdict() for name, each in watch.drifts().items()}
+
+
 def sampled(rows: int, columns: int, values: int | None = None) -> NDArray[np.int64]:
     """Return the places of at most 20,000 rows, ascending, to count.
 

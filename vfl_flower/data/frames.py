@@ -116,6 +116,26 @@ def days_of(column: Any) -> Array | None:
     return days
 
 
+def periods_of(column: Any) -> Array | None:
+    """Return the month of each date, or each whole number, as texts in the order of time, [n].
+
+    Return None if a value is missing, or is neither a date nor a whole number from 0.
+    """
+    if column.isna().any():
+        return None
+    if column.dtype.kind in "iuf":
+        if (column % 1 != 0).any() or column.min() < 0:
+            return None
+        texts = column.astype("int64").astype(str)
+        return np.array(texts.str.zfill(texts.str.len().max()), object)
+    if column.dtype.kind == "O":
+        column = column.astype(str).str.replace(r"^\s*(\d{4}-\d{2})\s*$", r"\1-01", regex=True)
+    days = days_of(column)
+    if days is None:
+        return None
+    return np.array(np.floor(days).astype("M8[D]").astype("M8[M]").astype(str), object)
+
+
 def raw_columns(frame: Any, places: Array, dates: Collection[str]) -> Iterator[tuple[str, Array]]:
     """Yield the columns of a frame at these rows, as `Source.raw_columns`."""
     rows = frame.iloc[places]

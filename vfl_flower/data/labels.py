@@ -102,6 +102,13 @@ class Labels:
             validation=0,
         )
 
+    @property
+    def share_tested(self) -> float:
+        """Return the ``test-fraction`` that holds out exactly these test rows."""
+        tested, rows = len(self.test) - self.validation, len(self.train) + len(self.test)
+        exact = math.ceil(tested / rows * rows) == tested
+        return tested / rows if exact else math.nextafter(tested / rows, 0)
+
     def warn_of_few(self) -> None:
         """Warn if figures on so few rows would depend on chance."""
         test = len(self.test) - self.validation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -43,6 +44,7 @@ class OwnColumns(Source):
     match_columns: str = ""  # names in rules of own columns, as in 'surname=last_name birthdate'
     label: str = ""  # at the label holder
     segments: str = ""  # at the label holder; names of columns, as in ``columns``
+    time: str = ""  # at the label holder; the column of periods, which are segments too
     party: int | None = None  # None: the label holder
     withdrawn: Path | None = None
 
@@ -164,34 +166,38 @@ class OwnColumns(Source):
 
     @property
     def segment_names(self) -> list[str]:
-        """Return the columns that `segments` names."""
-        return _listed(self.segments) if self.segments else []
+        """Return the columns that `segments` and `time` name."""
+        named = [*(_listed(self.segments) if self.segments else []), self.time]
+        return [*dict.fromkeys(filter(None, named))]
 
-    def with_known_segments(self) -> Self:
-        """Return this table with those segments that it has columns for."""
-        known = [name for name in self.segment_names if name in self._names]
-        return replace(self, segments=",".join(known)) if known != self.segment_names else self
+    def with_known_segments(self, given: Container[str]) -> Self:
+        """Return this table with the segments that it has, and with all of ``given`` options."""
+        known = ",".join(name for name in _listed(self.segments) if name in self._names)
+        segments = self.segments if "segments" in given else known
+        has_time = "time" in given or self.time in self._names
+        return replace(self, segments=segments, time=self.time if has_time else "")
 
     def check_segments(self) -> None:
         """Raise `ConfigError` if a segment column is missing, or is the label column."""
         others = [name for name in self._names if name not in (self.id, self.label)]
         shown = f"{', '.join(others[:8])}{', ...' * (len(others) > 8)}."
         for name in self.segment_names:
+            option = "time" if name == self.time else "segments"
             if name == self.label:
                 raise ConfigError(
-                    f"segments = {self.segments!r} names the label column {name!r}, and no group "
-                    "of one label has figures. Name other columns."
+                    f"{option} = {getattr(self, option)!r} names the label column {name!r}, and no "
+                    "group of one label has figures. Name other columns."
                 )
             if name not in self._names:
                 ask = f"{asked(name, others, 'name')} some of {shown}"
                 ask = ask if others else " it has no column besides ids and labels."
-                raise self._without("no column", name, "segments", ask)
+                raise self._without("no column", name, option, ask)
 
     # --- errors ---------------------------------------------------------------------------------
 
     def _without(self, what: str, name: str, option: str, ask: str) -> ConfigError:
         """Return an error about an absent column. The first line of a file may hold cells."""
-        which = ", which `segments` names" * (option == "segments")
+        which = f", which `{option}` names" * (option != "label")
         said = f"{self.path} has {what} {name!r}{which}:"
         return ConfigError(f"{said}{ask}", outside=f"{said} correct `{option}`. {_SHOWN}")
 

@@ -8,9 +8,11 @@ the same words: ``file`` (label holder: ``dataset = "files:PATH"``), ``id``, ``c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from os.path import expanduser
 from pathlib import Path
@@ -42,7 +44,7 @@ class OwnFile(Table):
     def of_label_holder(cls, data: DataConfig) -> OwnFile:
         """Return the file that ``dataset = "files:PATH"`` names."""
         path = data.dataset.partition(":")[2]
-        words = {name: getattr(data, name) for name in (*OPTIONS, "label", "segments")}
+        words = {name: getattr(data, name) for name in (*OPTIONS, "label", "segments", "time")}
         words["match_columns"] = match_columns_of(data.match, data.match_columns)
         return cls(path, **words, withdrawn=place())
 
@@ -135,6 +137,14 @@ class OwnFile(Table):
         if self._is_csv or len(names) == len(self.feature_names):
             return super()._some(names, texts)
         return self._read(names, texts)  # all columns at once would take much memory
+
+    @property
+    def about_file(self) -> dict[str, str]:
+        """Return when the file was written, in UTC, and its digest."""
+        written = datetime.fromtimestamp(self.place.stat().st_mtime, UTC)
+        with open(self.place, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"written": written.isoformat(timespec="seconds"), "sha256": digest}
 
     @property
     def kind_of_features(self) -> str:

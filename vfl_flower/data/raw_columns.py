@@ -47,7 +47,8 @@ def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
     ConfigError
         If it has none of the training rows.
     """
-    train = training_rows(own, common.rows[divide(data, len(common.rows))[0]])
+    places, *_ = divide(data, len(common.rows), common.held_out)
+    train = training_rows(own, common.rows[places])
     read, people = partial(_checked, own, train), partial(own.people, train)
     return RawColumns(common.name, len(train), read, people)
 

@@ -51,6 +51,7 @@ class Alignment:
         seen them.
     known : party -> number of the label holder's ids that it has, as far as this is known.
     rules : figures of each rule at each party (`alignment.by_rules.RuleFigures`), without ids.
+    held_out : number of test rows; 0 if ``test-fraction`` says it (`split.newest`).
     """
 
     name: str
@@ -60,6 +61,7 @@ class Alignment:
     answers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
     known: Mapping[int, int] = field(default_factory=dict)
     rules: Sequence[Mapping[str, Any]] = ()
+    held_out: int = 0
 
 
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ first among the held-out rows. Held-out rows are called test rows where both are
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 
 import numpy as np
@@ -16,18 +17,21 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 
+log = logging.getLogger("flwr.notice")
+
 Places = NDArray[np.int64]
 
 _SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # validation: share, least training rows, most rows
 
 
-def divide(data: DataConfig, rows: int) -> tuple[Array, Array, int]:
+def divide(data: DataConfig, rows: int, held_out: int = 0) -> tuple[Array, Array, int]:
     """Return numbers of training and test rows, and the number of validation rows.
 
-    The permutation depends on ``rows`` alone. Validation rows come first among the test rows.
+    The permutation depends on ``rows`` alone. Validation rows come first among the test rows. By
+    default, ``test-fraction`` says how many rows are ``held_out`` for testing.
     """
     order = np.random.default_rng(0).permutation(rows)
-    held_out = math.ceil(data.test_fraction * rows)
+    held_out = held_out or math.ceil(data.test_fraction * rows)
     if held_out == rows:
         raise ConfigError(
             f"{data.called} has {rows} rows and test-fraction = {data.test_fraction} "
@@ -82,6 +86,33 @@ def digest_of_rows(train_ids: Array, test_ids: Array) -> str:
     digest = hashlib.sha256(train_ids.astype("<i8").tobytes() + b"|")
     digest.update(test_ids.astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+# --- out of time ------------------------------------------------------------------------------
+
+
+def newest(data: DataConfig, periods: Array) -> tuple[Places, int]:
+    """Return places [N] to take rows from, so that the newest whole periods are the test rows.
+
+    Return also how many rows these are: as near to ``test-fraction`` as whole periods can. Rows
+    that are in place already stay.
+    """
+    names, number, counts = np.unique(periods, return_inverse=True, return_counts=True)
+    if len(names) < 2:
+        raise ConfigError(
+            f"Column {data.time!r} has one period in the common rows, and split = 'time' needs "
+            "older rows to train on. Name another column by time, or leave split out."
+        )
+    by_last = counts[:0:-1].cumsum()  # rows of the newest period, of the newest two, ...
+    held_out = int(by_last[np.abs(by_last - data.test_fraction * len(periods)).argmin()])
+    at = np.arange(len(periods))
+    _, places, validation = divide(data, len(periods), held_out)
+    _exchange(at, places[validation:], -number)
+    log.info(
+        "The test rows are the newest: %s from %s on, %.1f %% of the common rows.",
+        *(data.time, names[-1 - np.searchsorted(by_last, held_out)], 100 * held_out / len(at)),
+    )
+    return at, held_out
 
 
 # --- warm start ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from vfl_flower.data.frames import (
     medians_of,
     numeric,
     others,
+    periods_of,
     raw_columns,
     texts_of,
 )
@@ -158,13 +159,27 @@ class Table(OwnColumns):
         self.check_segments()
         names = self.segment_names
         frame = self._read(names).iloc[rows] if names else {}
-        return {name: frame[name].to_numpy() for name in names}
+        columns = {name: frame[name].to_numpy() for name in names}
+        return columns | ({self.time: self.periods(rows)} if self.time else {})
+
+    def periods(self, rows: Array) -> Array:
+        """Return the period of each of these rows by the column `time` (`periods_of`)."""
+        column = self._read([self.time])[self.time].iloc[rows]
+        if (found := periods_of(column)) is None:
+            raise self.wrong(
+                "has a column `time` with other values than dates such as 2026-01-31, or whole "
+                "numbers from 0. Correct them, or name another column.",
+                f"it is column {self.time!r}.",
+            )
+        return found
 
     def check(self) -> None:
         """Raise `ConfigError` if ids, labels or segments are missing, before any slow step."""
         _ = self.ids
         self.check_labels()
         self.check_segments()
+        if self.time:
+            self.periods(np.arange(self.count))
 
     # --- features -------------------------------------------------------------------------------
 

@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.column_types import text_of
 from vfl_flower.data.labels import Labels
-from vfl_flower.protocol.privacy.mechanism import Mechanism
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.tables import Table
+from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
+from vfl_flower.results.coverage import MEAN
 
 Array = NDArray[Any]
 
@@ -37,6 +42,34 @@ def data_of(labels: Labels, mechanism: Mechanism) -> dict[str, Any]:
         "label_mean": labels.mean if numbers else None,
         "label_deviation": labels.deviation if numbers else None,
     }
+
+
+def of_people(own: Table, rows: Array, config: RunConfig) -> dict[str, Any]:
+    """Return which file people come from, and how labels of those at ``rows`` differ from others'.
+
+    There is no figure of fewer than ``min-segment`` people. If noise hides labels, there is none,
+    and no digest of the file: it would confirm a guess of a label.
+    """
+    from pandas import Series, to_numeric
+
+    file: dict[str, Any] = {"rows": own.count, "columns": len(own.names_besides_ids)}
+    file |= own.about_file if isinstance(own, OwnFile) else {}
+    hidden = mechanism_of(config).hides_labels
+    if hidden or not own.has_labels:
+        return {"file": {each: file[each] for each in file if each != "sha256" or not hidden}}
+    every = Series(own.labels_with_gaps(np.arange(own.count)))
+    every = to_numeric(every, errors="coerce") if config.data.target == "regression" else every
+    used, known = every.index.isin(rows), every.notna()
+    found = {"aligned": every[used & known], "left_out": every[~used & known]}
+    if min(map(len, found.values())) < config.assessment.min_segment:
+        found = {}
+    elif config.data.target == "regression":
+        found = {who: {MEAN: float(part.mean())} for who, part in found.items()}
+    else:
+        texts = {who: part.map(text_of) for who, part in found.items()}
+        shares = {who: each.value_counts(normalize=True) for who, each in texts.items()}
+        found = {who: each.sort_index().to_dict() for who, each in shares.items()}
+    return {"file": file, "labels": found, "aligned without a label": int((used & ~known).sum())}
 
 
 def _known(numbers: Array | None) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import append, locked, make_own_folder, told, whole, write_whole
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.privacy.journal import has_events
@@ -80,11 +83,23 @@ class Results(Callback):
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)
 
+    def write_tested(self, labels: Labels, columns: Mapping[str, Any], own: Table | None) -> None:
+        """Write labels and scores of test rows by id: all their figures follow from them."""
+        import pandas as pd
+
+        places = labels.tested.test_places
+        ids = places if own is None or places is None else own.id_values(places)
+        if columns:
+            with whole(self.folder / TESTED, synced=False) as file:
+                write_csv(file, pd.DataFrame({"id": ids, **columns}))
+
     def _write_anew(self) -> None:
         write_whole(self._file, _lines(self.history))
         self._outdated = False
 
 
+TESTED = "test_rows.csv"
+"""File of a run's test rows."""
 _OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL, "top.npz")
 
 

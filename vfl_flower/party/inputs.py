@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,12 +24,15 @@ from vfl_flower.data.at_party import (
     load_partition,
 )
 from vfl_flower.data.drift import Watch, columns_of, sampled
+from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.samples import Samples
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.withdrawn import place, version
 from vfl_flower.protocol.batches import Window, kept
 from vfl_flower.transport.node import index_and_parties
+
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,8 @@ def load_block(
             shares = Watch.learn(columns_of(block.train[few]))
         return replace(block, augment=augment, shares=shares)
     own = own_source(context)
+    if watched and isinstance(own, OwnFile):  # a digest that leaves the party could confirm guesses
+        log.info("Party %d trains on %s: %s", index, own.path, own.about_file)
     counted = "max-uploads" in context.node_config
     common = common_rows(context, own)
     block = load_own_features(config.data, own, common, counted, preparation, watched)

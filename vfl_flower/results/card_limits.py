@@ -98,7 +98,7 @@ def _of_segments(summary: Mapping[str, Any]) -> Iterator[str]:
     found = summary.get("assessment") or {}
     if not found:
         return
-    if not found.get("segments"):
+    if not (found.get("segments") or {}).keys() - {summary["config"].get("time")}:
         yield "No segments were named: the model may do worse for some groups of rows."
     for column, of in (found.get("segments") or {}).items():
         for name, why in of["left_out"].items():

@@ -24,6 +24,7 @@ from vfl_flower.results.report.assessment import assessment
 from vfl_flower.results.report.read import MEASURES, Shown, json_of, mapping, measured, number
 from vfl_flower.results.report.sections import settings
 from vfl_flower.results.report.segments import segments
+from vfl_flower.results.report.subsets import rates
 
 FILES = "model_card.md", "model_card.html"
 GIVEN = "card.toml"
@@ -114,14 +115,19 @@ def _data(summary: Mapping[str, Any]) -> Section:
     if str(summary["dataset"]).startswith(_NAMED):
         rows.append(["label", f"column {config['label']}"])
     rows += [[f"rows, {kind}", f"{count:,}"] for kind, count in of["rows"].items()]
+    if config.get("split") == "time":
+        rows.append(["test rows", f"the newest, by column {config['time']}"])
+    differ = rates(summary.get("coverage") or {})
     if covered := summary.get("coverage"):
         names = {str(each["party"]): called(each) for each in summary["by_party"]}
         rows += [[f"people {what}", f"{count:,}"] for what, count in lines(covered, names)]
+        file = (covered.get("file") or {}).items()
+        rows += [[f"file, {what}", f"{n:,}" if type(n) is int else n] for what, n in file]
     rows.append(["digest of all ids, SHA-256", of["ids"]])
     if gone := summary.get("withdrawn"):
         rows.append(["people withdrawn since", f"{gone['people']:,} of {gone['of']:,} in training"])
     if of["classes"]:
-        return Section("Data", [_items(rows), _classes(summary)])
+        return Section("Data", [_items(rows), _classes(summary), differ])
     if of["label_mean"] is not None:
         said = (
             f"The labels are numbers, of mean {of['label_mean']:.4g} and standard deviation "
@@ -129,7 +135,7 @@ def _data(summary: Mapping[str, Any]) -> Section:
         )
     else:
         said = f"The labels are numbers in the range {config['label-range']}."
-    return Section("Data", [_items(rows)], [("", said)])
+    return Section("Data", [_items(rows), differ], [("", said)])
 
 
 def _classes(summary: Mapping[str, Any]) -> Table:

@@ -337,50 +337,6 @@ def _audit(
     print(f"results: {folder}")
 
 
-@app.command("report", cls=Command, epilog=options.REPORT_EXAMPLES)
-def _report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
-    out: options.Page = None,
-) -> None:
-    """Write one HTML page about runs, comparisons, sweeps and audits.
-
-    RUN is the results folder of one of them, or a folder of such folders, such
-    as runs/. The page shows what runs reached and spent: curves, bytes and
-    delays by party, privacy, attacks and settings. It is one file that loads
-    nothing, and it replaces an earlier report. The card of a RUN with the file
-    card.toml is written again: this file names owner, purpose and approval.
-    """
-    from vfl_flower.results.model_card import GIVEN, write_card
-    from vfl_flower.results.report import write_report
-
-    folders = [each.expanduser() for each in runs]
-    print(f"report: {write_report(folders, out)}")
-    for each in folders:
-        if (each / GIVEN).is_file():
-            write_card(each)
-
-
-@app.command("contribution", cls=Command)
-def _contribution(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
-    metric: options.Metric = "",
-) -> None:
-    """Print what each party is worth to a model that predicts with any subset of parties.
-
-    RUN is the results folder of a run with partial rows or subsets='sampled'.
-    A party's value is its Shapley value on the test rows: what it adds to the
-    parties before it, on average over all orders. No party is asked for
-    anything. RUN/contribution.json keeps the values for the report.
-    """
-    from vfl_flower.results.report.read import read
-    from vfl_flower.results.report.subsets import worth
-    from vfl_flower.tasks.inference.contribution import contribution
-
-    contribution(run.expanduser(), metric)
-    if found := worth(read([run.expanduser()])):
-        print(found.in_terminal())
-
-
 @app.command("list", cls=LightCommand, epilog=options.LIST_EXAMPLES)
 def _list(
     words: Annotated[list[str] | None, typer.Argument(metavar="[NAME|WORD...]")] = None,
@@ -403,7 +359,7 @@ app.add_typer(audit_log.app, name="audit-log")
 _GROUPS = {
     "Train": "demo run rerun align information compare sweep list",
     "Use a model": "predict serve",
-    "Judge a model": "report explain contribution audit",
+    "Judge a model": "report evaluate explain contribution audit",
     "Operate": "doctor forget audit-log",
 }
 """Groups of `vfl --help`, by what a user does."""

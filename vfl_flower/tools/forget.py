@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config import audit_chain
 from vfl_flower.config.audit_log import AuditLog
-from vfl_flower.config.csv_text import are_predictions
+from vfl_flower.config.csv_text import are_predictions, restored
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import is_locked, whole, write_whole
 from vfl_flower.data import withdrawn
@@ -38,6 +38,7 @@ from vfl_flower.data.withdrawn import Withdrawn, numbers_of
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.held_out import background_rows
+from vfl_flower.label_holder.results import TESTED
 from vfl_flower.party import label_sets, state_file
 from vfl_flower.records.ledger import opened
 from vfl_flower.results.model_card import write_card
@@ -168,15 +169,17 @@ def _audit_log(path: Path, listed: Withdrawn) -> _Found:
 
 
 def _predictions(path: Path, listed: Withdrawn) -> _Found:
+    import pandas as pd
+
     file = TableFile(path, is_csv(path))
-    names = file.names
-    if not names or not are_predictions(names, names[0]):
+    names, of_run = file.names, path.name == TESTED
+    if not names or not (of_run or are_predictions(names, names[0])):
         return None
-    kept = ~listed.have_ids([encoded(one) for one in file.ids(names[0]).tolist()])
+    ids = file.ids(names[0])
+    ids = restored(pd.Series(ids)) if of_run else ids
+    kept = ~listed.have_ids([encoded(one) for one in ids.tolist()])
 
     def remove() -> None:
-        import pandas as pd
-
         if file.is_csv:
             left = pd.read_csv(path, dtype=str, keep_default_na=False)[kept]
             quotes = csv.QUOTE_ALL if b"\r" in path.read_bytes() else csv.QUOTE_MINIMAL

@@ -1,4 +1,4 @@
-"""Commands of `vfl` for those who operate a model."""
+"""Commands of `vfl` for those who use and operate a model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,50 @@ from vfl_flower.tools import options
 from vfl_flower.tools.command import Command
 
 app = typer.Typer()
+
+
+@app.command("report", cls=Command, epilog=options.REPORT_EXAMPLES)
+def _report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    out: options.Page = None,
+) -> None:
+    """Write one HTML page about runs, comparisons, sweeps and audits.
+
+    RUN is the results folder of one of them, or a folder of such folders, such
+    as runs/. The page shows what runs reached and spent: curves, bytes and
+    delays by party, privacy, attacks and settings. It is one file that loads
+    nothing, and it replaces an earlier report. The card of a RUN with the file
+    card.toml is written again: this file names owner, purpose and approval.
+    """
+    from vfl_flower.results.model_card import GIVEN, write_card
+    from vfl_flower.results.report import write_report
+
+    folders = [each.expanduser() for each in runs]
+    print(f"report: {write_report(folders, out)}")
+    for each in folders:
+        if (each / GIVEN).is_file():
+            write_card(each)
+
+
+@app.command("contribution", cls=Command)
+def _contribution(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    metric: options.Metric = "",
+) -> None:
+    """Print what each party is worth to a model that predicts with any subset of parties.
+
+    RUN is the results folder of a run with partial rows or subsets='sampled'.
+    A party's value is its Shapley value on the test rows: what it adds to the
+    parties before it, on average over all orders. No party is asked for
+    anything. RUN/contribution.json keeps the values for the report.
+    """
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.subsets import worth
+    from vfl_flower.tasks.inference.contribution import contribution
+
+    contribution(run.expanduser(), metric)
+    if found := worth(read([run.expanduser()])):
+        print(found.in_terminal())
 
 
 @app.command("explain", cls=Command, epilog=options.EXPLAIN_EXAMPLES)
@@ -42,6 +86,36 @@ def _explain(
     print(in_words(explain_local(keys, node_configs)))
     out = Path(str(keys.get("out") or model)).expanduser().absolute()
     print(f"explanation: {out / FILE}")
+
+
+@app.command("evaluate", cls=Command, epilog=options.EVALUATE_EXAMPLES)
+def _evaluate(
+    model: Annotated[Path, typer.Argument(metavar="RUN")],
+    labels: options.LabelsFile,
+    predictions: options.KeptPredictions = None,
+    run_config: options.RunConfig = None,
+) -> None:
+    """Judge the predictions of a run by outcomes that were known later.
+
+    RUN is the results folder of the run. People are joined by id. The file of
+    labels has the columns of the label holder's file in training, or -c names
+    them. With a column of dates (time), figures are by month too. A JSON file
+    and a page stand beside the predictions.
+    """
+    from vfl_flower.config.files import write_whole
+    from vfl_flower.results.html import html
+    from vfl_flower.results.report.evaluation import evaluation
+    from vfl_flower.results.report.read import read
+    from vfl_flower.tasks.inference.evaluation import evaluate
+
+    _, keys, _ = options.given(run_config, None)
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    out, found = evaluate(model.expanduser(), labels, predictions, keys)
+    page = evaluation(read([model.expanduser()])[0], found)
+    write_whole(out.with_suffix(".html"), html(page).encode(errors="replace"))
+    for section in page.shown:
+        print(section.in_terminal())
+    print(f"evaluation: {out}, {out.with_suffix('.html').name}")
 
 
 @app.command("serve", cls=Command, epilog=options.SERVE_EXAMPLES)

@@ -115,6 +115,13 @@ Known = Annotated[
 PredictionsFile = Annotated[
     str, typer.Option("--out", metavar="FILE", help=".csv or .parquet. Default: in RUN.")
 ]
+LabelsFile = Annotated[
+    str, typer.Option("--labels", metavar="FILE", help="Outcomes by id: .csv or .parquet.")
+]
+KeptPredictions = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Of `vfl predict`. Default: predictions.csv in RUN."),
+]
 Without = Annotated[str, typer.Option(metavar="PARTIES", help="Parties to leave out, such as 0,3.")]
 Repeats = Annotated[
     int, typer.Option(min=1, metavar="N", help="Permutations of each feature. More are surer.")
@@ -321,6 +328,11 @@ vfl predict runs/a
 # new people, whose rows are in the files that parties name
 vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+EVALUATE_EXAMPLES = _examples("""
+# outcomes of the people in runs/b/predictions.csv, with a column `month`
+vfl evaluate runs/b --labels outcomes.csv -c "time='month'"
 """)
 
 EXPLAIN_EXAMPLES = _examples("""

@@ -92,13 +92,14 @@ class AlignOrder(EarlyOrder):
 class CommonOrder(EarlyOrder):
     """Use these rows: their ``places`` in the party's secret order, int32 [N].
 
-    The place of a row that the party lacks is -1; with align = 'any', there can be such rows. The
-    answer, an `Introduction`, has ``arrays["question"]``, uint8 [1, 32], about the ids of
+    The place of a row that the party lacks is -1; with align = 'any', there can be such rows. With
+    split = 'time', ``arrays["held"]``, int32 [1], is the number of test rows. The answer, an
+    `Introduction`, has ``arrays["question"]``, uint8 [1, 32], about the ids of
     ``arrays["rows"]``, int32 [n].
     """
 
     kind: ClassVar[str] = "query.common"
-    names: ClassVar = ("places",)
+    names: ClassVar = ("places", "held")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,11 +79,17 @@ class AssessmentConfig:
             )
         if rule.kind != "number" and data.validation_fraction == 0:
             raise _no_rows(self.threshold)
-        if data.segments and not data.own_data:
+        for option, named in (("segments", data.segments), ("time", data.time)):
+            if named and not data.own_data:
+                raise ConfigError(
+                    f"{option} = {named!r} names columns of the label holder's file, and dataset "
+                    f"= {data.dataset!r} is divided among the parties. Leave {option} out, or set "
+                    "dataset='files:PATH'."
+                )
+        if data.split == "time" and not (data.time and data.test_fraction and data.align != "ids"):
             raise ConfigError(
-                f"segments = {data.segments!r} names columns of the label holder's file, and "
-                f"dataset = {data.dataset!r} is divided among the parties. Leave segments out, or "
-                "set dataset='files:PATH'."
+                "split = 'time' needs a column of dates, test rows, and align = 'psi' or 'any'. "
+                "Set time, a test-fraction above 0 and such an align, or leave split out."
             )
 
     def check_rows(self, classes: int, validation: int) -> None:

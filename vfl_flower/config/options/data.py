@@ -78,6 +78,22 @@ class DataConfig:
         example="dataset='files:labels.csv' segments='region,age band'",
         related=("columns", "min-segment", "threshold"),
     )
+    time: str = key(
+        "",
+        "Names a column of dates or whole numbers in the label holder's file. Each month of dates, "
+        "or each number, is a period, for which the model is assessed. The column is no feature, "
+        "unless `columns` names it.",
+        example="dataset='files:labels.csv' time='month'",
+        related=("split", "segments"),
+    )
+    split: str = key(
+        "random",
+        "Chooses the rows held out for testing. `time` holds out the newest whole periods of the "
+        "column that the option `time` names. Their share is as near to test-fraction as it can.",
+        example="dataset='files:labels.csv' time='month' split='time'",
+        choices=("random", "time"),
+        related=("time", "test-fraction"),
+    )
     missing: str = key(
         "refuse",
         "Says how to handle missing numbers in the label holder's columns. `median` fills in the "

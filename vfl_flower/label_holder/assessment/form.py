@@ -49,6 +49,14 @@ class Scored:
         return ""
 
     @property
+    def columns(self) -> dict[str, Array]:
+        """Return label and predicted number, or probability of each class, by name: [R] each."""
+        if not self.classes:
+            return {"label": self.labels, "prediction": self.said}
+        chances = {f"probability_{name}": self.said[:, n] for n, name in enumerate(self.classes)}
+        return {"label": np.array(self.classes)[self.labels], **chances}
+
+    @property
     def positive(self) -> NDArray[np.bool_]:
         """Return whether a row is of the second of two classes, [R]."""
         positive: NDArray[np.bool_] = self.labels == 1

@@ -23,15 +23,19 @@ from vfl_flower.label_holder.label_holder import LabelHolder
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
-Segments = Mapping[str, NDArray[Any]]
+Segments = tuple[Mapping[str, NDArray[Any]], int, str]
+"""Name of a column -> its values [R], fewest rows of a segment, and which column has periods."""
 Tell = Callable[..., None]
 
 
 @torch.no_grad()
-def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
+def of_run(
+    holder: LabelHolder, labels: Labels
+) -> tuple[dict[str, Any] | None, dict[str, NDArray[Any]]]:
     """Choose the threshold on validation rows, and assess the model on the test rows.
 
-    Return None if no rows are held out for testing, or if all of them have one class.
+    Return also columns of the test rows: segments, labels and scores. Without rows held out for
+    testing there is nothing. If all rows have one class, there is no assessment.
     """
     held_out, options = holder.held_out, holder.config.assessment
     first, known = held_out.validation, held_out.labels.cpu().numpy()
@@ -49,21 +53,20 @@ def of_run(holder: LabelHolder, labels: Labels) -> dict[str, Any] | None:
             options.rule, said[:first, 1], known[:first] == 1, held_out.label_noise.kept
         )
     if labels.repeats:
-        return None
+        return None, {}
     scored = Scored(said[first:], known[first:], labels.classes, flags)
-    calibrated = options.threshold, held_out.calibration
-    return _assessed(
-        "test set", scored, *calibrated, labels.tested.segments, options.min_segment, log.info
-    )
+    by = labels.tested.segments, options.min_segment, holder.config.data.time
+    about = options.threshold, held_out.calibration, by, log.info
+    return assessed("test set", scored, *about), {**labels.tested.segments, **scored.columns}
 
 
 def of_predictions(
-    outputs: Tensor, labels: NDArray[Any], found: Checkpoint, segments: Segments, least: int
+    outputs: Tensor, labels: NDArray[Any], found: Checkpoint, by: Segments
 ) -> dict[str, Any] | None:
     """Return the assessment of outputs [R, C] by labels [R]; None for rows of one class."""
     scored = scored_by(found, outputs, labels)
-    calibrated = found.config.assessment.threshold, found.calibration
-    return _assessed("data with labels", scored, *calibrated, segments, least, notice.warning)
+    rule = found.config.assessment.threshold
+    return assessed("data with labels", scored, rule, found.calibration, by, notice.warning)
 
 
 def scored_by(found: Checkpoint, outputs: Tensor, labels: NDArray[Any]) -> Scored:
@@ -79,16 +82,16 @@ def scored_by(found: Checkpoint, outputs: Tensor, labels: NDArray[Any]) -> Score
     return Scored(said, labels, about["classes"], found.threshold)
 
 
-def _assessed(
+def assessed(
     what: str,
     scored: Scored,
     rule: str,
     calibration: Mapping[str, Any] | None,
-    segments: Segments,
-    least: int,
+    by: Segments,
     tell: Tell,
 ) -> dict[str, Any] | None:
+    """Return the assessment of rows, by a rule ``threshold``; tell why there is none."""
     if scored.lack:
         tell("The %s %s, so the model is not assessed.", what, scored.lack)
         return None
-    return {**scored.form(rule, calibration), "segments": of_columns(scored, segments, least)}
+    return {**scored.form(rule, calibration), "segments": of_columns(scored, *by)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.data.drift import LEAST, between
 from vfl_flower.data.segments import segments
 from vfl_flower.label_holder.assessment.form import Scored
 from vfl_flower.label_holder.assessment.intervals import difference, figure, inflated
@@ -16,13 +18,16 @@ Array = NDArray[Any]
 
 
 def of_columns(
-    scored: Scored, columns: Mapping[str, Array], least: int
+    scored: Scored, columns: Mapping[str, Array], least: int, time: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of segments of at least so many rows, by column of values [R]."""
-    return {name: _of_column(scored, name, values, least) for name, values in columns.items()}
+    """Return the figures of segments of at least so many rows, by column; ``time`` has periods."""
+    by = columns.items()
+    return {name: _of_column(scored, name, each, least, name == time) for name, each in by}
 
 
-def _of_column(scored: Scored, column: str, values: Array, least: int) -> dict[str, Any]:
+def _of_column(
+    scored: Scored, column: str, values: Array, least: int, is_time: bool
+) -> dict[str, Any]:
     names, numbers = segments(column, values)
     order = np.argsort(numbers, kind="stable")
     counts = np.bincount(numbers, minlength=len(names))
@@ -41,7 +46,9 @@ def _of_column(scored: Scored, column: str, values: Array, least: int) -> dict[s
         "figures": {name: part.figures() for name, part in kept.items()},
         "left_out": left_out,
     }
-    if len(scored.classes) == 2 and len(kept) > 1:
+    if is_time:
+        found["drift"] = _drift({name: scored[rows] for name, rows in parts.items()})
+    elif len(scored.classes) == 2 and len(kept) > 1:
         flagged = {name: _flagged(part) for name, part in kept.items()}
         recalled = {name: _flagged(part[part.positive]) for name, part in kept.items()}
         found["differences"] = {
@@ -49,6 +56,15 @@ def _of_column(scored: Scored, column: str, values: Array, least: int) -> dict[s
             "equal_opportunity": largest_difference(recalled),
         }
     return found
+
+
+def _drift(parts: Mapping[str, Scored]) -> dict[str, dict[str, Any]]:
+    """Return the drift of scores and labels from each period to the next, if both have the rows."""
+    return {
+        name: {"since": before, **between(earlier.columns.items(), part.columns.items())}
+        for (before, earlier), (name, part) in pairwise(parts.items())
+        if min(len(earlier), len(part)) >= LEAST
+    }
 
 
 def _flagged(part: Scored) -> tuple[int, int]:

@@ -74,8 +74,8 @@ def scale(found: Sequence[Estimate]) -> tuple[float, float]:
 # --- the section --------------------------------------------------------------------------------
 
 
-def assessment(runs: Sequence[Shown], charts: bool = True) -> Section | None:
-    """Show figures with intervals, curves with bands, and confusion matrices."""
+def assessment(runs: Sequence[Shown], charts: bool = True, of: str = "test rows") -> Section | None:
+    """Show figures of some rows with intervals, curves with bands, and confusion matrices."""
     runs = [run for run in runs if run.assessment]
     if not runs:
         return None
@@ -103,9 +103,10 @@ def assessment(runs: Sequence[Shown], charts: bool = True) -> Section | None:
         notes.append(f"Intervals{' and bands' * bool(row)} are 95 % intervals.")
     if several:
         notes.append("Intervals may overlap although one run is better on the same rows.")
-    notes += by_run([(run, _said(run) + (_on_top(run) if charts else [])) for run in runs])
+    on_top = charts and of == "test rows"
+    notes += by_run([(run, _said(run, of) + (_on_top(run) if on_top else [])) for run in runs])
     return Section(
-        "Assessment on test rows",
+        f"Assessment on {of}",
         tables,
         [("", note) for note in notes],
         legend,
@@ -152,19 +153,19 @@ def _figures(names: Sequence[Cell], figures: Sequence[Mapping[str, Estimate]]) -
     return Table(["figure", "run", "value", "95 % interval", drawn], bodies, 2)
 
 
-def _said(run: Shown) -> list[str]:
+def _said(run: Shown, kind: str) -> list[str]:
     """Return what a reader must know beside the figures of a run."""
     of = run.assessment
     rows, positives = number(of, "rows"), number(of, "positives")
     classes = _classes(run)
-    found = [f"{shown(rows, ',.0f')} test rows."]
+    found = [f"{shown(rows, ',.0f')} {kind}."]
     seeds = run.summary.get("seeds")
     if isinstance(seeds, list):
         found.append(f"All are means of {len(seeds)} seeds, ends of intervals too.")
     if rows and positives is not None:
         which = f" (class {classes[1]})" if len(classes) == 2 else ""
         share = f"{shown(positives, ',.0f')} ({percent(positives / rows)})"
-        found[0] = f"{shown(rows, ',.0f')} test rows. {share} are positive{which}."
+        found[0] = f"{shown(rows, ',.0f')} {kind}. {share} are positive{which}."
     threshold = mapping(of.get("threshold"))
     if (value := number(threshold, "value")) is not None:
         which = f" to be of class {classes[1]}" if len(classes) == 2 else " positive"

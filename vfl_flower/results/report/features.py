@@ -166,16 +166,23 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         if unknown:
             silent = [f"Party {each} tells nothing of its columns." for each in unknown]
             notes += [named + run.in_words(each) for each in silent]
-    swatch = ("mark", "0.25: drift above it is large")
-    said = (
-        f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few "
-        "rows, chance alone can exceed that. A prediction warns only of more than chance."
-    )
-    every = [swatch, *(("", note) for note in [*notes, said])]
+    every = [SCALE, *(("", note) for note in [*notes, MEANING])]
     return Section("Drift since training", tables, every) if found else None
 
 
+SCALE = ("mark", "0.25: drift above it is large")
+MEANING = (
+    f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few rows, "
+    "chance alone can exceed that. A prediction warns only of more than chance."
+)
+"""A note of a table of `drifts`: the meaning of an index."""
 _MOST = 0.5  # right end of the scale of drift
+
+
+def drifts(found: Mapping[str, Any], caption: str) -> Table:
+    """Return the table of the indices of some columns (`data.drift.between`)."""
+    rows = [_index(name, number(found, name, "value")) for name in found]
+    return Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, caption)
 
 
 def _index(what: str, value: float | None) -> Row:

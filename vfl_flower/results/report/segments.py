@@ -14,6 +14,7 @@ from vfl_flower.results.report.assessment import (
     scale,
 )
 from vfl_flower.results.report.curves import run_column
+from vfl_flower.results.report.features import drifts
 from vfl_flower.results.report.read import Shown, mapping, number, shown, text
 
 _MAIN = "auc", "macro_auc", "accuracy", "rmse"
@@ -36,8 +37,11 @@ def segments(runs: Sequence[Shown]) -> Section | None:
     for column in columns:
         found = [mapping(_of(run).get(column)) for run in runs]
         tables += [_main(column, runs, found), _differences(column, runs, found)]
+        tables += [_drift(column, run, of) for run, of in zip(runs, found, strict=True)]
         more[f"All figures by {column}"] = _all(column, runs, found)
-    notes = ["Largest difference: between two segments. The mark is at 0, no difference."]
+    notes = []
+    if any(mapping(_of(run).get(each)).get("differences") for run in runs for each in columns):
+        notes.append("Largest difference: between two segments. The mark is at 0, no difference.")
     said = [
         (run, [f"No figures of {name} in {column}: it {why}." for column, name, why in each])
         for run, each in left_out
@@ -105,6 +109,18 @@ def _main(column: str, runs: Sequence[Shown], found: Found) -> Table:
     head = [column, "run", "rows", "flagged", called, "95 % interval", drawn]
     bodies = bodies if len(runs) > 1 else [[row for body in bodies for row in body]]
     return Table(head, bodies, 2, f"By {column}")
+
+
+def _drift(column: str, run: Shown, found: Mapping[str, Any]) -> Table:
+    """Return the drift of labels and scores from each period to the next."""
+    drift = mapping(found.get("drift"))
+    named = {
+        f"{name}, {text(period)} against {text(mapping(of).get('since'))}": index
+        for period, of in drift.items()
+        for name, index in mapping(of).items()
+        if name != "since"
+    }
+    return drifts(named, ", ".join(filter(None, [f"Drift by {column}", run.title])))
 
 
 def _all(column: str, runs: Sequence[Shown], found: Found) -> Table:

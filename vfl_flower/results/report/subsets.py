@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl_flower.results.coverage import lines
+from vfl_flower.results.coverage import MEAN, lines
 from vfl_flower.results.page import Bar, Cell, Row, Section, Table
 from vfl_flower.results.report.read import (
     Shown,
@@ -19,6 +19,7 @@ from vfl_flower.results.report.read import (
 )
 
 _KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²"}
+_MAPPINGS = "by_party", "left_out", "not_at"
 _COUNTS = "matched", "ambiguous", "their_ambiguous"
 _WHO = {"test_by_parties": "", "test_by_party": "{} alone"}
 
@@ -32,17 +33,27 @@ def people(runs: Sequence[Shown]) -> Section | None:
             if not covered:
                 continue
             rules, covered = mappings(covered.get("rules")), {**covered, "rules": ()}
-            covered |= {each: mapping(covered.get(each)) for each in ("by_party", "left_out")}
+            covered |= {each: mapping(covered.get(each)) for each in _MAPPINGS}
             names = {each: run.called(each) for each in covered["by_party"]}
             title = ", ".join(filter(None, (run.title if len(runs) > 1 else "", kind)))
             said = dict(lines(covered, names))
             rows: list[Row] = [(what, shown(number(said, what), ",.0f")) for what in said]
             tables.append(Table(["people", "number"], [rows], caption=title))
+            tables.append(rates(covered))
             if rules:
                 tables.append(_rules(run, rules, title))
             left_out = covered.get("left_out_parties")
             notes += [("", text(each)) for each in left_out] if isinstance(left_out, list) else []
     return Section("People", tables, notes) if tables else None
+
+
+def rates(found: Mapping[str, Any]) -> Table:
+    """Return the table of how labels differ between people who were aligned and others."""
+    parts = mapping(found.get("labels"))
+    names = dict.fromkeys(name for each in parts.values() for name in mapping(each))
+    form = ".4g" if MEAN in names else ".1%"
+    rows = [[n, *(shown(number(parts, who, n) or 0.0, form) for who in parts)] for n in names]
+    return Table(["label", *(who.replace("_", " ") for who in parts)], [rows])
 
 
 def _rules(run: Shown, rules: Sequence[Mapping[str, Any]], title: str) -> Table:

@@ -20,6 +20,7 @@ import torch
 from vfl_flower.config.errors import ConfigError, sent_by
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.segments import check_segments
+from vfl_flower.label_holder.about_data import of_people
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.scored_rows import ScoredRows
@@ -82,12 +83,14 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         _tell_of_unknown_rows(int((~known).sum()), found)
     drift.count(scored)
     of_labels = _of_labels(given, found, scored, rows)
-    figures = {
+    figures: dict[str, Any] = {
         "model": str(config.model),
         "rows": len(rows.ids),
         "unknown_rows": int((~known).sum()),
     }
     figures["coverage"] = _coverage(rows, scored, there, transport.left_out)
+    if rows.table is not None and rows.places is not None:
+        figures["coverage"] |= of_people(rows.table, rows.places[known], found.config)
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     if of_labels and not mechanism_of(found.config).hides_labels:
         figures |= _learnt(rows)
@@ -158,7 +161,8 @@ def _of_labels(
     metrics = reached(outputs, labels, found).figures()
     segments = {name: values[numbers] for name, values in rows.segments.items()}
     least = given.get("min-segment", found.config.assessment.min_segment)
-    assessment = of_predictions(outputs, labels, found, segments, least)
+    by = segments, least, rows.table.time if rows.table else ""
+    assessment = of_predictions(outputs, labels, found, by)
     if assessment is None:
         return metrics
     known_figures = {name: each["value"] for name, each in assessment["figures"].items()}

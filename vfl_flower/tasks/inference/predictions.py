@@ -127,7 +127,10 @@ def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tupl
     labels = labels[rows]
     if not len(rows):
         return rows, labels
-    return rows, _encoded(labels, classes) if classes else _standardised(labels, about)
+    if classes:
+        return rows, encoded(labels, classes)
+    standardised = (numbers_of(labels) - about["mean"]) / about["deviation"]
+    return rows, standardised.astype(np.float32)
 
 
 def reached(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics:
@@ -149,7 +152,8 @@ def reached(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics:
     return replace(figures, accuracy=float(right.mean()))
 
 
-def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
+def encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
+    """Return class indices [R] of labels without gaps, which training must have had."""
     numbers = {name: number for number, name in enumerate(classes)}
     said = [_like(classes[0], label) for label in labels.tolist()]
     unknown = set(said) - numbers.keys()
@@ -172,15 +176,14 @@ def _like(known: Any, label: Any) -> Any:
         return str(label)
 
 
-def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
+def numbers_of(labels: Array) -> NDArray[np.float64]:
+    """Return labels [R] of a regression as numbers, in their own units."""
     try:
-        numbers = labels.astype(np.float64)
+        return labels.astype(np.float64)
     except ValueError:
         raise ConfigError(
             "The labels of the new rows are not numbers. Correct them, or leave that column out."
         ) from None
-    standardised: NDArray[np.float32] = (numbers - about["mean"]) / about["deviation"]
-    return standardised.astype(np.float32)
 
 
 def in_words(values: Mapping[str, Any]) -> str:

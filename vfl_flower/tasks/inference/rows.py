@@ -164,10 +164,9 @@ def rows_to_predict(
             f"The model in {config.model} was trained with match = {trained.data.match!r}, and "
             "finds people by these rules. Leave match out."
         )
-    words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
-    file = own_table(words.data)
-    if "segments" not in given:  # as in training, as far as this file has the columns
-        file = file.with_known_segments()
+    named = {name: given[name] for name in OF_FILE if name in given}
+    words = trained.with_values({**named, "split": "random"})  # all rows are predicted
+    file = own_table(words.data).with_known_segments(given)
     file.check_segments()
     preparation = found.about_labels["preparation"]
     if preparation:  # refuse other columns before the parties count ids
@@ -184,7 +183,7 @@ def rows_to_predict(
     if preparation:
         own = np.asarray(prepared(file, rows, Preparation(**preparation))[:])
     labels = file.labels_with_gaps(rows) if file.has_labels else None
-    learnt = _learnt(found, file, rows)
+    learnt = learnt_by(found, file, rows)
     if labels is not None and mechanism_of(trained).hides_labels:
         labels = labels.astype(object)
         labels[learnt] = None
@@ -280,15 +279,15 @@ def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
     return tested
 
 
-_OF_FILE = (
+OF_FILE = (
     *("dataset", "id", "label", "columns", "segments", "missing", "missing-words", "text", "dates"),
-    "align",
+    *("align", "time"),
     *("match-columns", "match-error"),
     "party-timeout",
 )
 
 
-def _learnt(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]:
+def learnt_by(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]:
     """Return which rows of a table trained or chose the model, [N].
 
     They are recognised in the file of its run, and by their ids if noise protects their labels.
