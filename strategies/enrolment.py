@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,12 +24,13 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Member(NamedTuple):
-    """Node, embedding size, number of feature columns and name of a party."""
+    """Node, embedding size, feature columns and name of a party, and whether it is monotone."""
 
     node: int
     size: int
     columns: int
     name: str = ""
+    monotone: bool = False
 
 
 def enrol(
@@ -70,11 +71,13 @@ def enrol(
     if not transport.simulated:
         _check_surrogates(transport, config, labels, len(descriptions))
     before = found or earlier
-    then = dict(enumerate(before.strategy["holder"]["sizes"])) if before else {}
+    holder = before.strategy["holder"] if before else {}
+    then = dict(enumerate(holder.get("sizes", ())))
+    known = holder.get("monotone", [()])[0]
     for description in descriptions.values():
-        check(description, config, labels, len(descriptions), then)
+        check(description, config, labels, len(descriptions), then, known)
     return {
-        each.party: Member(node, each.embedding_size, each.columns, each.name)
+        each.party: Member(node, each.embedding_size, each.columns, each.name, each.monotone)
         for node, each in descriptions.items()
     }
 
@@ -129,10 +132,12 @@ def check(
     labels: Labels,
     parties: int,
     sizes: Mapping[int, int] = MappingProxyType({}),
+    monotone: Collection[int] = (),
 ) -> None:
     """Refuse a party whose columns, rows or ids do not fit the run. The sentence names it.
 
-    ``sizes`` has the embedding size of parties whose model has begun to learn.
+    ``sizes`` has the embedding size of parties whose model has begun to learn, and ``monotone``
+    says which of these have monotonic columns.
     """
     rows = len(labels.train), len(labels.test)
     who = f"Party {description.party}"
@@ -152,6 +157,10 @@ def check(
             f"{who} has other sample ids than the label holder, or in another order: align them "
             "first."
         )
+    known = description.party in sizes
+    as_then = description.monotone == (known and description.party in monotone)
+    if sizes and not as_then and (known or not monotone):
+        raise ConfigError(f"{who} must have the `monotonic` that the model began with: restore it.")
     given, size = description.embedding_size, embedding_size(config, labels.outputs)
     then = sizes.get(description.party, given)
     if given != then:

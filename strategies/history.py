@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from flwr.app import MetricRecord
 
 from strategies.party_record import PartyRecord, Traffic
 from strategies.step_budget import StepBudget
+from vfl_flower.config.provenance import utc_now
 from vfl_flower.label_holder.metrics import Metrics
 
 RESULTS = (
@@ -21,11 +21,6 @@ RESULTS = (
 """Figures of the model in every entry."""
 
 _SAVED = ("entries", "recorded", "best", "restored")
-
-
-def utc_now() -> str:
-    """Return the date and time in UTC, to the second, as ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 class History:

@@ -14,13 +14,13 @@ from flwr.app import MetricRecord
 
 from strategies.adaptive_window import AdaptiveWindow
 from strategies.enrolment import Member, check
-from strategies.history import RESULTS, History, metric_record, utc_now
+from strategies.history import RESULTS, History, metric_record
 from strategies.messenger import Messenger
 from strategies.party_record import FINAL, PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
 from strategies.transcript import Transcript
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.provenance import peak_memory_mb
+from vfl_flower.config.provenance import peak_memory_mb, utc_now
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.segments import check_segments
@@ -103,7 +103,8 @@ class Run:
         longest = min(self.schedule.longest, self.budget.per_epoch)  # no window crosses an epoch
         most_rows = sampling_of(config, rows).most_rows(longest)
         of_table = most_rows if in_step else 0
-        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, of_table)
+        monotone = [party for party, of in nodes.items() if of.monotone]
+        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, of_table, monotone)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(
             self._largest(
@@ -123,7 +124,7 @@ class Run:
             self.history,
             self.tell,
             RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce),
-            lambda description: check(description, config, labels, parties, sizes),
+            lambda description: check(description, config, labels, parties, sizes, monotone),
             self.transcript,
         )
 
@@ -320,6 +321,7 @@ class Run:
             "failed_parties": [record.party for record in self.records if not record.alive],
             "by_party": [
                 {**cost, "columns": of.columns, "embedding_size": of.size}
+                | ({"monotone": True} if of.monotone else {})
                 for cost in self.costs()
                 for of in (self.members[cost["party"]],)
             ],

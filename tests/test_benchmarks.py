@@ -62,6 +62,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "images": "--cifar {cifar} --epochs 1",
     "information": "--npz {credit} --draws 2 --epsilons 8",
     "many_people": "--people 400",
+    "monotone": "--npz {credit} --seeds 1 --epochs 1 --pairs 100 --systems split-nn",
     "keys": "--febrl {febrl} --left-out 20 --seeds 1",
     "large_table": "--rows 3000 --columns 12 --both 3000",
     "losslessness": "--credit {credit} --trials 2 --epochs 1",

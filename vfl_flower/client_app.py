@@ -22,7 +22,7 @@ from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import running, speaks
-from vfl_flower.party import builder, session, stacked, state, state_file
+from vfl_flower.party import builder, own_card, session, stacked, state, state_file
 from vfl_flower.party.inputs import aligning_source, forget_aligning
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import OF_OTHER_RUNS, check_order
@@ -256,6 +256,8 @@ def checkpoint(context: Context, order: CheckpointOrder) -> Payload:
     """The feedback for the last window in; then write this party's state to its disk."""
     payload = _by_party(Party.checkpoint, context, order)
     session.save(context, order.number)
+    if own := session.current(context):
+        own_card.write(context, own.party)
     return payload
 
 

@@ -26,6 +26,7 @@ from vfl_flower.data.at_party import FeatureBlock, load_partition
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.samples import Samples
+from vfl_flower.data.source import signs_in
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.models import passes, rebuilt
@@ -109,8 +110,9 @@ class Joined(Vertical):
         holder, blocks, configs = self.run.holder, self._blocks(), self._configs()
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]
         builds = [
-            partial(build_bottom, own, party, samples.first(block.train), size)
+            partial(build_bottom, own, party, samples.first(block.train), size, b"", *signs)
             for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
+            for signs in (signs_in(block.preparation),)
         ]
         models = [build() for build in builds]
         for model, block in zip(models, blocks, strict=True):

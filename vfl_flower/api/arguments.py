@@ -15,7 +15,7 @@ from vfl_flower.config.names import MUST, alike, is_name
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.match_rules import ID, parse
 from vfl_flower.data.memory import NO_COLUMN, ArraySource, DataSetSource, Frame
-from vfl_flower.data.own_columns import match_columns_of
+from vfl_flower.data.own_columns import match_columns_of, signs_of
 from vfl_flower.data.source import Source
 
 
@@ -114,6 +114,11 @@ def handed_over(
                 )
         _check_order(features, labels)
     own = _frame("labels", table, data, id, label=data.label)
+    named = {name for each in (table, *features) for name in getattr(each, "columns", ())}
+    if absent := [name for name in signs_of(data.monotonic) if name not in named]:
+        raise ConfigError(
+            f"monotonic names {absent[0]!r}, which no frame has. Write 'income:+,debt:-'."
+        )
     if data.match:
         for source in sources:
             assert isinstance(source, Frame)
@@ -140,6 +145,8 @@ def _frame(path: str, frame: Any, data: DataConfig, id: str, **more: Any) -> Fra
     """Return a table of a frame. All frames share the options of the run."""
     options = ("missing", "missing_words", "text", "dates")
     more |= {name: getattr(data, name) for name in options}
+    signs = {k: v for k, v in signs_of(data.monotonic).items() if k in map(str, frame.columns)}
+    more["monotonic"] = " ".join(f"{name}:{'-+'[sign > 0]}" for name, sign in signs.items())
     if data.match:
         known = match_columns_of(data.match, data.match_columns).split()
         there = [each for each in known if each.split("=")[-1].split(":")[0] in frame.columns]

@@ -21,7 +21,7 @@ from vfl_flower.config.names import Name
 _OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "missing-words", "text", "dates"),
-    *("match-columns", "rows"),
+    *("match-columns", "rows", "monotonic"),
     *("model", "model-args", "embedding-size", "log-format"),
     *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )

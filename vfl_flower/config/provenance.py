@@ -9,6 +9,7 @@ import platform
 import re
 import resource
 import sys
+from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +24,11 @@ _SHARED = (
     *("vfl_flower/config/options", "strategies/papers", "strategies/baselines"),
 )
 """Folders that decide what label holder and parties send each other."""
+
+
+def utc_now() -> str:
+    """Return the date and time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @lru_cache(maxsize=1)

@@ -128,7 +128,7 @@ def load_own_labels(
             f"{own.path} differs from the earlier run's file: only one of them has feature "
             "columns. Give it the earlier columns, or leave grow out."
         )
-    if not own.feature_names:
+    if not own.feature_names and not own.monotonic:
         return labels
     preparation = Preparation(**then) if then else None
     block = load_own_features(data, own, common, preparation=preparation, watched=True)

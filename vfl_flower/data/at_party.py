@@ -20,6 +20,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation
 from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.drift import Watch, sampled
+from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, RowMask, row_masks_of
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
@@ -44,6 +45,7 @@ class FeatureBlock:
     row_masks : which of the run's training and test rows these are, if the party lacks rows.
     validation : number of validation rows, which come first in ``test`` and choose the model.
     shares : bins and shares of the raw columns at the training rows, if they were asked for.
+    count : number of rows of the party's own data, with those that the run leaves out.
     """
 
     train: Array | Rows | Compact
@@ -57,6 +59,7 @@ class FeatureBlock:
     row_masks: tuple[RowMask, RowMask] | None = None
     validation: int = 0
     shares: Watch | None = None
+    count: int = 0
 
     @property
     def tested(self) -> NDArray[np.int32]:
@@ -105,19 +108,25 @@ def load_own_features(
         _check_has_all(own, common)
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
-    digest = own.digest(common.rows[common.rows >= 0])
+    digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
     none = np.zeros(0, np.int64)  # a view would keep all places
     names = (own.names(train), own.names(test)) if counted else (none, none)
     own.forget_ids()  # before anything else takes much memory
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
+    if isinstance(own, OwnColumns) and signs_of(own.monotonic) != preparation.monotone:
+        raise own.wrong(
+            "has other monotonic columns than its model, or no such numbers. Write 'a:+,b:-'.",
+            f"monotonic = {own.monotonic!r}.",
+        )
     samples = [prepared(own, part, preparation) for part in (train, test)]
     shares = None
     if watched:
         few = train[sampled(len(train), len(preparation.mean))]
         shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
     about: dict[str, Any] = {"row_masks": known, "validation": validation, "shares": shares}
+    about["count"] = count
     return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names, **about)
 
 

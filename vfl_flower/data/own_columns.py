@@ -7,6 +7,7 @@ say what is wrong, and its own log says where.
 from __future__ import annotations
 
 import logging
+import re
 from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ class OwnColumns(Source):
     missing_words: str = ""  # texts that are missing values, separated by commas
     text: str = "refuse"
     dates: str = "refuse"
+    monotonic: str = ""  # columns that the score rises or falls with, as in 'income:+ debt:-'
     match_columns: str = ""  # names in rules of own columns, as in 'surname=last_name birthdate'
     label: str = ""  # at the label holder
     segments: str = ""  # at the label holder; names of columns, as in ``columns``
@@ -220,6 +222,16 @@ class OwnColumns(Source):
 def _listed(names: str) -> list[str]:
     """Return the names in an option, which commas separate."""
     return [name.strip() for name in names.split(",")]
+
+
+_SIGNED = re.compile(r"\s*([^:,]+):([+-])(?:[,\s]|$)")
+
+
+def signs_of(monotonic: str) -> dict[str, int]:
+    """Return 1 or -1 for each column of 'income:+ debt:-'; 0 for a text that names none."""
+    found = {name: 1 if sign == "+" else -1 for name, sign in _SIGNED.findall(monotonic)}
+    rest = _SIGNED.sub("", monotonic).strip()
+    return found | ({rest: 0} if rest else {})
 
 
 def match_columns_of(match: str, given: str) -> str:

@@ -28,7 +28,7 @@ from vfl_flower.data.table_file import TableError, TableFile, check_place, is_cs
 from vfl_flower.data.tables import Table
 from vfl_flower.data.withdrawn import place, read
 
-OPTIONS = ("id", "columns", "missing", "missing_words", "text", "dates", "match_columns")
+OPTIONS = "id", "columns", "missing", "missing_words", "text", "dates", "match_columns", "monotonic"
 """Options of a table that a party and the label holder have."""
 
 

@@ -39,6 +39,7 @@ class Preparation:
     tokenizer : digest of the meaning of tokens.
     dates : numeric columns that are dates, and the newest training date of each. Dates are days
         since then. The newest date itself is in days since 1970.
+    monotone : numeric columns that the score rises with (1) or falls with (-1).
     """
 
     numbers: dict[str, float]
@@ -48,13 +49,12 @@ class Preparation:
     shape: list[int] = field(default_factory=list)
     tokenizer: str = ""
     dates: dict[str, float] = field(default_factory=dict)
+    monotone: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields in JSON types; `Preparation(**...)` restores them."""
-        values = asdict(self)
-        if not self.dates:  # as earlier versions wrote it, and compared it
-            del values["dates"]
-        return values
+        later = "dates", "monotone"  # earlier versions wrote and compared none
+        return {name: each for name, each in asdict(self).items() if each or name not in later}
 
     @property
     def columns(self) -> dict[str, slice]:
@@ -64,6 +64,14 @@ class Preparation:
         ends = [0, *accumulate(widths.values())]
         places = (slice(low, high) for low, high in pairwise(ends))
         return dict(zip(widths, places, strict=True))
+
+
+def signs_in(preparation: Preparation | None) -> list[int]:
+    """Return the sign of each prepared column, 0 if it is free; nothing if all are."""
+    if not preparation or not preparation.monotone:
+        return []
+    named = [preparation.monotone.get(name, 0) for name in preparation.numbers]
+    return named + [0] * (len(preparation.mean) - len(named))
 
 
 class Source(ABC):

@@ -27,6 +27,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {  # option -> its default, and its type
     "missing-words": ("", str),
     "text": ("refuse", Literal["refuse", "one-hot", "tokens"]),
     "dates": ("refuse", Literal["refuse", "days"]),
+    "monotonic": ("", str),
     "match-columns": ("", str),
     "rows": ("refuse", Literal["refuse", "last", "mean", "sequence"]),
     "images": ("", str),
@@ -48,6 +49,8 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
     ConfigError
         If an option has an invalid value, or the file cannot be read.
     """
+    if node_config.get("monotonic") and not node_config.get("file"):
+        raise ConfigError(f"Party {party} gives monotonic, which needs a file. Leave it out.")
     if "source" in node_config:
         source: Source = SOURCES.load(str(node_config["source"]))(node_config, party)
         if "held" not in node_config:  # frames of a Python process are its own to cut

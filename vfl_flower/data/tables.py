@@ -43,7 +43,7 @@ from vfl_flower.data.needs import (
     told_of,
 )
 from vfl_flower.data.normalised import VERSION
-from vfl_flower.data.own_columns import OwnColumns
+from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.source import Preparation, scaled, scaling
 
 log = logging.getLogger("flwr")
@@ -194,12 +194,14 @@ class Table(OwnColumns):
             others = [getattr(each, values)[len(each.numbers) :] for each in parts]
             return [value for part in (*firsts, *others) for value in part]
 
+        numbers = {name: median for each in parts for name, median in each.numbers.items()}
         return Preparation(
-            {name: median for each in parts for name, median in each.numbers.items()},
+            numbers,
             {name: values for each in parts for name, values in each.texts.items()},
             in_order("mean"),
             in_order("deviation"),
             dates={name: newest for each in parts for name, newest in each.dates.items()},
+            monotone={k: s for k, s in signs_of(self.monotonic).items() if s and k in numbers},
         )
 
     def _groups(self, names: list[str], rows: int) -> Iterator[list[str]]:

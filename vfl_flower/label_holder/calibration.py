@@ -13,6 +13,7 @@ against the rest. Their chances are divided by their sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,11 @@ def fit(method: str, outputs: Tensor, labels: Tensor, kept: float = 1.0) -> dict
             _line(score, target) if kept == 1 else _corrected_line(score, target, kept, other)
             for score, target in zip(found, targets, strict=True)
         ]
-        slopes, offsets = zip(*lines, strict=True)
+        shares = [(target.mean() - other) / (kept - other) for target in targets]
+        level = [(0.0, math.log(s / (1 - s))) for s in np.clip(shares, 1e-6, 1 - 1e-6)]
+        # As isotonic regression, never turn the order of scores around.
+        rising = [line if line[0] > 0 else flat for line, flat in zip(lines, level, strict=True)]
+        slopes, offsets = zip(*rising, strict=True)
         return {"method": method, "slope": list(slopes), "offset": list(offsets)}
     from sklearn.isotonic import IsotonicRegression  # lazy: parties import this module too
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from vfl_flower.config.errors import DivergedError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.data.source import signs_in
 from vfl_flower.label_holder.held_out import Evaluated, HeldOut, background_rows, of_group
 from vfl_flower.label_holder.links import HolderLinks
 from vfl_flower.label_holder.table import Table, WindowTable, own_features
@@ -70,6 +71,7 @@ class LabelHolder:
         noise: ScalarNoise | None = None,
         per_epoch: float = 1,
         window_rows: int = 0,
+        monotone: Collection[int] = (),
     ) -> None:
         self.config = config = sized(config, len(labels.train))
         self.sampling = sampling_of(config, len(labels.train))
@@ -103,7 +105,9 @@ class LabelHolder:
         self.uplinks, self.downlinks = self.links.up, self.links.down
         # The top model.
         top_sizes = list(sizes.values()), labels.outputs, own_held_out.shape[1]
-        self._build_top = lambda: self.aggregation.build_top(*top_sizes, alone).to(self.device)
+        blocks = [at for at, party in enumerate(sizes) if party in monotone]
+        self._monotone = of = blocks, signs_in(labels.preparation)
+        self._build_top = lambda: self.aggregation.build_top(*top_sizes, alone, of).to(self.device)
         self.top = self._build_top()
         if self.top.by_step:
             self._try_out_top()
@@ -295,6 +299,7 @@ class LabelHolder:
             "drawn": self.drawn,
             "noises": self.noise.drawn if self.noise else 0,
             "sizes": [each.stop - each.start for each in self.columns.values()],
+            "monotone": self._monotone,
             "prior": self.prior,
             "calibration": self.held_out.calibration,
             "threshold": self.threshold,

@@ -24,7 +24,7 @@ from vfl_flower.config.run_config import RunConfig, pairs
 from vfl_flower.data import augmentation, samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, OwnBottom
-from vfl_flower.models.layers import Builder, PiecewiseLinear, Shape
+from vfl_flower.models.layers import Builder, PiecewiseLinear, Shape, rise
 from vfl_flower.models.training import check_size, kept, trained
 
 _ROWS_FOR_BINS = 10_000
@@ -61,16 +61,20 @@ def check(models: ModelConfig) -> None:
 
 
 def build_bottom(
-    config: RunConfig, party: int, sample: Samples, size: int, secret: bytes = b""
+    config: RunConfig, party: int, sample: Samples, size: int, secret: bytes = b"", *signs: int
 ) -> BottomModel:
     """Build a party's model. The seed, the party's number and ``secret`` decide its parameters.
 
-    Raise `ConfigError` if it cannot read such samples, or makes no embeddings of this size.
+    Its embeddings are monotone in columns of sign 1 and -1 (`layers.rise`). Raise `ConfigError` if
+    it cannot read such samples, or makes no embeddings of this size.
     """
     models = config.models
     check(models)
     if models.bottom not in BOTTOMS.known:
-        return _build_own(config, party, sample, size, secret)
+        own = _build_own(config, party, sample, size, secret)
+        if any(signs):
+            rise(own.layers, torch.tensor(signs))  # refuses it
+        return own
     if isinstance(sample, dict):
         raise ConfigError(
             f"bottom-model = {models.bottom!r} reads one tensor, but a sample of party {party} has "
@@ -82,6 +86,8 @@ def build_bottom(
     with seeded(config, party, secret):
         _check_size(builder, tuple(sample.shape), size, models)
         layers = builder(tuple(sample.shape), size, models)
+    if any(signs):
+        rise([layer for layer, _ in layers], torch.tensor(signs, dtype=torch.float32))
     activations = [each or last for _, each in layers]
     return BottomModel([layer for layer, _ in layers], activations, config.training.precision)
 

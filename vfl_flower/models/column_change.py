@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl_flower.models.bottom_model import BottomModel
-from vfl_flower.models.layers import EncodedMembers, MeanOfMembers
+from vfl_flower.models.layers import EncodedMembers, MeanOfMembers, applied
 from vfl_flower.models.threads import for_each
 
 _ROWS = 1024  # rows at once, so that their hidden units stay in the processor's cache
@@ -33,10 +33,11 @@ class ColumnChange:
         self._encoder, members = first.encoder, first.members
         self._features, self._bins = self._encoder.edges.shape[0], self._encoder.edges.shape[1] - 1
         # Weights of each encoded number to the hidden units of all members, [F * (1 + bins), U].
-        weight = members.shared * members.into[:, None] * members.out_of[..., None]
+        into, shared, out_of = (applied(members, each) for each in ("into", "shared", "out_of"))
+        weight = shared * into[:, None] * out_of[..., None]
         self._weight = weight.flatten(0, 1).T.contiguous().detach()
         self._bias = torch.zeros(1) if members.bias is None else members.bias.detach().flatten()
-        self._last = last.weight.detach() / len(members.into), last.bias
+        self._last = applied(last).detach() / len(into), last.bias
 
     @staticmethod
     def fits(model: BottomModel) -> bool:

@@ -6,7 +6,7 @@ its activation. The last activation is empty: `ModelConfig.embedding_activation`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -30,15 +30,15 @@ def black_box(builder: Builder) -> Builder:
 
 def linear(shape: Shape, size: int, models: ModelConfig) -> Layers:
     """Return one linear layer on all features."""
-    return [(nn.Sequential(nn.Flatten(), nn.Linear(_flat(shape), size, models.bottom_bias)), "")]
+    return [(nn.Sequential(nn.Flatten(), Linear(_flat(shape), size, models.bottom_bias)), "")]
 
 
 def mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
     """Return a hidden layer with ReLU, and a linear layer."""
     hidden, bias = models.bottom_hidden, models.bottom_bias
     return [
-        (nn.Sequential(nn.Flatten(), nn.Linear(_flat(shape), hidden, bias)), "relu"),
-        (nn.Linear(hidden, size, bias), ""),
+        (nn.Sequential(nn.Flatten(), Linear(_flat(shape), hidden, bias)), "relu"),
+        (Linear(hidden, size, bias), ""),
     ]
 
 
@@ -115,6 +115,60 @@ def _flat(shape: Shape) -> int:
     return int(np.prod(shape))
 
 
+# --- monotone layers ------------------------------------------------------------------------------
+
+
+class Linear(nn.Linear):
+    """A linear layer that `rise` can make monotone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's outputs [R, outputs] of rows [R, inputs]."""
+        return functional.linear(x, applied(self), self.bias)
+
+
+def applied(layer: nn.Module, name: str = "weight", gradient: Tensor | None = None) -> Tensor:
+    """Return a weight as its layer applies it: |w| or -|w| where `rise` has given it a sign.
+
+    With a ``gradient`` of the applied weight, return that of the weight. At 0 the slope is not 0.
+    """
+    weight: Tensor = getattr(layer, name)
+    found = weight if gradient is None else gradient
+    if (signs := vars(layer).get("signs")) is None:
+        return found
+    of = signs[name].to(weight.device)
+    turned = (of < 0) != ((of != 0) & (weight.detach() < 0))
+    return torch.where(turned, -found, found)
+
+
+def turns(units: int) -> Tensor:
+    """Return the directions of a monotone layer's units: 1, -1, 1, and so on."""
+    return 1.0 - 2 * (torch.arange(units) % 2)
+
+
+def rise(layers: Iterable[nn.Module], into: Tensor) -> None:
+    """Make the first output rise with inputs of sign 1, and fall with inputs of sign -1, [inputs].
+
+    Every weight on a path from such an input gets a sign, so this holds at any parameters. Inputs
+    of sign 0 stay free. Units of each layer rise and fall in turn (`turns`), so the function can be
+    convex and concave (Runje and Shankaranarayana, 2023, section 3).
+    """
+    every = [m for layer in layers for m in layer.modules() if [*m.parameters(recurse=False)]]
+    for each in every:
+        if isinstance(each, PiecewiseLinear):  # it rises
+            continue
+        if not isinstance(each, Linear | Members | MeanOfMembers):
+            raise ConfigError(
+                "monotonic columns need a linear, mlp or tabular model: others cannot be monotone. "
+                "Choose one, or leave monotonic out."
+            )
+        members = isinstance(each, Members)
+        into = torch.cat([into, into.repeat_interleave(_BINS)]) if members else into
+        out = turns(len(cast(Tensor, each.shared if members else each.weight)))
+        signs = {"shared" if members else "weight": out[:, None] * into}
+        vars(each)["signs"] = signs | {"into": into.abs(), "out_of": out.abs()}
+        into = out.repeat(_MEMBERS) if members else out
+
+
 _BINS = 32  # of each number; a number with fewer values fills fewer
 _MEMBERS = 8
 _AT_ONCE = 2**22  # numbers inside a tabular model: 16 MB
@@ -177,7 +231,8 @@ class Members(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return hidden units before their activation, [R, members, hidden]."""
-        z = functional.linear(x[:, None] * self.into, self.shared) * self.out_of
+        into, shared, out_of = (applied(self, name) for name in ("into", "shared", "out_of"))
+        z = functional.linear(x[:, None] * into, shared) * out_of
         return z if self.bias is None else z + self.bias
 
 
@@ -218,7 +273,7 @@ class MeanOfMembers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean of the members' outputs, [R, size]."""
-        return functional.linear(x.flatten(1) / _MEMBERS, self.weight, self.bias)
+        return functional.linear(x.flatten(1) / _MEMBERS, applied(self), self.bias)
 
 
 class _ChannelsFirst(nn.Module):

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from vfl_flower.config.options import ModelConfig
 from vfl_flower.models.bottom_model import BottomModel
+from vfl_flower.models.layers import applied
 from vfl_flower.models.training import autocast, in_float32
 
 Block = tuple[slice, Tensor, Tensor]
@@ -80,7 +81,7 @@ class TopModel(nn.Module):
         change = change / self.blocks if self.combine == "mean" else change
         if not len(self.layers):
             return change
-        weight = cast(nn.Linear, self.layers[0]).weight
+        weight = applied(self.layers[0])
         return change @ (weight[:, columns] if self.combine == "concat" else weight).T
 
     def rest(self, z: Tensor) -> Tensor:
@@ -172,14 +173,15 @@ class TopModel(nn.Module):
         for depth in reversed(range(len(layers))):
             signals.insert(0, signal)
             if depth or rows:
-                signal = signal @ layers[depth].weight
+                signal = signal @ applied(layers[depth])
             if depth:
                 signal *= inputs[depth] > 0
         if bound < math.inf and layers:
             signals = [each.to(sums) for each in _clipped(signals, inputs, bound)]
             inputs = [each.to(sums) for each in inputs]
-        pairs = zip(signals, inputs, strict=False) if parameters else ()
-        gradients = [g for each, read in pairs for g in (each.T @ read, each.sum(0))]
+        parts = zip(layers, signals, inputs, strict=False) if parameters else ()
+        pairs = ((applied(of, gradient=each.T @ read), each.sum(0)) for of, each, read in parts)
+        gradients = [gradient for pair in pairs for gradient in pair]
         if self.precision != "float32":
             gradients = [in_float32(gradient) for gradient in gradients]
         return outputs, signal.float(), gradients

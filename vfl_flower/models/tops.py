@@ -9,7 +9,7 @@ gradients, behind the methods of `TopModel`. docs/how-to/own-models.md has the c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -26,8 +26,12 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
+from vfl_flower.models.layers import Linear, rise, turns
 from vfl_flower.models.top_layers import Block, CombiningTop, Outputs, TopModel, one_by_one
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
+
+Monotone = tuple[Collection[int], Sequence[int]]
+"""Places of parties whose columns the score is monotone in, and signs of own columns."""
 
 
 class OwnTop(TopModel):
@@ -146,6 +150,7 @@ def build_top(
     own_columns: int = 0,
     alone: bool = False,
     kinds: tuple[type[TopModel], type[OwnTop] | None] = (TopModel, OwnTop),
+    monotone: Monotone = ((), ()),
 ) -> TopModel:
     """Build the label holder's model; the seed decides its initial parameters.
 
@@ -155,7 +160,9 @@ def build_top(
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
         blocks.append(embedding_size(config, outputs))
-        own = _own_bottom(config, len(sizes), own_columns, blocks[-1])
+        own = _own_bottom(config, len(sizes), own_columns, blocks[-1], *monotone[1])
+    if rising := {*monotone[0], *([len(sizes)] if monotone[1] else [])}:
+        _check_monotone(config, outputs, kinds[0])
     precision = config.training.precision
     if models.top not in TOPS.known:
         own_top = kinds[1]
@@ -169,12 +176,28 @@ def build_top(
         check_size(
             sum(wide * out for wide, out in pairwise(widths)), "top-hidden or embedding-size"
         )
-        layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
+        layers = [Linear(wide, out) for wide, out in pairwise(widths)]
+    if rising and layers:
+        each = [turns(size) * (at in rising) for at, size in enumerate(blocks)]
+        side_by_side = torch.cat([*each, torch.zeros(beside - sum(blocks))])
+        rise(layers, side_by_side if models.combine == "concat" else turns(inputs))
     combine = models.combine if layers else "sum"
     top = kinds[0](sizes, combine, layers, outputs, own, precision)
     if isinstance(top, CombiningTop):
         _check_parameters(top, models.aggregation)
     return top
+
+
+def _check_monotone(config: RunConfig, outputs: int, kind: type[TopModel]) -> None:
+    """Raise `ConfigError` if the score would not rise with every embedding of a monotone block."""
+    code = config.models.top not in TOPS.known or not kind.__module__.startswith("vfl_flower.")
+    noisy = config.privacy.mechanism not in ("none", "labels", "scalar")
+    wrong = (outputs > 1 and f"{outputs} classes") or (code and "a top model of your own")
+    wrong = wrong or (config.estimator.labels == "shared" and "labels = 'shared'")
+    if wrong := wrong or (noisy and f"privacy = {config.privacy.mechanism!r}"):
+        raise ConfigError(
+            f"A participant has monotonic columns, which do not fit {wrong}. Leave one of them out."
+        )
 
 
 def _check_parameters(top: CombiningTop, aggregation: str) -> None:
@@ -187,7 +210,9 @@ def _check_parameters(top: CombiningTop, aggregation: str) -> None:
             )
 
 
-def _own_bottom(config: RunConfig, number: int, columns: int, size: int) -> BottomModel:
+def _own_bottom(
+    config: RunConfig, number: int, columns: int, size: int, *signs: int
+) -> BottomModel:
     """Build the bottom model of the label holder's columns, as of one more party.
 
     The columns are a table. So it is an mlp if parties have a cnn, an lstm or their own modules.
@@ -195,7 +220,7 @@ def _own_bottom(config: RunConfig, number: int, columns: int, size: int) -> Bott
     bottom = config.models.bottom
     if bottom not in BOTTOMS.known or bottom in ("cnn", "lstm"):
         config = config.with_values({"bottom-model": "mlp", "model-args": ""})
-    return build_bottom(config, number, torch.zeros(columns), size)
+    return build_bottom(config, number, torch.zeros(columns), size, b"", *signs)
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -227,8 +227,8 @@ def _check_data(index: int, then: About, now: About) -> None:
     pair = [each.preparation and each.preparation.as_json() for each in (then, now)]
     if now.ids != then.ids or not alike(*pair):
         raise VflError(
-            "does not have the data that this run began with: its file has changed. Restore the "
-            "earlier file."
+            "does not have the data that this run began with: its file, or its `monotonic`, has "
+            "changed. Restore the earlier one."
         )
 
 

@@ -136,9 +136,9 @@ def load_block(
     own_words = context.node_config.get("augment")
     augment = AUGMENTATIONS.load(str(own_words or config.data.augment))
     if not config.data.own_data:
-        if context.node_config.keys() & {"file", "images", "source"}:
+        if context.node_config.keys() & {"file", "images", "source", "monotonic"}:
             raise ConfigError(
-                f"Party {index} has its own file, but dataset = {config.data.dataset!r}. It "
+                f"Party {index} names its own data, but dataset = {config.data.dataset!r}. It "
                 "takes part only in runs with dataset = 'files:PATH'."
             )
         block = load_partition(config, index, parties)

@@ -17,6 +17,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation, samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.samples import Samples
+from vfl_flower.data.source import signs_in
 from vfl_flower.models import rebuilt
 from vfl_flower.models.bottom_model import BottomModel, OwnBottom
 from vfl_flower.models.bottoms import build_bottom, embedding_size, learn_bins
@@ -92,7 +93,8 @@ class Learner:
         """
         config, secret = self.config, secret or secrets.token_bytes(16)
         of_model = secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        model = build_bottom(self._own, self.index, self.inputs.sample, self.size, of_model)
+        about = self._own, self.index, self.inputs.sample, self.size, of_model
+        model = build_bottom(*about, *signs_in(self.inputs.block.preparation))
         return model.to(self.device)
 
     def try_out(self) -> None:

@@ -37,12 +37,17 @@ class Origin:
     counted_since : Flower run in which the counts of uploads began.
     checkpoint : checkpoint number of the earlier run that the model comes from.
     exchange : number of messages that this earlier model had seen.
+    began : when the run began, in UTC.
+    sent, fresh : bytes of its answers, and uploads of rows apart from training windows.
     """
 
     run: str = ""
     counted_since: str = ""
     checkpoint: int = 0
     exchange: int = 0
+    began: str = ""
+    sent: int = 0
+    fresh: int = 0
 
 
 class PartyLinks:

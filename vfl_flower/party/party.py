@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import OutOfStepError, VflError
-from vfl_flower.config.provenance import peak_memory_mb
+from vfl_flower.config.provenance import peak_memory_mb, utc_now
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock, load_partition
+from vfl_flower.data.source import signs_in
 from vfl_flower.models.training import load_model
 from vfl_flower.party import about
 from vfl_flower.party.inputs import Inputs
@@ -86,7 +87,7 @@ class Party:
         self.links = PartyLinks(self.estimator.uplinks(table), self.estimator.downlinks_of(learner))
         self.seal = self.estimator.aggregation.seal(index, parties)  # None for plain uploads
         self.limits: Limits | None = None  # None without such rules
-        self.origin = Origin()
+        self.origin = Origin(began=utc_now())
         self.exchange = 0  # number of the last message served
         self.sampling = learner.sampling
         self.steps = 0  # mini-batches of training, including the pending window
@@ -164,6 +165,7 @@ class Party:
     def _hidden(self, arrays: Arrays) -> Arrays:
         """Note the arrays of an answer, and mask them if the run has masks."""
         self.transcript.answered(self.exchange, arrays)
+        self.origin.sent += sum(each.nbytes for each in arrays.values())
         return self.seal.hide(arrays) if self.seal else arrays
 
     def _count(self, order: Turn) -> None:
@@ -172,6 +174,7 @@ class Party:
             raise OutOfStepError(f"got message {order.exchange} after message {self.exchange}.")
         secret = self.transcript.secret(order)
         self.exchange = self.learner.exchange = order.exchange
+        self.origin.fresh += isinstance(order, EmbedOrder | EvaluateOrder)
         if self.seal:
             self.seal.bind(order)
         if self.config.privacy.noise_seed < 0:
@@ -193,6 +196,7 @@ class Party:
             columns=self.inputs.columns,
             embedding_size=self.learner.size,
             alignment=self.inputs.block.alignment,
+            monotone=bool(signs_in(self.inputs.block.preparation)),
             exchange=self.exchange or self.origin.exchange,
             checkpoint=self.origin.checkpoint,
         )
@@ -296,6 +300,8 @@ class Party:
             "epochs": self.steps / self.sampling.per_epoch,
             "origin": self.origin.counted_since,
             "run": self.origin.run,
+            "released": [self.origin.sent, self.origin.fresh],
+            "began": self.origin.began,
             "pending-secret": self.pending.secret if self.pending else b"",
             "largest": self.largest_order,
             "pending": (
@@ -317,6 +323,8 @@ class Party:
         own = arrays.keys() - self.links.surrogates
         self.learner.arrays = {name: arrays[name] for name in own}
         self.origin.run, self.origin.counted_since = scalars["run"], scalars["origin"]
+        self.origin.sent, self.origin.fresh = scalars.get("released", (0, 0))
+        self.origin.began = scalars.get("began", "")
         self.exchange = self.learner.exchange = scalars["exchange"]
         self.steps = scalars["steps"]
         self.pending = None

@@ -25,6 +25,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
+from vfl_flower.data.source import signs_in
 from vfl_flower.models.bottom_model import BottomModel, Perturb
 from vfl_flower.models.training import is_large, kind_of, optimizer_tensors, trained
 from vfl_flower.party.party import Party
@@ -156,7 +157,7 @@ def _kind(party: Party) -> Hashable:
                     *(party.config, learner.rows, learner.device, train.shape[1:], train.dtype),
                     *(kind_of(model), model.precision, *model.activations, type(learner.optimizer)),
                     *((key, group[key]) for key in group if key not in ("params", "rates")),
-                    *vars(group["rates"]).items(),
+                    *(*vars(group["rates"]).items(), *signs_in(block.preparation)),
                 )
             )
         )

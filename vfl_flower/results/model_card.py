@@ -52,10 +52,14 @@ def write_card(folder: Path, summary: Mapping[str, Any] | None = None) -> None:
         except ValueError as error:
             said = f"{given} is not TOML: {error}. Write lines such as owner = 'NAME'."
             raise ConfigError(said) from None
-    page = card(summary, fields, seeds)
-    for name, content in zip(FILES, (markdown(page), html(page)), strict=True):
+    write_page(card(summary, fields, seeds), *(folder / name for name in FILES))
+
+
+def write_page(page: Page, *paths: Path) -> None:
+    """Write a page as Markdown and as HTML."""
+    for path, content in zip(paths, (markdown(page), html(page)), strict=True):
         encoded = content.encode(errors="replace")
-        write_whole(folder / name, encoded, synced=False)  # summary.json has it all
+        write_whole(path, encoded, synced=False)  # it can be made again
 
 
 def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[str, Any]) -> Page:
@@ -65,7 +69,7 @@ def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[st
     limits = [("", each) for each in card_limits.limits(summary)]
     by_segment, options = segments([run]), settings([run])
     sections = [
-        Section("Responsibility", [_items([[name, str(each)] for name, each in given.items()])]),
+        Section("Responsibility", [items([[name, str(each)] for name, each in given.items()])]),
         _training(summary),
         _data(summary),
         _parties(summary),
@@ -84,7 +88,7 @@ def _dataset(summary: Mapping[str, Any]) -> str:
     return data_called(str(summary["dataset"]), parties, sum(summary["data"]["rows"].values()))
 
 
-def _items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")) -> Table:
+def items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")) -> Table:
     """Return a table whose columns are all texts."""
     return Table(head, [rows], len(head))
 
@@ -106,7 +110,7 @@ def _training(summary: Mapping[str, Any]) -> Section:
         ["epochs", f"{summary['epochs']:g} of {summary['config']['epochs']}"],
         ["model kept", which],
     ]
-    return Section("Training", [_items(rows)], [("", _ABOUT)])
+    return Section("Training", [items(rows)], [("", _ABOUT)])
 
 
 def _data(summary: Mapping[str, Any]) -> Section:
@@ -127,7 +131,7 @@ def _data(summary: Mapping[str, Any]) -> Section:
     if gone := summary.get("withdrawn"):
         rows.append(["people withdrawn since", f"{gone['people']:,} of {gone['of']:,} in training"])
     if of["classes"]:
-        return Section("Data", [_items(rows), _classes(summary), differ])
+        return Section("Data", [items(rows), _classes(summary), differ])
     if of["label_mean"] is not None:
         said = (
             f"The labels are numbers, of mean {of['label_mean']:.4g} and standard deviation "
@@ -135,29 +139,28 @@ def _data(summary: Mapping[str, Any]) -> Section:
         )
     else:
         said = f"The labels are numbers in the range {config['label-range']}."
-    return Section("Data", [_items(rows), differ], [("", said)])
+    return Section("Data", [items(rows), differ], [("", said)])
 
 
 def _classes(summary: Mapping[str, Any]) -> Table:
     of = summary["data"]
     names, shares = [str(each) for each in of["classes"]], of["class_shares"]
     if shares is None:
-        return _items([[each] for each in names], ["class"])
+        return items([[each] for each in names], ["class"])
     noisy = summary["config"]["privacy"] == "labels"
     head = ["class", "share of training rows" + (", estimated from noisy labels" * noisy)]
     return Table(head, [[[name, percent(s)] for name, s in zip(names, shares, strict=True)]])
 
 
 def _parties(summary: Mapping[str, Any]) -> Section:
-    rows = [["label holder", str(summary["data"]["own_columns"]), ""]]
-    rows += [
-        [called(each), str(each["columns"]), str(each["embedding_size"])]
-        for each in summary["by_party"]
-    ]
+    own = str(summary["data"]["own_columns"])
+    rows = [["label holder", "some" * bool(summary["config"]["monotonic"]), own, ""]]
+    for each in summary["by_party"]:
+        sizes = str(each["columns"]), str(each["embedding_size"])
+        rows.append([called(each), "some" * each.get("monotone", False), *sizes])
     said = "The label holder does not know the names of the parties' columns."
-    return Section(
-        "Parties", [Table(["participant", "columns", "embedding size"], [rows])], [("", said)]
-    )
+    head = ["participant", "monotonic", "columns", "embedding size"]
+    return Section("Parties", [Table(head, [rows], 2)], [("", said)])
 
 
 # --- how good it is ------------------------------------------------------------------------------
@@ -197,4 +200,4 @@ def _code(summary: Mapping[str, Any], seeds: Mapping[str, Any]) -> Section:
     rows += spread or [["spread over seeds", "not measured: add --seeds 5 to vfl run"]]
     rows += [["digest of the code, SHA-256", summary["code"]]]
     rows += [[name, str(version)] for name, version in summary["versions"].items()]
-    return Section("Code", [_items(rows)])
+    return Section("Code", [items(rows)])

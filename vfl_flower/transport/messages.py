@@ -255,7 +255,8 @@ class Description(Introduction):
     alignment, else a digest of the row numbers. ``exchange`` is the number of messages served;
     when a run begins, of messages that the earlier run's model has seen. ``checkpoint`` is the
     number of the checkpoint from which the party continues or begins. ``best`` and ``last`` repeat
-    the numbers of a `RejoinOrder`, or are 0 where the party has no copy.
+    the numbers of a `RejoinOrder`, or are 0 where the party has no copy. ``monotone`` says that
+    some columns are monotonic.
     """
 
     names: ClassVar = ()
@@ -264,6 +265,7 @@ class Description(Introduction):
     columns: Number
     embedding_size: Positive
     alignment: Text
+    monotone: bool = False
     exchange: Number
     checkpoint: Number = 0
     best: Number = 0

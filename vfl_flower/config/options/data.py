@@ -125,6 +125,14 @@ class DataConfig:
         choices=("refuse", "days"),
         related=("columns", "text"),
     )
+    monotonic: str = key(
+        "",
+        "Names columns of the label holder's file that the score rises with (+) or falls with (-), "
+        "for all values. A party names its own in its node configuration.",
+        example="dataset='files:labels.csv' monotonic='income:+,debt:-'",
+        expert=True,
+        related=("columns", "target", "top-model"),
+    )
     align: str = key(
         "psi",
         "Chooses how the rows of files: data sets are matched by id. `psi` finds the rows of all "

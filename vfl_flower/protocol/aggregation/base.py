@@ -23,7 +23,7 @@ from vfl_flower.config.options import RunningConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.models.top_layers import TopModel
-from vfl_flower.models.tops import OwnTop, build_top
+from vfl_flower.models.tops import Monotone, OwnTop, build_top
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.ends import HolderEnd
 from vfl_flower.protocol.uploads import Arrival, Reading
@@ -193,10 +193,15 @@ class Aggregation:
         return torch.cat([blocks, own], dim=1)
 
     def build_top(
-        self, sizes: Sequence[int], outputs: int, own_columns: int = 0, alone: bool = False
+        self,
+        sizes: Sequence[int],
+        outputs: int,
+        own_columns: int = 0,
+        alone: bool = False,
+        monotone: Monotone = ((), ()),
     ) -> TopModel:
         """Return the label holder's model, as `models.tops.build_top`."""
-        return build_top(self.config, sizes, outputs, own_columns, alone, self.tops)
+        return build_top(self.config, sizes, outputs, own_columns, alone, self.tops, monotone)
 
     # --- the label holder -------------------------------------------------------------------------
 

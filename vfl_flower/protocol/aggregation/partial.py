@@ -7,15 +7,16 @@ row, and 0 for each party that lacks it. `protocol.subsets` draws the subsets fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.models.layers import applied
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import OwnTop
 from vfl_flower.protocol.aggregation.base import Aggregation, Masks
@@ -66,7 +67,7 @@ class PartialTop(TopModel):
         change = change / self._count(h) if self.combine == "mean" else change
         if not len(self.layers):
             return change
-        weight = cast(nn.Linear, self.layers[0]).weight
+        weight = applied(self.layers[0])
         return change @ (weight[:, columns] if self.combine == "concat" else weight).T
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:

@@ -54,7 +54,9 @@ class Predictor:
         self.width = max((each.stop for each in self.columns.values()), default=0)
         classes = len(found.about_labels["classes"])
         outputs = 1 if classes in (0, 2) else classes
-        self.top = self.aggregation.build_top(self.sizes, outputs, own_columns).eval()
+        monotone = found.strategy["holder"].get("monotone", ((), ()))
+        shape = self.sizes, outputs, own_columns, False
+        self.top = self.aggregation.build_top(*shape, monotone).eval()
         load_top(found.config, self.top, of_group("top", found.arrays))
 
     def score(
