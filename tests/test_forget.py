@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,8 +23,9 @@ from tests.organisations import ID, Organisations, cancer, cut, kept_state, read
 from tests.serving import Served, served
 from vfl_flower.alignment import store
 from vfl_flower.alignment.blinded_ids import keyed_hashes
+from vfl_flower.config import audit_chain
 from vfl_flower.config.audit_chain import find
-from vfl_flower.config.files import remove_older
+from vfl_flower.config.files import remove_older, unsealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data import withdrawn
 from vfl_flower.data.at_label_holder import own_table
@@ -122,8 +124,8 @@ class World:
 
 
 FOUND = {
-    "id": {"predictions.csv", "test_rows.csv"},
-    "number": {"uploads", "drift-rows", "explained", "information", "explained-labels"},
+    "id": {"predictions.csv", "test_rows.csv", "jsonl"},
+    "number": {"state", "uploads", "drift-rows", "explained", "information", "explained-labels"},
     "tag": {"checkpoint.npz"},
     "mark": {"npz"},
     "point": {"npz"},
@@ -171,6 +173,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path
         known = label_sets._with(
             label_sets._recent(b""), np.sort(people), np.ones(200, np.uint8), np.zeros(32, np.uint8)
         )
+        key = next(folder.rglob(audit_chain.KEY))
+        hashes = audit_chain.hashes_of([encoded(str(one)) for one in ids], unsealed(key))
+        for path, lines in {  # as `vfl predict --explain` writes them
+            folder / "run/predictions.reasons.jsonl": [{"id": str(one)} for one in ids],
+            key.with_name("party-0-reasons.jsonl"): [{"person": [one]} for one in hashes],
+        }.items():
+            path.write_text("".join(json.dumps(each) + "\n" for each in lines))
         with opened(folder / "home/party-0.information") as ledger:
             file = BytesIO()
             np.savez(file, allow_pickle=False, **known)
@@ -200,6 +209,8 @@ def test_no_file_holds_a_person_in_any_form_after_forget(world: World) -> None:
     lines = (world.run / "predictions.csv").read_text().splitlines()
     assert world.forget() == 0
     assert world.holders(needles) == {name: set() for name in needles}
+    (reasons,) = world.folder.rglob("party-0-reasons.jsonl")
+    assert len(reasons.read_text().splitlines()) == 198
     left = [each for each in lines if each.partition(",")[0] not in world.people]
     assert (world.run / "predictions.csv").read_text().splitlines() == left
 

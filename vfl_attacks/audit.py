@@ -27,6 +27,7 @@ from vfl_attacks.explanation import of_explanation
 from vfl_attacks.guessing import of_guesses
 from vfl_attacks.information import of_information
 from vfl_attacks.labels import Finding, direct, finding, with_known_rows
+from vfl_attacks.reasons import of_reasons
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import SYSTEMS
@@ -145,6 +146,7 @@ def audit(
     findings += _of_features(config, parties, shown, taps, first, folder)
     findings += of_information(config, parties)
     findings += of_explanation(config, parties, folder, known, shown)
+    findings += of_reasons(config, parties, folder, known, shown)
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
     attacks = [asdict(each) for each in findings]
     figures = {"test_accuracy": run.summary["test_accuracy"], "attacks": attacks}

@@ -83,7 +83,9 @@ class Scores:
             trust_env=not here,  # so would a proxy that the environment names
         )
 
-    def predict(self, ids: Sequence[int | str], explain: bool = False) -> list[dict[str, Any]]:
+    def predict(
+        self, ids: Sequence[int | str], explain: bool | str = False
+    ) -> list[dict[str, Any]]:
         """Return a score for each id, in their order; more than 10,000 take several requests.
 
         Each is a dictionary of "id", "prediction", "probabilities" by class, "parties" used, and
@@ -93,8 +95,9 @@ class Scores:
         Parameters
         ----------
         explain : whether to add "contributions": party -> its share in "score", which is "base" and
-            all shares. "scale" and "explained_class" say what that score is. An id that cannot be
-            scored has none of them.
+            all shares. "errors" has their standard errors. "scale" and "explained_class" say what
+            that score is. An id that cannot be scored has none of them. With "columns", also add
+            "reasons": party -> its columns that count most, and what each does to the score.
 
         Raises
         ------
@@ -108,7 +111,7 @@ class Scores:
         return self._predict("ids", [_plain(each) for each in ids], _MOST, explain)
 
     def predict_people(
-        self, people: Sequence[Mapping[str, Any]], explain: bool = False
+        self, people: Sequence[Mapping[str, Any]], explain: bool | str = False
     ) -> list[dict[str, Any]]:
         """Return a score for each person, as `predict`, where people have no common id.
 
@@ -141,9 +144,9 @@ class Scores:
         self.close()
 
     def _predict(
-        self, name: str, asked: list[Any], most: int, explain: bool
+        self, name: str, asked: list[Any], most: int, explain: bool | str
     ) -> list[dict[str, Any]]:
-        query = {"explain": True} if explain else {}
+        query = {"explain": explain} if explain else {}
         # A model without contributions has 0 ids, and says why in its refusal.
         most = min((self.model().get("explain_ids", 0) if explain else 0) or most, most)
         found: list[dict[str, Any]] = []

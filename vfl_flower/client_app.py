@@ -390,6 +390,7 @@ serves(explain_messages.ExplainOrder)(explain.begin)
 serves(explain_messages.PermuteOrder)(explain.permute)
 serves(explain_messages.FiguresOrder)(explain.note)
 serves(ScoreOrder)(scoring.score)
+serves(explain_messages.ReasonsOrder)(scoring.give_reasons)
 serves(early.OpenSetOrder)(scoring.open_set)
 serves(early.SeekOrder)(scoring.seek)
 

@@ -41,7 +41,12 @@ from vfl_flower.transport.early_messages import (
     SeekOrder,
     SetOrder,
 )
-from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
+from vfl_flower.transport.explain_messages import (
+    ExplainOrder,
+    FiguresOrder,
+    PermuteOrder,
+    ReasonsOrder,
+)
 from vfl_flower.transport.messages import (
     CheckpointOrder,
     DescribeOrder,
@@ -105,7 +110,7 @@ LATER: list[Order] = [
     *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), AgreeOrder()),
     *(ScoreOrder(arrays={"rows": np.zeros(1, np.int32)}), SeekOrder(known=1)),
     PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
-    FiguresOrder(metric="auc", grain=0.0, rows=1),
+    *(FiguresOrder(metric="auc", grain=0.0, rows=1), ReasonsOrder(request="a", total=0.0)),
     *(RejoinOrder(exchange=5, outputs=1), KeyOrder(), *EARLY),
 ]
 OF_STATE: list[Order] = [

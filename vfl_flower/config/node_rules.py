@@ -110,6 +110,12 @@ class Rules:
         "rule aggregation='secure' refuses `explain`.",
         "refuse='explain,drift'",
     )
+    reasons: str = rule(
+        "none",
+        "Sets what the party tells of its reasons for a score. `ranks` tells numbers of the "
+        "columns with the largest parts, and `names` also their names. Its own file has all.",
+        "reasons='names'",
+    )
     information: str = rule(
         "noisy",
         "Permits exact counts of labels in the party's bins, by `exact`. The party then uploads "
@@ -214,10 +220,10 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
             _check_own_key(key, whose, "source" in values)
         elif key == "log-format" and value not in FORMATS:
             raise ConfigError(f"{whose} gives {key} = {value!r}. Use one of {', '.join(FORMATS)}.")
-    if given.get("information", "noisy") not in ("noisy", "exact"):
-        raise ConfigError(
-            f"{whose} gives information = {given['information']!r}. Use 'noisy' or 'exact'."
-        )
+    for key, permitted in _CHOICES.items():
+        if given.get(key, permitted[0]) not in permitted:
+            choices = " or ".join(map(repr, permitted))
+            raise ConfigError(f"{whose} gives {key} = {given[key]!r}. Use {choices}.")
     for name in refused_tasks(given.get("refuse", "")):
         if name not in REFUSABLE:
             raise ConfigError(
@@ -228,6 +234,8 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
     days = rules.alignment_days if rules.retention_days is None else rules.retention_days
     return replace(rules, alignment_days=min(days, rules.alignment_days))
 
+
+_CHOICES = {"information": ("noisy", "exact"), "reasons": ("none", "ranks", "names")}
 
 REFUSABLE = ("explain", "information", "drift")
 """Tasks that a party can refuse by its rule ``refuse``."""

@@ -79,6 +79,15 @@ class RunConfig:
         engine=_FLOWER,
         related=("task", "subsets"),
     )
+    explain: bool = key(
+        False,
+        "Writes what each participant contributes to each predicted score, and its reasons. Rules "
+        "of the parties decide which columns they tell.",
+        example="task='predict' model='runs/a' explain=true",
+        expert=True,
+        engine=_FLOWER,
+        related=("task", "model"),
+    )
     information: str = key(
         "noisy",
         "Chooses the labels that give parties the information value of their columns. `noisy` "

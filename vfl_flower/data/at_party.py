@@ -24,7 +24,7 @@ from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.row_mask import Alignment, RowMask, row_masks_of
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
-from vfl_flower.data.split import digest_of_rows, divide, split
+from vfl_flower.data.split import background_rows, digest_of_rows, divide, split
 from vfl_flower.data.tables import Table
 
 _MANY_PIXELS = 2**27  # bytes of images in single precision; above, keep their pixels as bytes
@@ -46,6 +46,8 @@ class FeatureBlock:
     validation : number of validation rows, which come first in ``test`` and choose the model.
     shares : bins and shares of the raw columns at the training rows, if they were asked for.
     count : number of rows of the party's own data, with those that the run leaves out.
+    background : numbers of the people in `background_rows` of own data, 0 where the party lacks
+        them. It comes with ``shares``.
     """
 
     train: Array | Rows | Compact
@@ -60,6 +62,7 @@ class FeatureBlock:
     validation: int = 0
     shares: Watch | None = None
     count: int = 0
+    background: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def tested(self) -> NDArray[np.int32]:
@@ -111,6 +114,9 @@ def load_own_features(
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
     none = np.zeros(0, np.int64)  # a view would keep all places
     names = (own.names(train), own.names(test)) if counted else (none, none)
+    few = parts[1][background_rows(len(parts[1]))]
+    background = np.zeros(len(few), np.uint64)
+    background[few >= 0] = own.names(few[few >= 0])
     own.forget_ids()  # before anything else takes much memory
     if preparation is None:
         _check_no_labels(own, data.label)
@@ -126,7 +132,7 @@ def load_own_features(
         few = train[sampled(len(train), len(preparation.mean))]
         shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
     about: dict[str, Any] = {"row_masks": known, "validation": validation, "shares": shares}
-    about["count"] = count
+    about |= {"count": count, **({"background": background} if watched else {})}
     return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names, **about)
 
 

@@ -173,3 +173,13 @@ def _exchange(at: Places, into: Places, rank: Array, among: Array | None = None)
     chosen[order[: len(into)]] = True
     out, come = np.flatnonzero(wanted & ~chosen), np.flatnonzero(chosen & ~wanted)
     at[out], at[come] = at[come].copy(), at[out].copy()
+
+
+BACKGROUND = 1000
+"""Number of held-out rows that stand for absent participants (`tasks.inference`)."""
+
+
+def background_rows(rows: int, most: int = BACKGROUND) -> NDArray[np.int64]:
+    """Return the places of ``most`` random held-out rows, or of all; always the same."""
+    chosen = np.random.default_rng(0).permutation(rows)[:most]
+    return np.sort(chosen)

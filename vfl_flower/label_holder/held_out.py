@@ -170,16 +170,6 @@ def outputs_of(top: TopModel, rows: Tensor) -> Tensor:
     return torch.cat([top(part) for part in rows.split(_AT_ONCE)])
 
 
-BACKGROUND = 100
-"""Number of held-out rows that stand for absent participants (`contribution_to_score`)."""
-
-
-def background_rows(rows: int) -> NDArray[np.int64]:
-    """Return the places of `BACKGROUND` random held-out rows, or of all; always the same."""
-    chosen = np.random.default_rng(0).permutation(rows)[:BACKGROUND]
-    return np.sort(chosen)
-
-
 def of_group(group: str, arrays: Arrays) -> Arrays:
     """Return the arrays of one group of a checkpoint, without the group's prefix."""
     prefix = f"{group}."

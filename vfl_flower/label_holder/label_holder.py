@@ -23,7 +23,8 @@ from vfl_flower.config.errors import DivergedError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.source import signs_in
-from vfl_flower.label_holder.held_out import Evaluated, HeldOut, background_rows, of_group
+from vfl_flower.data.split import background_rows
+from vfl_flower.label_holder.held_out import Evaluated, HeldOut, of_group
 from vfl_flower.label_holder.links import HolderLinks
 from vfl_flower.label_holder.table import Table, WindowTable, own_features
 from vfl_flower.models import losses, rebuilt

@@ -193,7 +193,9 @@ def run_supernodes(
 
 
 def predict_local(
-    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]] = (),
+    client: ClientApp | None = None,
 ) -> Path:
     """Predict in this process, with the model of a run in process or on this machine.
 
@@ -218,7 +220,7 @@ def predict_local(
     """
     config, parties, node_configs = with_model({**run_config, "task": "predict"}, node_configs)
     run_config = {**run_config, "task": "predict", "out": str(predictions_file(config))}
-    use_in_process(run_config, config, parties, node_configs, client_app.app)
+    use_in_process(run_config, config, parties, node_configs, client or client_app.app)
     return Path(run_config["out"])
 
 

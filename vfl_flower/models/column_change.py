@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,8 +32,8 @@ class ColumnChange:
         first, last = model.layers
         assert isinstance(first, EncodedMembers) and isinstance(last, MeanOfMembers)
         self._last_activation = model.activations[1]
-        self._encoder, members = first.encoder, first.members
-        self._features, self._bins = self._encoder.edges.shape[0], self._encoder.edges.shape[1] - 1
+        self.encoder, members = first.encoder, first.members
+        self._features, self._bins = self.encoder.edges.shape[0], self.encoder.edges.shape[1] - 1
         # Weights of each encoded number to the hidden units of all members, [F * (1 + bins), U].
         into, shared, out_of = (applied(members, each) for each in ("into", "shared", "out_of"))
         weight = shared * into[:, None] * out_of[..., None]
@@ -50,6 +52,17 @@ class ColumnChange:
             and model.precision == "float32"
         )
 
+    def places(self, columns: slice) -> NDArray[np.int64]:
+        """Return the places of these columns in encoded rows."""
+        bins = self._features + self._bins * np.array([columns.start, columns.stop])
+        places: NDArray[np.int64] = np.r_[columns, slice(*bins)]
+        return places
+
+    def of_encoded(self, rows: Tensor) -> Tensor:
+        """Return embeddings [R, E] of rows that `encoder` has encoded; they have gradients."""
+        units = torch.relu(torch.addmm(self._bias.to(rows), rows, self._weight))
+        return self._last_activation(functional.linear(units, *self._last))
+
     def embeddings(self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]]) -> Tensor:
         """Return embeddings [changes, R, E] of rows [R, F], where a change sets columns."""
         found = rows.new_empty(len(changes), len(rows), len(self._last[0]))
@@ -67,11 +80,11 @@ class ColumnChange:
     ) -> None:
         """Write the embeddings of some of the rows into ``found``."""
         rows = rows[part]
-        plain = torch.addmm(self._bias.to(rows), self._encoder(rows), self._weight)
+        plain = torch.addmm(self._bias.to(rows), self.encoder(rows), self._weight)
         units, (weight, bias) = torch.empty_like(plain), self._last
         for at, (columns, values) in enumerate(changes):
             low, high = columns.start, columns.stop
-            change = self._encoder(values[part], columns) - self._encoder(rows[:, columns], columns)
+            change = self.encoder(values[part], columns) - self.encoder(rows[:, columns], columns)
             bins = slice(self._features + low * self._bins, self._features + high * self._bins)
             of_change = torch.cat([self._weight[low:high], self._weight[bins]])
             torch.relu_(torch.addmm(plain, change, of_change, out=units))

@@ -31,7 +31,7 @@ from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.drift import LEAST, Columns, Watch, Window, columns_of, sampled
 from vfl_flower.data.source import Source
 from vfl_flower.party import state_file
-from vfl_flower.party.state_file import Saved
+from vfl_flower.party.state_file import PEOPLE, Saved
 from vfl_flower.records.ledger import Value, no_file, opened, today
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import simulated
@@ -50,8 +50,9 @@ _AT_ONCE = 200_000  # values to count while a request waits
 
 
 def keep(context: Context, block: FeatureBlock) -> None:
-    """Keep the shares of the training rows in the party's state."""
+    """Keep the shares of the training rows, and the reference people, in the party's state."""
     context.state.pop(_RECORD, None)
+    context.state[PEOPLE] = ConfigRecord({PEOPLE: block.background.tobytes()})
     if block.shares is not None and block.shares.names:
         text = json.dumps(block.shares.as_json())
         context.state[_RECORD] = ConfigRecord({_RECORD: text})

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
 
 from vfl_flower.config.audit_chain import beside
 from vfl_flower.config.audit_log import AuditLog
@@ -36,6 +39,7 @@ from vfl_flower.config.files import (
     whole,
 )
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import People
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.aggregation.keys import RECORD
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
@@ -47,7 +51,11 @@ log = logging.getLogger("flwr")
 _MARK = "mark"
 _SESSION = -1  # replaces a checkpoint's number at the end of a session
 _ANY = -2
-_NO_ROWS = "(mark|about|scalars|model|model-at-.*|optimizer|drift|transcript)$"  # records
+PEOPLE = "background"
+"""Record of a state that names the reference people of reasons."""
+_NO_ROWS = f"(mark|about|scalars|model|model-at-.*|optimizer|drift|transcript|{PEOPLE})$"  # records
+Gone = Callable[[People], NDArray[np.bool_]]
+"""Tells which people have withdrawn, by their numbers."""
 _MORE_LOGS = "-2", "-3", "-4"  # a SuperNode serves four runs at once
 
 
@@ -176,18 +184,30 @@ def audit_log(context: Context) -> AuditLog:
         raise VflError("cannot write its audit log: its own log says why.") from None
 
 
-def has_rows(path: Path) -> bool:
-    """Return whether a state holds rows of people. Raise as `read`."""
-    return any(not re.match(_NO_ROWS, name) for name in _read(path))
+def background(state: RecordDict) -> People:
+    """Return the numbers of the reference people in a party's state (`FeatureBlock`)."""
+    said = record_of(state, PEOPLE, ConfigRecord)[PEOPLE] if PEOPLE in state else b""
+    assert isinstance(said, bytes)
+    return np.frombuffer(said, np.uint64)
 
 
-def without_rows(path: Path) -> None:
-    """Write a state anew without all rows. Its model still predicts, and begins other runs.
+def has_rows(path: Path, gone: Gone) -> bool:
+    """Return whether a state holds rows of people, or names some who are gone. Raise as `read`."""
+    state = _read(path)
+    named = bool(gone(background(state)).any())
+    return named or any(not re.match(_NO_ROWS, name) for name in state)
 
-    Its run cannot be resumed: its file has other rows now.
+
+def without_rows(path: Path, gone: Gone) -> None:
+    """Write a state anew without all rows, and without the names of people who are gone.
+
+    Its model still predicts, and begins other runs. Its run cannot be resumed: its file has other
+    rows now.
     """
     state = state_from_bytes(unsealed(path))
     kept = {name: each for name, each in state.items() if re.match(_NO_ROWS, name)}
+    if len(named := background(state)):
+        kept[PEOPLE] = ConfigRecord({PEOPLE: np.where(gone(named), 0, named).tobytes()})
     with whole(path, sealed=True) as file:
         file.write(state_to_bytes(RecordDict(kept)))
 

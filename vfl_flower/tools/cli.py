@@ -286,6 +286,7 @@ def _predict(
     node_config: options.NodeConfig = None,
     out: options.PredictionsFile = "",
     without: options.Without = "",
+    explain: options.Explain = False,
 ) -> None:
     """Predict the test rows, or the rows of new files, with the model of a run.
 
@@ -297,6 +298,7 @@ def _predict(
 
     _, keys, node_configs = options.given(run_config, node_config, out=out)
     keys |= {"model": model, **({"without": without} if without else {})}
+    keys |= {"explain": True} if explain else {}
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     print(f"predictions: {predict_local(keys, node_configs)}")
 

@@ -29,15 +29,15 @@ from vfl_flower.config import audit_chain
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.csv_text import are_predictions, restored
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import is_locked, whole, write_whole
+from vfl_flower.config.files import is_locked, unsealed, whole, write_whole
 from vfl_flower.data import withdrawn
 from vfl_flower.data.ids import encoded, identities
 from vfl_flower.data.keys import row_keys
+from vfl_flower.data.split import background_rows
 from vfl_flower.data.table_file import TableFile, is_csv
 from vfl_flower.data.withdrawn import Withdrawn, numbers_of
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.held_out import background_rows
 from vfl_flower.label_holder.results import TESTED
 from vfl_flower.party import label_sets, state_file
 from vfl_flower.records.ledger import opened
@@ -136,9 +136,9 @@ def _deleted(path: Path, listed: Withdrawn) -> _Found:
 
 
 def _state(path: Path, listed: Withdrawn) -> _Found:
-    if not _older(path, listed) or not state_file.has_rows(path):
+    if not _older(path, listed) or not state_file.has_rows(path, listed.have):
         return None
-    return "rows of all people", partial(state_file.without_rows, path)
+    return "rows of all people", partial(state_file.without_rows, path, listed.have)
 
 
 def _ledger(path: Path, listed: Withdrawn) -> _Found:
@@ -192,6 +192,20 @@ def _predictions(path: Path, listed: Withdrawn) -> _Found:
     return _entries(int((~kept).sum()), remove)
 
 
+def _reasons(path: Path, listed: Withdrawn) -> _Found:
+    key = path.with_name(audit_chain.KEY)
+    hashes = set(audit_chain.hashes_of(listed.now, unsealed(key)) if key.exists() else ())
+
+    def stays(line: bytes) -> bool:
+        about = json.loads(line)  # of the label holder, with an id, or of a party, with hashes
+        named = "id" in about and listed.have_ids([encoded(about["id"])])[0]
+        return not named and hashes.isdisjoint(about.get("person", ()))
+
+    lines = path.read_bytes().splitlines(keepends=True)
+    left = list(filter(stays, lines))
+    return _entries(len(lines) - len(left), partial(write_whole, path, b"".join(left)))
+
+
 def _checkpoint(path: Path, listed: Withdrawn) -> _Found:
     found = checkpoint.load(path.parent)
     tags = {name: each for name, each in found.arrays.items() if name.startswith("tags.")}
@@ -224,7 +238,7 @@ def _without(name: str, array: NDArray[Any], gone: Arrays) -> NDArray[Any]:
         array = array.copy()
         array[zeros] = 0
     if name == "background.own":
-        held = held[background_rows(len(held))]
+        held = held[background_rows(len(held), len(array))]
     if name in ("test_table.rows", "best.rows", "background.own") and not held.all():
         others, at = np.flatnonzero(~held), np.arange(len(held))
         at[held] = others[np.searchsorted(others, at[held]) % len(others)]
@@ -239,5 +253,6 @@ _KINDS: dict[str, Callable[[Path, Withdrawn], _Found]] = {
     **dict.fromkeys(("*.uploads", "*.explained", "*.drift-rows", "explained-labels"), _ledger),
     "*.information": _sets,
     **dict.fromkeys(("*.csv", "*.parquet"), _predictions),
+    "*reasons.jsonl": _reasons,
     "*audit*.jsonl": _audit_log,
 }

@@ -123,6 +123,7 @@ KeptPredictions = Annotated[
     typer.Option(metavar="FILE", help="Of `vfl predict`. Default: predictions.csv in RUN."),
 ]
 Without = Annotated[str, typer.Option(metavar="PARTIES", help="Parties to leave out, such as 0,3.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Also write reasons for each score.")]
 Repeats = Annotated[
     int, typer.Option(min=1, metavar="N", help="Permutations of each feature. More are surer.")
 ]

@@ -1,7 +1,7 @@
 """Messages of an explanation: permuted columns of parties, and what each changes.
 
 `ExplainOrder` comes first. A `PermuteOrder` for each block of columns and rows follows. At the end,
-`FiguresOrder` tells a party its own figures.
+`FiguresOrder` tells a party its own figures. A `ReasonsOrder` is about one score.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vfl_flower.transport.messages import (
     Positive,
     Predicted,
     PredictOrder,
+    Text,
 )
 
 MOST_FEATURES = 4096
@@ -28,6 +29,7 @@ MOST_FEATURES = 4096
 Features = Annotated[int, Field(ge=0, le=MOST_FEATURES)]
 Sentence = Annotated[str, Field(max_length=600), Line]
 Metric = Literal["auc", "accuracy", "r2"]
+Amount = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +105,33 @@ class Noted(Introduction):
     """Answer to `FiguresOrder`: the party has written its table."""
 
     names: ClassVar = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasonsOrder(Order):
+    """Split your contribution to one score among your columns. The answer is `GivenReasons`.
+
+    One of ``arrays["rows"]``, ``arrays["places"]`` and ``arrays["proofs"]`` names the person, as in
+    `ScoreOrder`. ``arrays["gradients"]``, float32 [k, E], are gradients of the score on paths
+    to the person's embedding. The paths begin at the rows ``arrays["background"]``, int32 [k], of
+    `background_rows`. The parts add up to ``total``. The party keeps them under the number
+    ``request``.
+    """
+
+    kind: ClassVar[str] = "query.reasons"
+    names: ClassVar = ("rows", "places", "proofs", "background", "gradients")
+    request: Text
+    total: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenReasons(Payload):
+    """Answer to `ReasonsOrder`: what the party tells by its rule ``reasons``.
+
+    ``arrays["columns"]``, int32 [k], are numbers of the columns with the largest parts, the largest
+    first. ``arrays["effects"]``, int32 [k], are the signs of these parts. ``arrays["names"]``,
+    uint8, are the names of the columns in UTF-8, in lines. The party may leave out all three, or
+    the names.
+    """
+
+    names: ClassVar = ("columns", "effects", "names")

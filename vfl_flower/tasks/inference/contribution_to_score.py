@@ -8,11 +8,11 @@ The scale is the log-odds of a class, log(p / (1 - p)), before calibration, or t
 under regression. Of two classes, the second one counts. Of more, the predicted one counts.
 
 A model of any subset has its own answer without a party, and with nobody the class shares of
-training. Another model needs all parties. There, v(S) is a mean over `BACKGROUND` held-out rows of
-the run: in each, the participants S show the person, and the others show that row (interventional
-Shapley values). The checkpoint has the embeddings of these rows, from the last evaluation, so
-nobody asks the parties. No model has a placeholder for the label holder's own columns. So they show
-these rows too.
+training. Another model needs all parties. There, v(S) is a mean over up to `BACKGROUND` held-out
+rows of the run. In each, the participants S show the person, and the others show that row
+(interventional Shapley values). The checkpoint has the embeddings of these rows, from the last
+evaluation, so nobody asks the parties. No model has a placeholder for the label holder's own
+columns. So they show these rows too. Each contribution has a standard error over these rows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.label_holder.held_out import background_rows
+from vfl_flower.data.split import BACKGROUND, background_rows
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.tasks.inference.model import Predictor
+from vfl_flower.tasks.inference.parts import standard_errors
 from vfl_flower.tasks.inference.shapley import EXACT, ORDERS, all_sets, sampled_sets
 
 HOLDER = "label holder"
 LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"
 _MOST = 2**20  # most rows that the top model evaluates for one request
+_OF_ONE, _LEAST = 2**13, 100  # rows for one score: fewer held-out rows if there are many sets
 _NUMBERS = 2**18  # most numbers in a block of rows that it evaluates at once
 
 Array = NDArray[np.float64]
@@ -52,37 +54,39 @@ class Explainer:
     """
 
     def __init__(self, predictor: Predictor, own_columns: int) -> None:
-        found, self._predictor = predictor.found, predictor
+        found, self.predictor = predictor.found, predictor
         self._about = found.about_labels
         self._classes: list[Any] = np.array(self._about["classes"]).tolist()
-        self._any_subset = predictor.aggregation.any_subset
+        self.any_subset = predictor.aggregation.any_subset
         self._owner = bool(own_columns)  # whether the label holder is a participant
-        rows = found.arrays["test_table.rows"]
-        at = background_rows(len(rows))
-        self._blocks = torch.from_numpy(rows[at])
-        self._own = found.arrays.get("background.own", np.zeros((len(at), 0), np.float32))
-        self._shown = len(at) if self._owner or not self._any_subset else 1
+        rows, own = found.arrays["test_table.rows"], found.arrays.get("background.own")
+        at = background_rows(len(rows), BACKGROUND if own is None else len(own))
+        self.blocks = torch.from_numpy(rows[at])
+        self.own = np.zeros((len(at), 0), np.float32) if own is None else own
+        players = len(predictor.sizes) + self._owner
+        most = max(_LEAST, _OF_ONE // 2**players) if players <= EXACT else _LEAST
+        count = min(most, len(at)) if self._owner or not self.any_subset else 1
+        self._rows_shown = np.linspace(0, len(at) - 1, count).astype(np.int64)
         self._party_of = np.zeros(predictor.width, np.int64)  # the party of each column
         for party, columns in predictor.columns.items():
             self._party_of[columns] = party
         self.refusal = self._refusal(own_columns)
-        players = len(predictor.sizes) + self._owner
-        each = 2**players * self._shown if players <= EXACT else ORDERS * (players + 1)
+        each = 2**players * count if players <= EXACT else ORDERS * (players + 1)
         self.most_ids = max(1, _MOST // each)
 
     def _refusal(self, own_columns: int) -> str:
-        found = self._predictor.found
-        if self._predictor.aggregation.waits:
+        found = self.predictor.found
+        if self.predictor.aggregation.waits:
             return (
                 "The label holder has only sums of this model's embeddings, so it knows no party's "
                 "contribution. Leave explain out."
             )
-        if self._own.shape[1] != own_columns:
+        if self.own.shape[1] != own_columns:
             return (
                 "The model's checkpoint has no columns to compare with: an earlier version wrote "
                 "it. Leave explain out, or train the model again."
             )
-        if not self._any_subset and not found.strategy["history"]["entries"]:
+        if not self.any_subset and not found.strategy["history"]["entries"]:
             return "The model's run has no evaluation yet. Leave explain out until it has one."
         return ""
 
@@ -104,34 +108,44 @@ class Explainer:
         return [self._one(rows.at([row]), each) for row, each in enumerate(predictions)]
 
     def _one(self, row: ScoredRows, prediction: Any) -> dict[str, Any]:
-        chosen = len(self._classes) - 1
-        if row.outputs.shape[1] > 1:
-            chosen = self._classes.index(prediction)
-        players = [*np.flatnonzero(row.given[0]).tolist(), *[HOLDER] * self._owner]
-        score = float(self._scores(row.outputs, chosen)[0])
+        chosen, players = self.chosen(row, prediction), self.players(row)
+        score = float(self.scores(row.outputs, chosen)[0])
         if len(players) <= EXACT:
             sets, weights = all_sets(len(players))
-            values = np.append(self._means(row, chosen, sets[:-1]), score)
-            base, shares = float(values[0]), weights.T @ values
+            values = self._by_row(row, chosen, sets[:-1])
+            values = np.vstack([values, np.full((1, values.shape[1]), score)])
+            base, samples = float(values[0].mean()), values.T @ weights
         else:
             sets, places = sampled_sets(len(players))
             # An order and its reverse show the same row.
-            shown = np.arange(ORDERS).repeat(len(players) + 1) // 2 % self._shown
-            along = self._values(row, chosen, sets.reshape(len(shown), -1), shown)
+            shown = np.arange(ORDERS).repeat(len(players) + 1) // 2 % len(self._rows_shown)
+            along = self._values(row, chosen, sets.reshape(len(shown), -1), self._rows_shown[shown])
             along = along.reshape(ORDERS, -1)
             along[:, -1] = score
             base, gains = float(along[:, 0].mean()), np.diff(along, axis=1)
-            shares = np.take_along_axis(gains, places, axis=1).mean(0)
+            gains = np.take_along_axis(gains, places, axis=1)
+            samples = gains.reshape(-1, 2, len(players)).mean(1)
         names = [str(each) for each in players]
+        shares = zip(names, samples.mean(0).tolist(), strict=True)
         return {
-            "contributions": dict(zip(names, shares.tolist(), strict=True)),
+            "contributions": dict(shares),
+            "errors": dict(zip(names, standard_errors(samples).tolist(), strict=True)),
             "base": base,
             "score": score,
             "scale": LOG_ODDS if self._classes else UNITS,
             "explained_class": str(self._classes[chosen]) if self._classes else None,
         }
 
-    def _scores(self, outputs: Tensor, chosen: int) -> Array:
+    def players(self, row: ScoredRows) -> list[int | str]:
+        """Return the participants in a row's score: parties, and the label holder if it has any."""
+        return [*np.flatnonzero(row.given[0]).tolist(), *[HOLDER] * self._owner]
+
+    def chosen(self, row: ScoredRows, prediction: Any) -> int:
+        """Return the number of the class whose log-odds are explained."""
+        several = row.outputs.shape[1] > 1
+        return self._classes.index(prediction) if several else len(self._classes) - 1
+
+    def scores(self, outputs: Tensor, chosen: int) -> Tensor:
         """Return scores of outputs [R, C] on the scale of contributions, [R]."""
         z = outputs.double()
         if not self._classes:
@@ -139,47 +153,45 @@ class Explainer:
         elif z.shape[1] > 1:
             others = torch.cat([z[:, :chosen], z[:, chosen + 1 :]], dim=1)
             z = z[:, [chosen]] - others.logsumexp(1, keepdim=True)
-        scores: Array = z[:, 0].numpy()
-        return scores
+        return z[:, 0]
 
-    def _means(self, row: ScoredRows, chosen: int, sets: Mask) -> Array:
-        """Return the scores of sets of participants [S, P], as means over all background rows."""
+    def _by_row(self, row: ScoredRows, chosen: int, sets: Mask) -> Array:
+        """Return the scores of sets of participants [S, P], for each background row, [S, n]."""
         count, players = sets.shape
-        top, rows = self._predictor.top, np.arange(self._shown)
-        if self._any_subset or type(top) is not TopModel or top.precision != "float32":
+        top, rows = self.predictor.top, self._rows_shown
+        if self.any_subset or type(top) is not TopModel or top.precision != "float32":
             shown = np.tile(rows, count)
-            values = self._values(row, chosen, sets.repeat(self._shown, axis=0), shown)
-            means: Array = values.reshape(count, self._shown).mean(1)
-            return means
+            values = self._values(row, chosen, sets.repeat(len(rows), axis=0), shown)
+            return values.reshape(count, len(rows))
         # The first layer is linear: add the changes by each participant, and skip its products.
         single = np.vstack([np.zeros((1, players), bool), np.eye(players, dtype=bool)])
-        blocks, own, present = self._rows(
-            row, single.repeat(self._shown, axis=0), np.tile(rows, players + 1)
+        blocks, own, present = self.rows(
+            row, single.repeat(len(rows), axis=0), np.tile(rows, players + 1)
         )
         known = torch.from_numpy(own), torch.from_numpy(present)
-        h = self._predictor.aggregation.rows(blocks, *known)
+        h = self.predictor.aggregation.rows(blocks, *known)
         first = top.first(h).view(players + 1, -1)
         changes, parts = first[1:] - first[0], math.ceil(count * first.shape[1] / _NUMBERS)
-        parted = [np.zeros(0)]
+        parted = [np.zeros((0, len(rows)))]
         for part in np.array_split(sets.astype(np.float32), max(1, parts)):
             z = first[0] + torch.from_numpy(part) @ changes
-            outputs = top.rest(z.view(len(part) * self._shown, -1))
-            parted.append(self._scores(outputs, chosen).reshape(len(part), -1).mean(1))
+            outputs = top.rest(z.view(len(part) * len(rows), -1))
+            parted.append(self.scores(outputs, chosen).view(len(part), -1).numpy())
         return np.concatenate(parted)
 
     def _values(self, row: ScoredRows, chosen: int, sets: Mask, shown: Places) -> Array:
-        """Return the scores of sets of participants, [K]; the parameters are as in `_rows`."""
-        width = len(self._party_of) + self._own.shape[1]
+        """Return the scores of sets of participants, [K]; the parameters are as in `rows`."""
+        width = len(self._party_of) + self.own.shape[1]
         parts = max(1, math.ceil(len(sets) * width / _NUMBERS))
         scores = [np.zeros(0)]
         for part, others in zip(
             np.array_split(sets, parts), np.array_split(shown, parts), strict=True
         ):
-            outputs = self._predictor.outputs(*self._rows(row, part, others))
-            scores.append(self._scores(outputs, chosen))
+            outputs = self.predictor.outputs(*self.rows(row, part, others))
+            scores.append(self.scores(outputs, chosen).numpy())
         return np.concatenate(scores)
 
-    def _rows(
+    def rows(
         self, row: ScoredRows, sets: Mask, shown: Places
     ) -> tuple[Tensor, NDArray[np.float32], Mask]:
         """Return blocks, own columns and row masks for sets of participants, as `Predictor` takes.
@@ -191,9 +203,9 @@ class Explainer:
         """
         here = np.zeros((len(sets), row.given.shape[1]), bool)
         here[:, row.given[0]] = sets[:, : sets.shape[1] - self._owner]
-        theirs = self._blocks.new_zeros(()) if self._any_subset else self._blocks[shown]
+        theirs = self.blocks.new_zeros(()) if self.any_subset else self.blocks[shown]
         blocks = torch.where(torch.from_numpy(here[:, self._party_of]), row.blocks, theirs)
         own = np.zeros((len(sets), 0), np.float32)
         if self._owner:
-            own = np.where(sets[:, -1:], row.own, self._own[shown])
-        return blocks, own, here if self._any_subset else np.ones_like(here)
+            own = np.where(sets[:, -1:], row.own, self.own[shown])
+        return blocks, own, here if self.any_subset else np.ones_like(here)

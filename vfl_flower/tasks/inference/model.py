@@ -69,6 +69,10 @@ class Predictor:
     def outputs(
         self, blocks: Tensor, own: NDArray[np.float32], present: NDArray[np.bool_]
     ) -> Tensor:
+        """Return `differentiable` outputs [R, C], without a graph."""
+        return self.differentiable(blocks, torch.from_numpy(own), present)
+
+    def differentiable(self, blocks: Tensor, own: Tensor, present: NDArray[np.bool_]) -> Tensor:
         """Return the outputs [R, C] of rows.
 
         A row that no participant knows gets the prior: the class shares of training, or the mean.
@@ -79,7 +83,7 @@ class Predictor:
         own : the label holder's own columns, [R, F].
         present : whether a party has a row, [R, M].
         """
-        h = self.aggregation.rows(blocks, torch.from_numpy(own), torch.from_numpy(present))
+        h = self.aggregation.rows(blocks, own, torch.from_numpy(present))
         said: Tensor = self.top(h)
         prior: list[float] | None = self.found.strategy["holder"]["prior"]
         nobody = torch.from_numpy(present.sum(1) + own.shape[1] == 0)

@@ -10,14 +10,17 @@ has its test rows predicted.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from vfl_flower.config.errors import ConfigError, sent_by
+from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import of_people
@@ -26,22 +29,26 @@ from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.results.coverage import coverage
+from vfl_flower.tasks.inference.contribution_to_score import Explainer
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.predictions import (
     frame_of,
     in_words,
     labelled,
+    predicted_columns,
     predictions_file,
     reached,
     write,
 )
+from vfl_flower.tasks.inference.reasons import Slopes, of_score, refusal
 from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.tasks.inference.rows import (
     RowsToPredict,
 )
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.gather import AvailableParties
-from vfl_flower.transport.messages import Predicted, PredictOrder
+from vfl_flower.transport.explain_messages import GivenReasons
+from vfl_flower.transport.gather import AvailableParties, gather
+from vfl_flower.transport.messages import Predicted, PredictOrder, ServeOrder, Serving
 
 notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
@@ -72,6 +79,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     found, rows, there, predictor = model.found, model.rows, model.there, model.predictor
     if rows.labels is not None:
         check_segments(rows.segments)  # before parties are asked
+    explainer = _explainer(model) if config.explain else None
     epsilon = UploadCount(config, found).add()
     scored, answers = model.embed(PredictOrder, Predicted)
     drift = DriftWatch(found, predictor.columns)
@@ -102,6 +110,10 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         used = ("+".join(map(str, np.flatnonzero(row))) for row in scored.given)
         frame["parties"] = [each or "none" for each in used]
     write(path, frame.iloc[rows.order], figures)
+    if explainer:
+        reasons = _reasons(model, explainer, scored, transport)
+        write_whole(path.with_suffix(".reasons.jsonl"), b"".join(reasons))
+        notice.info("reasons: %s", path.with_suffix(".reasons.jsonl"))
     drift.write_own(path.with_suffix(".drift.csv"))
     drift.warn()
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
@@ -113,6 +125,48 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         )
     if transport.medium != "none":  # else the caller prints it
         notice.info("predictions: %s", path)
+
+
+def _explainer(model: TrainedModel) -> Explainer:
+    """Return what explains the scores, or raise `ConfigError`."""
+    explainer = Explainer(model.predictor, model.rows.own.shape[1])
+    why = refusal(explainer)
+    if not why and model.transport.medium == "messages":
+        why = "Reasons need streams: Flower's messages take seconds. Leave transport out."
+    if why:
+        raise ConfigError(why)
+    return explainer
+
+
+def _reasons(
+    model: TrainedModel, explainer: Explainer, scored: ScoredRows, transport: Transport
+) -> Iterator[bytes]:
+    """Yield a line of JSON for each row that has a score, in the order of the file."""
+    nodes = {each.party: node for node, each in model.ask(model.order(ServeOrder), Serving).items()}
+    at = (np.cumsum(scored.given, axis=0) - 1).astype(np.int32)  # among the party's own rows
+    refused: dict[int, str] = {}
+    predictions = predicted_columns(scored.outputs, model.found)["prediction"].tolist()
+
+    def ask(row: int, slopes: dict[int, Slopes]) -> tuple[dict[int, GivenReasons], dict[int, str]]:
+        name = f"{model.run}:{row}"
+        orders = {
+            nodes[party]: each.order(name, rows=at[[row], party])
+            for party, each in slopes.items()
+            if party not in refused
+        }
+        timeout = model.config.running.party_timeout
+        found = gather(transport, orders, GivenReasons, timeout, lenient=True)
+        answers = {party: found[node] for party, node in nodes.items() if node in found}
+        refused.update(dict.fromkeys(slopes.keys() - answers, "refused"))
+        return answers, {party: refused[party] for party in slopes.keys() - answers}
+
+    for row in model.rows.order[scored.known[model.rows.order]].tolist():
+        one = scored.at([row])
+        (score,) = explainer.explain(one, predictions[row : row + 1])
+        score |= {"id": model.rows.ids[row], "request": f"{model.run}:{row}"}
+        score |= {"prediction": predictions[row]}
+        score |= of_score(explainer, one, score, partial(ask, row))
+        yield json.dumps(score, default=str).encode() + b"\n"
 
 
 def _learnt(rows: RowsToPredict) -> dict[str, int]:

@@ -31,6 +31,7 @@ class LoadedModel:
     Attributes
     ----------
     places : places of the rows among the samples of ``block``, int32 [n].
+    background : numbers of the people in `background_rows` of training, for own data.
     source, in_source : the party's own data, and the place of each row there, [n]. A party
         without own data has None and no places.
 
@@ -53,6 +54,7 @@ class LoadedModel:
         self.places = self.block.tested
         self._number, self._scalars = saved.number, state.load_scalars(saved.state)
         perturbs = self.party.learner.mechanism.perturbs_uploads
+        self.background = state_file.background(saved.state)
         self.drift = DriftReports(context, saved, order.run, perturbs)
 
     def _read(self, preparation: Preparation) -> FeatureBlock:

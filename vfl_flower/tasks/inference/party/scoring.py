@@ -20,7 +20,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.alignment.seeking import OpenKeys, OpenSet
-from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.withdrawn import place, version
@@ -29,7 +29,9 @@ from vfl_flower.party.inputs import own_source
 from vfl_flower.party.limits import PredictionBudget, refused_rows
 from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.model import LoadedModel
+from vfl_flower.tasks.inference.party.reasons import Reasons
 from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
+from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.messages import Arrays, Scored, ScoreOrder, ServeOrder, Serving
 
 log = logging.getLogger("flwr")
@@ -69,6 +71,8 @@ class Served:
         self.party.learner.model.eval()
         with suppress(VflError, OSError):  # the first request must not wait for torch to begin
             self.party.learner.fresh_embeddings(self.features, model.places[:1])
+        self._reasons: Reasons | None = None
+        self._path = state_file.place(context).with_name(f"party-{model.index}-reasons.jsonl")
         self._opened: OpenSet | OpenKeys | None = None  # to find people outside the alignment
         self._reading: Future[Callable[[], None]] | None = None  # of the file, which has changed
 
@@ -83,21 +87,8 @@ class Served:
 
     def score(self, order: ScoreOrder) -> Scored:
         """Embed some of the rows, and rows outside the alignment that the order proves."""
-        asked = order.arrays.get("rows", np.zeros(0))
-        places = order.arrays.get("places", np.zeros(0, np.int32))
-        lists = all(each.dtype == np.int32 and each.ndim == 1 for each in (asked, places))
-        if not lists or not len(asked) + len(places):
-            raise VflError("was asked to score without a list of rows.")
-        self._look()
-        if len(asked) and (asked.min() < 0 or asked.max() >= len(self.at)):
-            raise VflError("was asked to score rows that it does not serve.")
-        at, singles = self.at[asked], np.zeros(0, np.int64)
-        ids = [self.ids[row] if self.ids else b"i:%d" % row for row in asked.tolist()]
-        if len(places):
-            opened = self._open_set
-            proofs = order.arrays.get("proofs", np.zeros((0, 32), np.uint8))
-            singles = opened.rows(places.astype(np.int64), proofs)
-            ids += opened.ids(singles)
+        asked, singles, ids = self._resolved(order)
+        at = self.at[asked]
         there, seal = np.concatenate([at, singles]) >= 0, self.party.seal
         with self._recorded("score", len(ids), ids) as line:
             of_rows = self.block.test_rows, self.model.places[asked]
@@ -125,6 +116,40 @@ class Served:
         if seal:
             seal.bind(order)
         return Scored(arrays=self.model.hide(embedding) | arrays, why=why)
+
+    def _resolved(self, order: ScoreOrder | ReasonsOrder) -> tuple[Places, Places, list[bytes]]:
+        """Return the rows of an order, its proven rows outside the alignment, and all their ids."""
+        asked = order.arrays.get("rows", np.zeros(0, np.int32))
+        places = order.arrays.get("places", np.zeros(0, np.int32))
+        lists = all(each.dtype == np.int32 and each.ndim == 1 for each in (asked, places))
+        if not lists or not len(asked) + len(places):
+            raise VflError("was asked to score without a list of rows.")
+        self._look()
+        if len(asked) and (asked.min() < 0 or asked.max() >= len(self.at)):
+            raise VflError("was asked to score rows that it does not serve.")
+        singles = np.zeros(0, np.int64)
+        ids = [self.ids[row] if self.ids else b"i:%d" % row for row in asked.tolist()]
+        if len(places):
+            opened = self._open_set
+            proofs = order.arrays.get("proofs", np.zeros((0, 32), np.uint8))
+            singles = opened.rows(places.astype(np.int64), proofs)
+            ids += opened.ids(singles)
+        return asked, singles, ids
+
+    def give_reasons(self, order: ReasonsOrder) -> GivenReasons:
+        """Split the party's contribution to one score; it counts as one more score of the row."""
+        asked, singles, ids = self._resolved(order)
+        at = np.concatenate([self.at[asked], singles])
+        if len(at) != 1 or at[0] < 0:
+            raise VflError("was asked for reasons without one row that it has.")
+        with self._recorded("reasons", 1, ids):
+            self._reasons = self._reasons or Reasons(self.model, self._path)
+            of_rows = self.block.test_rows, self.model.places[asked]
+            refused, why = refused_rows(self.party.limits, self.budget, *of_rows, at >= 0, True)
+            if len(refused):
+                raise ConfigError(why)
+            sample = self.features[at] if len(asked) else self._samples(singles)
+            return self._reasons.give(order, sample, self.audit.hashes(ids))
 
     def open_set(self, order: OpenSetOrder) -> SetKept:
         """Open the set that the order names and proves, or one rule, to find single people."""
@@ -297,6 +322,11 @@ def score(context: Context, order: ScoreOrder) -> Scored:
         If the order names rows that do not exist, or if a rule forbids more predictions.
     """
     return models.current(context, Served, "model to serve").score(order)
+
+
+def give_reasons(context: Context, order: ReasonsOrder) -> GivenReasons:
+    """Split the party's contribution to one score; the errors are as of `score`."""
+    return models.current(context, Served, "model to serve").give_reasons(order)
 
 
 def open_set(context: Context, order: OpenSetOrder) -> SetKept:

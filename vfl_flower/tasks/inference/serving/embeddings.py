@@ -163,6 +163,13 @@ class Embeddings:
             self._parties.come_apart()
         return said
 
+    def person(self, rows: NDArray[np.int64], found: Found, at: int, party: int) -> Arrays:
+        """Return what names a person to a party; the rows and people are as of `embed`."""
+        new = at - len(rows)
+        if new < 0:
+            return {"rows": self._at[rows[[at]], party]}
+        return {"places": found.places[[new], party], "proofs": found.proofs[[new], party]}
+
     def find(self, people: Sequence[int | str | Person], seconds: float) -> Found:
         """Find people outside the alignment at the parties: one round trip for ids, or each rule.
 

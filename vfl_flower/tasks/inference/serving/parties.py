@@ -37,6 +37,7 @@ from vfl_flower.transport.early_messages import (
     SetKept,
     Sought,
 )
+from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import (
     SMALL,
@@ -318,7 +319,8 @@ class Parties:
                     self.seeker.opened(party.number, self._read(message, SetKept))
                 self._open(party)
             else:  # an overdue answer: whatever it says, the party answers again
-                self._read(message, Sought if isinstance(order, SeekOrder) else Scored)
+                kinds = {SeekOrder: Sought, ReasonsOrder: GivenReasons}
+                self._read(message, kinds.get(type(order), Scored))
                 self._set(party, READY)
         except OutOfStepError:
             self._lose(party)

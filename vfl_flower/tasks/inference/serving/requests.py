@@ -73,7 +73,7 @@ class Request:
 
     answer : is called once, from the service's thread, with the answers, or with the reason why
         there are none.
-    explain : whether the answers need the contributions to the scores.
+    explain : whether the answers need the contributions to the scores; ``columns`` for reasons.
     new : people outside the alignment. The parties are asked about them.
     each : the work for one of them.
     """
@@ -82,7 +82,7 @@ class Request:
     caller: str
     ids: Ids
     answer: Callable[[Answers | Exception], None]
-    explain: bool = False
+    explain: bool | str = False
     came: float = field(default_factory=time.monotonic)
     new: frozenset[int | str | Person] = frozenset()
     each: int = _NEW

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.scored_rows import ScoredRows
-from vfl_flower.tasks.inference.contribution_to_score import HOLDER, Explainer
+from vfl_flower.tasks.inference.contribution_to_score import HOLDER
 from vfl_flower.tasks.inference.predictions import predicted_columns
 from vfl_flower.tasks.inference.serving.embeddings import Embedded
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.people import Person, identity
+from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
 from vfl_flower.tasks.inference.serving.requests import (
     MOST_IDS,
     UNASKED,
@@ -44,6 +45,7 @@ from vfl_flower.tasks.inference.serving.requests import (
 )
 from vfl_flower.tasks.inference.serving.turns import Turns, apart
 from vfl_flower.transport.http.guard import Refusals
+from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
@@ -72,7 +74,7 @@ class Service:
         self.metrics, self._audit, self.refusals = Metrics(), audit, Refusals(audit)
         self._load = load
         self.loaded = load(self.metrics)
-        self.queue = Queue(_WAITING, wake)
+        self.queue, self._asking = Queue(_WAITING, wake), Asking(wake)
         self.metrics.queue_rows.set_function(lambda: self.queue.ids)
         self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
         # A thread each: neither the web nor the scores wait for the disk.
@@ -248,6 +250,7 @@ class Service:
         """Answer requests until the queue is closed and empty."""
         while True:
             self._look()
+            self._asking.carry(self.loaded)
             batch = self.queue.take()
             if batch:
                 self._answer(batch)
@@ -311,7 +314,8 @@ class Service:
                     score["missing"] = {HOLDER: one.why, **asked}
         self.metrics.stage_seconds.labels("model").observe(time.monotonic() - given)
         of_new = dict(zip(new, range(len(rows), len(scores)), strict=False))
-        self._share_out(batch, place - none, of_new, scores, scored)
+        who = partial(loaded.embeddings.person, rows, found)
+        self._share_out(batch, place - none, of_new, scores, scored, who)
         keys = [*rows.tolist(), *found.encoded]
         if not known.all():
             keys = [keys[at] for at in np.flatnonzero(known).tolist()]
@@ -327,6 +331,7 @@ class Service:
         of_new: Mapping[int | str | Person, int],
         scores: list[Score],
         scored: ScoredRows,
+        who: Callable[[int, int], Arrays],
     ) -> None:
         """Give each request of a batch its scores.
 
@@ -334,6 +339,7 @@ class Service:
         ----------
         places : place of each id among the scores, or -1 for an id outside the alignment.
         of_new : person outside the alignment -> place of the score.
+        who : as of `Explained`.
         """
         loaded = self.loaded
         unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), UNKNOWN)
@@ -355,7 +361,9 @@ class Service:
             explain = None
             if request.explain:
                 answers = [dict(each) for each in answers]  # other requests share them
-                explain = partial(_add_contributions, loaded.explainer, scored, own, answers)
+                asking = self._asking if request.explain == "columns" else None
+                add = Explained(loaded, scored, own, answers, who).add
+                explain = partial(add, asking, request.name)
             request.fail(refusal) if refusal else request.add(loaded.name, answers, explain)
 
     def _scores(
@@ -388,19 +396,3 @@ class Service:
 def _without_score(missing: Mapping[str, str]) -> Score:
     """Return the answer for an id that has no score."""
     return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}
-
-
-def _add_contributions(
-    explainer: Explainer, scored: ScoredRows, places: list[int], scores: list[Score]
-) -> None:
-    """Add the contributions to scores.
-
-    Parameters
-    ----------
-    places : place of each score among the scored rows, or -1.
-    """
-    known = [number for number, each in enumerate(scores) if each["prediction"] is not None]
-    rows = scored.at([places[number] for number in known])
-    found = explainer.explain(rows, [scores[number]["prediction"] for number in known])
-    for number, contributions in zip(known, found, strict=True):
-        scores[number].update(contributions)

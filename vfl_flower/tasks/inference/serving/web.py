@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -31,6 +31,7 @@ from pydantic import (
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.label_holder.run_metrics import Surroundings
+from vfl_flower.tasks.inference import reasons
 from vfl_flower.tasks.inference.serving import requests
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.people import Person
@@ -65,13 +66,13 @@ class Query(BaseModel):
     value.
 
     With ``explain``, each score has the contributions of the participants. `GET /v1/model` has the
-    most ids of such a request, as ``explain_ids``.
+    most ids of such a request, as ``explain_ids``. "columns" adds the reasons by columns.
     """
 
     model_config = ConfigDict(extra="forbid")
     ids: list[_Id] = Field([], min_length=1, max_length=requests.MOST_IDS, examples=[["u1", "u2"]])
     people: list[dict[str, _Cell]] = Field([], min_length=1, max_length=requests.MOST_IDS)
-    explain: StrictBool = False
+    explain: StrictBool | Literal["columns"] = False
 
     @model_validator(mode="after")
     def _have_one(self) -> Self:
@@ -90,11 +91,13 @@ class Prediction(BaseModel):
     "label holder" if its file has no such id ("unknown"). For a person, it does so if the file has
     several with the same key ("ambiguous"), or if no rule has all its columns ("incomplete").
 
-    The last five fields are there if the request asks to explain the scores. ``contributions`` has
+    The other fields are there if the request asks to explain the scores. ``contributions`` has
     the Shapley value of each party in ``parties``, and of the "label holder" if the model reads its
-    columns. ``base`` + the sum of ``contributions`` = ``score``. ``scale`` is "log-odds before
-    calibration", of ``explained_class``, or "units of the label". Of two classes, the second one is
-    explained. Of more, the predicted one is.
+    columns. ``errors`` has their standard errors. ``base`` + the sum of ``contributions`` =
+    ``score``. ``scale`` is "log-odds before calibration", of ``explained_class``, or "units of the
+    label". Of two classes, the second one is explained. Of more, the predicted one is. With
+    "columns", ``reasons`` has what each party tells of its columns, and all columns of the "label
+    holder". ``no_reasons`` says why a party has none.
     """
 
     id: int | str
@@ -103,10 +106,13 @@ class Prediction(BaseModel):
     parties: list[int]
     missing: dict[str, str]
     contributions: dict[str, float] | None = None
+    errors: dict[str, float] | None = None
     base: float | None = None
     score: float | None = None
     scale: str | None = None
     explained_class: str | None = None
+    reasons: dict[str, list[dict[str, Any]]] | None = None
+    no_reasons: dict[str, str] | None = None
 
 
 class Answer(BaseModel):
@@ -168,7 +174,9 @@ class _Scoring:
             service.metrics.request_seconds.observe(time.monotonic() - began)
         return reply
 
-    async def _scored(self, name: str, caller: str, ids: requests.Ids, explain: bool) -> Answers:
+    async def _scored(
+        self, name: str, caller: str, ids: requests.Ids, explain: bool | str
+    ) -> Answers:
         """Return the scores of a query, or raise `VflError`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answers] = loop.create_future()
@@ -265,6 +273,7 @@ async def _people(query: Query, loaded: Loaded) -> list[Person]:
 def _check_explained(query: Query, loaded: Loaded) -> None:
     """Raise `UnavailableError` if this model has no contributions for so many ids."""
     sentence, most = loaded.explainer.refusal, loaded.explainer.most_ids
+    sentence = reasons.refusal(loaded.explainer) if query.explain == "columns" else sentence
     if not sentence and len(query.ids or query.people) > most:
         sentence = f"With explain, a request to this model has at most {most} ids. Send several."
     if sentence:
@@ -311,7 +320,7 @@ def _sentence(error: ValidationError) -> str:
             "bits, true, false or null. Correct them."
         )
     if first["loc"][:1] == ("explain",):
-        return "explain must be true or false. Send one of them, or leave it out."
+        return 'explain must be true, false or "columns". Send one of them, or leave it out.'
     if kind in ("greater_than_equal", "less_than"):
         return "A whole number is an id only if it has at most 64 bits. Leave out the others."
     if kind == "value_error":

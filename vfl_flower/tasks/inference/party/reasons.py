@@ -1,0 +1,173 @@
+"""A party's reasons for one score: its contribution, split among its columns.
+
+`vfl_flower.tasks.inference.reasons` has the definition, and the label holder's half. The party
+computes from its own rows, and keeps all parts with the names of columns in its own file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config import files
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.at_party import prepared
+from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.data.split import background_rows
+from vfl_flower.models.column_change import ColumnChange
+from vfl_flower.party.refusals import check_task
+from vfl_flower.tasks.inference.parts import References, on_paths
+from vfl_flower.tasks.inference.party.features import features_of
+from vfl_flower.tasks.inference.party.model import LoadedModel
+from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
+from vfl_flower.transport.messages import LARGEST, Arrays, checked
+
+log = logging.getLogger("flwr")
+
+_TOLD = 4
+"""Most columns that a party tells: as many reasons as a letter usually has."""
+_AT_ONCE = 256  # rows that a model differentiates at once
+
+
+class Reasons:
+    """The reference rows of a party, and its columns in a random order that only it knows.
+
+    Raises
+    ------
+    ConfigError
+        If the party's rules or samples permit no reasons, or it has lost its reference rows.
+    """
+
+    def __init__(self, model: LoadedModel, file: Path) -> None:
+        party, self._file = model.party, file
+        check_task(model.context, "explain")
+        if party.seal or party.learner.mechanism.perturbs_uploads:
+            raise ConfigError(
+                f"Party {model.index} gives no reasons with masked sums or noise on embeddings: "
+                "gradients would show what they hide. Leave them out of the request."
+            )
+        lstm = party.config.models.bottom == "lstm"
+        sequences = isinstance(model.source, SequenceColumn) or lstm
+        about = model.index, party.inputs.sample, model.block.preparation, sequences
+        self._features = features_of(*about)
+        self._order = np.random.default_rng(secrets.randbits(128)).permutation(len(self._features))
+        self._learner, self._rule = party.learner, Rules.of(model.context.node_config).reasons
+        columns = [each.index for each in self._features]
+        self._model: Callable[[Tensor], Tensor] = party.learner.model
+        self._encoder: Callable[[Tensor], Tensor] | None = None
+        if ColumnChange.fits(self._model):  # its encoding of a column belongs to the column
+            change = ColumnChange(self._model)
+            self._encoder, self._model = change.encoder, change.of_encoded
+            columns = [(..., change.places(index[-1])) for index in columns]
+        rows, self._at = _background(model)
+        self._references = References(self._encoded(rows), columns)
+
+    def give(self, order: ReasonsOrder, sample: Any, person: list[str]) -> GivenReasons:
+        """Keep the reasons for the score of a sample [1, ...]; return what the rule permits.
+
+        Parameters
+        ----------
+        person : keyed hash of the person's id, as in the audit log.
+        """
+        parts, errors = self.parts(order, np.asarray(sample))
+        largest = np.argsort(-np.abs(parts), kind="stable")
+        line = {
+            "request": order.request,
+            "person": person,
+            "columns": [
+                {
+                    "column": self._features[at].name,
+                    "number": int(np.flatnonzero(self._order == at)[0]),
+                    "part": float(parts[at]),
+                    "error": float(errors[at]),
+                }
+                for at in largest.tolist()
+            ],
+        }
+        try:
+            with files.opened_to_append(self._file) as file, files.told(self._file):
+                files.write_all(file.fileno(), json.dumps(line).encode() + b"\n")
+        except VflError as error:
+            log.warning("%s", error)
+            raise VflError("cannot write its reasons: its own log says why.") from None
+        if self._rule == "none":
+            return GivenReasons()
+        told = largest[:_TOLD][parts[largest[:_TOLD]] != 0]
+        arrays: Arrays = {
+            "columns": np.argsort(self._order)[told].astype(np.int32),
+            "effects": np.sign(parts[told]).astype(np.int32),
+        }
+        if self._rule == "names":
+            text = "\n".join(self._features[at].name.replace("\n", " ") for at in told.tolist())
+            arrays["names"] = np.frombuffer(text.encode(), np.uint8)
+        return GivenReasons(arrays=arrays)
+
+    def parts(
+        self, order: ReasonsOrder, sample: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the part of each column and its standard error, [F] each."""
+        given = order.arrays.get("background", np.zeros(0, np.int32))
+        shown = checked({"background": given}, "background", "int32", (given.size,))
+        if not np.isin(shown, np.arange(len(self._at))).all():
+            raise VflError("was asked to compare with rows that it does not have.")
+        size = len(shown), self._learner.size
+        slopes = checked(order.arrays, "gradients", "float32", size, LARGEST)
+        at = self._at[shown]
+        slopes, at = slopes[at >= 0], at[at >= 0]
+        _, alphas = on_paths(np.ones(len(at), bool))
+        x, rows = self._encoded(sample), self._references.rows[at]
+        points = rows + alphas.reshape(-1, *[1] * (rows.ndim - 1)) * (x - rows)
+        pieces = range(0, len(at), _AT_ONCE)
+        found = [self._jacobian(points[n : n + _AT_ONCE], slopes[n : n + _AT_ONCE]) for n in pieces]
+        return self._references.split(x, at, np.concatenate(found), order.total)
+
+    def _encoded(self, rows: Any) -> NDArray[np.float32]:
+        """Return rows as the layers with parameters read them."""
+        if self._encoder is None:
+            return np.asarray(rows)
+        with torch.no_grad():
+            x = torch.from_numpy(np.asarray(rows)).to(self._learner.device)
+            return self._encoder(x).cpu().numpy()
+
+    def _jacobian(self, points: NDArray[np.float32], slopes: NDArray[np.float32]) -> Any:
+        """Return slopes [n, E] times the Jacobian of the embedding at points [n, ...]."""
+        device = self._learner.device
+        x: Tensor = torch.from_numpy(np.ascontiguousarray(points)).to(device).requires_grad_()
+        with torch.enable_grad():
+            score = (self._model(x) * torch.from_numpy(np.array(slopes)).to(device)).sum()
+        (found,) = torch.autograd.grad(score, x)
+        return found.cpu().numpy()
+
+
+def _background(model: LoadedModel) -> tuple[Any, NDArray[np.int64]]:
+    """Return the samples of the reference rows that the party has, and where each is, or -1."""
+    source, block = model.source, model.block
+    if source is None:
+        masks = block.row_masks
+        mask = masks[1].mask if masks else np.ones(len(block.test), bool)
+        places = np.where(mask, np.cumsum(mask) - 1, -1)[background_rows(len(mask))]
+    else:
+        here = source.names(np.arange(len(source.ids)))
+        where = dict(zip(here.tolist(), range(len(here)), strict=True))
+        places = np.array([where.get(name, -1) for name in model.background.tolist()], np.int64)
+    there, found = places >= 0, places[places >= 0]
+    if not there.any():
+        raise ConfigError(
+            f"Party {model.index} has none of the rows that reasons compare a person with. "
+            "Restore its rows of training, or train the model again."
+        )
+    at = np.where(there, np.cumsum(there) - 1, -1)
+    if source is None:
+        return block.test[found], at
+    assert block.preparation is not None
+    return prepared(source, found, block.preparation)[:], at

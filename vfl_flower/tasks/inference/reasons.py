@@ -1,0 +1,184 @@
+"""Reasons for one score: a participant's contribution, split among the participant's columns.
+
+A participant's column j gets integrated gradients along the straight path from a reference row r to
+the person's row x (Sundararajan et al., 2017, "Axiomatic Attribution", eq. 1):
+
+    (x_j - r_j) * integral over a in [0, 1] of dF(r + a (x - r)) / dx_j
+
+The mean over rows r of `background_rows` counts. F is what the participant adds to random
+participants before it, as in a Shapley value. At a party, F(x) = G(h(x)), with the embedding h. The
+owners of G and h take the integral in two steps, as Chen et al. (2022, "Explaining a series of
+models by propagating Shapley values") do between institutions. The label holder computes gradients
+of G on the paths from h(r) to h(x) (`slopes`). The party computes its own Jacobian on the paths
+from r to x, so it uploads no further embedding. If G and h are linear, these are the Shapley values
+of the columns.
+
+Each of `POINTS` rows has one random point of its path. The draws leave a rest. It is spread over
+the columns by the size of their parts, so that parts add up exactly (`parts.References`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.data.source import Preparation
+from vfl_flower.label_holder.scored_rows import ScoredRows
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference.contribution_to_score import HOLDER, Explainer
+from vfl_flower.tasks.inference.parts import References, on_paths
+from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
+from vfl_flower.transport.messages import checked
+from vfl_flower.transport.wire import said
+
+Floats = NDArray[np.float32]
+
+
+DRAWS = 4
+"""Number of points on a path, beside random participants."""
+
+
+class Slopes(NamedTuple):
+    """Slopes by which a participant splits its contribution.
+
+    rows : numbers of reference rows, [k].
+    gradients : gradient of the score on the path from each of these rows, [k, E].
+    total : what the columns add up to. A model of any subset also gets something from a party
+        without its columns: that the party has the person at all.
+    """
+
+    rows: NDArray[np.int32]
+    gradients: Floats
+    total: float
+
+    def order(self, request: str, **arrays: Any) -> ReasonsOrder:
+        """Return the order to a party; ``arrays`` name the person, as in `ScoreOrder`."""
+        arrays = {**arrays, "background": self.rows, "gradients": self.gradients}
+        return ReasonsOrder(request=request, total=self.total, arrays=arrays)
+
+
+Ask = Callable[[dict[int, Slopes]], tuple[Mapping[int, GivenReasons], dict[int, str]]]
+
+
+def refusal(explainer: Explainer) -> str:
+    """Return why scores of this model have no reasons by columns; empty if they have."""
+    mechanism = mechanism_of(explainer.predictor.found.config)
+    if mechanism.hides_labels or mechanism.perturbs_uploads:
+        return (
+            "The run of this model has noise for privacy, and no epsilon covers the gradients that "
+            "reasons need. Send explain=true for the parties' contributions alone."
+        )
+    return explainer.refusal
+
+
+def slopes(
+    explainer: Explainer, row: ScoredRows, chosen: int, contributions: Mapping[str, float]
+) -> dict[int | str, Slopes]:
+    """Return the slopes of each participant in the score of a row, for a class that is explained.
+
+    Parameters
+    ----------
+    contributions : contribution of each participant to this score.
+    """
+    players = explainer.players(row)
+    return {
+        player: _slopes(explainer, row, chosen, players, player, contributions[str(player)])
+        for player in players
+    }
+
+
+def _slopes(
+    explainer: Explainer,
+    row: ScoredRows,
+    chosen: int,
+    players: Sequence[int | str],
+    player: int | str,
+    contribution: float,
+) -> Slopes:
+    is_party, predictor = player != HOLDER, explainer.predictor
+    columns = predictor.columns[int(player)] if is_party else slice(None)
+    theirs = explainer.blocks if is_party else torch.from_numpy(explainer.own)
+    may_lack, total = explainer.any_subset and is_party, contribution
+    there = theirs[:, columns].any(1).numpy() if may_lack else np.ones(len(theirs), bool)
+
+    def inputs(shown: NDArray[np.int64]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return what the person shows beside each row, and the scores with other inputs."""
+        # With a random share u, each other participant comes before this one with probability u.
+        drawn, count = np.random.default_rng(1), len(shown)
+        share = (drawn.permutation(count) + 0.5) / count
+        sets = drawn.random((count, len(players))) < share[:, None]
+        sets[:, players.index(player)] = True
+        blocks, of_holder, present = explainer.rows(row, sets, shown)
+        own = torch.from_numpy(of_holder)
+        mine = blocks if is_party else own
+
+        def scores(at: Tensor) -> Tensor:
+            mine[:, columns] = at
+            return explainer.scores(predictor.differentiable(blocks, own, present), chosen)
+
+        return mine[:, columns].clone(), scores
+
+    if may_lack:
+        everywhere = np.flatnonzero(there)
+        with torch.no_grad():
+            here, scores = inputs(everywhere)
+            total = float((scores(here) - scores(theirs[everywhere][:, columns])).mean())
+    some, alphas = on_paths(there, DRAWS)
+    here, scores = inputs(some)
+    points = torch.lerp(theirs[some][:, columns], here, torch.from_numpy(alphas)[:, None])
+    with torch.enable_grad():
+        (slopes,) = torch.autograd.grad(scores(points.requires_grad_()).sum(), points)
+    slopes = slopes.view(-1, DRAWS, slopes.shape[1]).mean(1)
+    return Slopes(some[::DRAWS].astype(np.int32), slopes.numpy(), total)
+
+
+def of_score(
+    explainer: Explainer, row: ScoredRows, score: Mapping[str, Any], ask: Ask
+) -> dict[str, Any]:
+    """Return what the participants tell of the columns behind a score, as fields of an answer.
+
+    Parameters
+    ----------
+    score : the row's prediction and contributions.
+    ask : returns the parties' answers, and why others have given none.
+    """
+    chosen = explainer.chosen(row, score["prediction"])
+    of_players = slopes(explainer, row, chosen, score["contributions"])
+    told = dict[str, list[dict[str, Any]]]()
+    if own := of_players.pop(HOLDER, None):
+        told[HOLDER] = _of_label_holder(explainer, row, own)
+    answers, missing = ask({int(party): each for party, each in of_players.items()})
+    for party, answer in answers.items():
+        try:
+            told[str(party)] = _read(answer)
+        except VflError:
+            missing[party] = "faulty"
+    return {"reasons": told, "no_reasons": {str(each): missing[each] for each in missing}}
+
+
+def _of_label_holder(explainer: Explainer, row: ScoredRows, own: Slopes) -> list[dict[str, Any]]:
+    """Return the parts of the label holder's own columns by name, the largest first."""
+    columns = Preparation(**explainer.predictor.found.about_labels["preparation"]).columns
+    index = [(..., at) for at in columns.values()]
+    references = References(explainer.own, index)
+    both = references.split(row.own, own.rows, own.gradients, own.total)
+    found = zip(columns, *(each.tolist() for each in both), strict=True)
+    named = [{"column": name, "part": part, "error": error} for name, part, error in found]
+    return sorted(named, key=lambda each: -abs(each["part"]))
+
+
+def _read(answer: GivenReasons) -> list[dict[str, Any]]:
+    """Return what a party tells of its reasons; raise `VflError` if that cannot be used."""
+    told, texts = answer.arrays.get("columns", np.zeros(0, np.int32)), answer.arrays.get("names")
+    columns = checked({"columns": told}, "columns", "int32", (told.size,)).tolist()
+    if columns and texts is not None:
+        columns = [said(text) for text in bytes(texts).decode(errors="replace").split("\n")]
+    effects = checked(answer.arrays, "effects", "int32", (len(columns),)) if columns else ()
+    pairs = zip(columns, effects, strict=True)
+    return [{"column": each, "effect": "raises" if up > 0 else "lowers"} for each, up in pairs]
