@@ -126,7 +126,7 @@ class Checkpoints:
         if finished and self.keeper.again:
             run.rerun = verdict(arrays, run.results(), self.keeper.again)
             log.info("%s", sentence(run.rerun))
-        people, hides_labels = run.labels.people, mechanism_of(run.config).hides_labels
+        people, hides_labels = run.labels.people, mechanism_of(self.given).hides_labels
         if hides_labels and people:  # to recognise them in any file
             arrays["people"] = np.concatenate([people[0], people[1][: run.labels.validation]])
         if people:

@@ -57,6 +57,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "codecs": "--mnist {mnist} --repeats 1",
     "contributions": "--requests 5 --parties 2",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
+    "distil": "--credit {credit} --mnist {mnist} --only table --seeds 1 --scale 0.1",
     "explain": "--rows 500 --columns 6",
     "gpu": "--quick",
     "images": "--cifar {cifar} --epochs 1",

@@ -175,10 +175,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path
         )
         key = next(folder.rglob(audit_chain.KEY))
         hashes = audit_chain.hashes_of([encoded(str(one)) for one in ids], unsealed(key))
-        for path, lines in {  # as `vfl predict --explain` writes them
+        written: dict[Path, list[Any]] = {  # as `vfl predict --explain` writes them
             folder / "run/predictions.reasons.jsonl": [{"id": str(one)} for one in ids],
             key.with_name("party-0-reasons.jsonl"): [{"person": [one]} for one in hashes],
-        }.items():
+        }
+        for path, lines in written.items():
             path.write_text("".join(json.dumps(each) + "\n" for each in lines))
         with opened(folder / "home/party-0.information") as ledger:
             file = BytesIO()

@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from strategies.distilled import distil
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
@@ -45,7 +46,7 @@ from vfl_flower.label_holder.about_data import of_people
 from vfl_flower.label_holder.callbacks import Callback, listeners
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
-from vfl_flower.label_holder.results import Results, in_use, results_folder
+from vfl_flower.label_holder.results import Results, distilled_folder, in_use, results_folder
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.results.coverage import coverage
@@ -63,7 +64,20 @@ from vfl_flower.transport.stream.grid import StreamGrid
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_BY_MODEL = {"predict": predict, "serve": serve_model, "explain": explain}
+
+def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
+    """Write the results folder of a student of an earlier run's model."""
+    folder = distilled_folder(config)
+    with in_use(folder):
+        results = Results(folder)
+        student = distil(transport, config, given, run, Keeper(folder, run))
+        for entry in student.history.entries:
+            results.evaluated(entry)
+        summary = summarise(student.config, transport, student.figures(), None)
+        results.finish(summary, student.top_arrays())
+
+
+_BY_MODEL = {"predict": predict, "serve": serve_model, "explain": explain, "distil": _distil}
 """Tasks with the model of an earlier run."""
 
 logs.without_colours()
@@ -131,7 +145,8 @@ def _serve(
     elif config.task in _BY_MODEL:
         if transport.medium == "messages":
             config = earlier_run.reached_as_before(config, given)
-        with _streams(transport, config if config.task == "predict" else lasting(config)) as found:
+        once = config.task in ("predict", "distil")
+        with _streams(transport, config if once else lasting(config)) as found:
             _BY_MODEL[config.task](found, config, given, run)
     else:
         own = own_table(config.data) if config.data.own_data else None

@@ -62,8 +62,6 @@ def align(
     The parties then use their rows of the same ids. With align = 'any', return the rows that at
     least `min-parties` parties have.
 
-    Parameters
-    ----------
     run : number of this Flower run.
     available : the available parties, for predictions with align = 'any'. The alignment then uses
         all rows, and leaves out a party that fails.
@@ -71,10 +69,8 @@ def align(
     order : reorders the rows. Without it, their order is random, or the order of their ids.
     node : the only node to align, for predictions.
 
-    Raises
-    ------
-    ConfigError, PartyError
-        If ids cannot be used or compared, if no row is common, or if a party refuses.
+    Raise `ConfigError` or `PartyError` if ids cannot be used or compared, if no row is common, or
+    if a party refuses.
     """
     steps = _Steps(transport, config, own, available)
     if config.data.match and config.data.align == "ids":

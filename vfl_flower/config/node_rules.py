@@ -35,8 +35,6 @@ OWN_TRAINING = (  # options of training that a party may set for its own model
 def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
     """Return the dataclass field of one rule.
 
-    Parameters
-    ----------
     default : the default; ``None`` sets no rule.
     help : sentences. The first one is the summary that lists show.
     example : pairs for --node-config.
@@ -197,10 +195,7 @@ class Rules:
     def of(cls, node_config: Mapping[str, Any]) -> Rules:
         """Return the rules in a node configuration.
 
-        Raises
-        ------
-        ConfigError
-            If a value has another type than its rule, or an option is unknown.
+        Raise `ConfigError` if a value has another type than its rule, or an option is unknown.
         """
         return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
 

@@ -55,18 +55,19 @@ class RunConfig:
     task: str = key(
         "train",
         "Chooses what the run does. `predict` applies the model of an earlier run, `model`, to new "
-        "rows. `serve` answers requests for scores by that model, until it is stopped. `explain` "
-        "measures what each feature is worth to it. `align` only finds the common rows and keeps "
+        "rows. `distil` makes a model that predicts without parties. `serve` answers requests for "
+        "scores by that model, until it is stopped. `explain` measures what each feature is worth "
+        "to it. `align` only finds the common rows and keeps "
         "the alignment for later runs. `information` computes the information value of each "
         "column.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
-        choices=("train", "predict", "serve", "explain", "align", "information"),
+        choices=("train", "predict", "distil", "serve", "explain", "align", "information"),
         related=("model", "without", "dataset"),
     )
     model: str = key(
         "",
-        "Names the results folder of the run whose model predicts, serves or is explained.",
+        "Names the results folder of the run whose model is used.",
         example="task='predict' model='runs/a'",
         engine=_FLOWER,
         related=("task", "without"),

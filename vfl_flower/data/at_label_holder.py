@@ -38,11 +38,8 @@ def own_table(data: DataConfig) -> Table:
 def load_labels(config: RunConfig) -> Labels:
     """Return the labels of the training and test rows of a partitioned data set.
 
-    Raises
-    ------
-    ConfigError
-        If there is no label column, if `encode_labels` cannot use its labels, or if class weights
-        do not fit them.
+    Raise `ConfigError` if there is no label column, if `encode_labels` cannot use its labels, or if
+    class weights do not fit them.
     """
     labels = _load_labels(decisive(config.data), version_of(config.data))
     class_weights(config.data, labels.train, len(labels.classes))  # raises early if wrong

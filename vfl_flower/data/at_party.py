@@ -91,16 +91,11 @@ def load_own_features(
 ) -> FeatureBlock:
     """Return a participant's own features of the common rows.
 
-    Parameters
-    ----------
     counted : whether to number the rows, so that their uploads can be counted.
     preparation : preparation of an earlier run. By default, the training rows teach it.
     watched : whether to learn the shares of the columns at the training rows.
 
-    Raises
-    ------
-    ConfigError
-        If the features cannot be read, or do not fit the statements in ``own``.
+    Raise `ConfigError` if the features cannot be read, or do not fit the statements in ``own``.
     """
     *places, validation = divide(data, len(common.rows), common.held_out)
     parts = [common.rows[each] for each in places]
@@ -190,10 +185,8 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
 def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     """Return a party's columns of a partitioned data set, scaled by its training rows.
 
-    Raises
-    ------
-    ConfigError
-        If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
+    Raise `ConfigError` if the data cannot be read, is empty or not numeric, or has fewer columns
+    than parties.
     """
     data, sequences = config.data, config.models.bottom == "lstm"
     block = _load_part(decisive(data), version_of(data), sequences, party, parties)

@@ -71,8 +71,6 @@ class Drift(NamedTuple):
     def level(self, factor: float = 1.0) -> str:
         """Return "moderate" or "large"; an empty text below, or if chance explains the index.
 
-        Parameters
-        ----------
         factor : multiplies the indices, to hide them (`Watch.levels`).
         """
         if self.raw * factor <= self.chance:
@@ -88,8 +86,6 @@ def drift_of(then: Counts, now: Counts, looks: int = 1) -> Drift:
     chi-square variable. Its degrees of freedom are the bins with rows, less one. So subtract the
     mean. Chance exceeds the bound with a probability of 0.001 / ``looks``.
 
-    Parameters
-    ----------
     looks : number of columns that are looked at together.
     """
     raw, unit = stability_index(then, now), 1 / now.sum() + 1 / then.sum()
@@ -117,8 +113,6 @@ class _Watched:
 class Watch:
     """Bins and counts of columns at training rows, and counts of new rows.
 
-    Attributes
-    ----------
     rows : number of new rows.
     """
 
@@ -171,8 +165,6 @@ class Watch:
     def levels(self, hidden: bool = False) -> tuple[int, int]:
         """Return how many columns drift moderately, and how many largely.
 
-        Parameters
-        ----------
         hidden : whether to multiply each index by a random factor, from exp(-0.25) to exp(0.25),
             that is drawn anew at each call. One row then hardly changes the counts.
         """
@@ -203,10 +195,7 @@ class Watch:
     def write(self, path: Path) -> None:
         """Write `table` as a csv file.
 
-        Raises
-        ------
-        VflError
-            If the file cannot be written.
+        Raise `VflError` if the file cannot be written.
         """
         import pandas as pd
 
@@ -243,8 +232,6 @@ def sampled(rows: int, columns: int, values: int | None = None) -> NDArray[np.in
 
     More rows would change an index by less than 0.001.
 
-    Parameters
-    ----------
     values : most values of all rows. The default is ten million, but at least 1,000 rows.
     """
     least, values = (_FEWEST, _VALUES) if values is None else (LEAST, values)
@@ -266,8 +253,6 @@ class Window:
     due when the window has twice as many rows as before, or 1,000 more. So each new row shares its
     first index with as many other new rows as old ones, or with 999.
 
-    Attributes
-    ----------
     waiting : number of rows that are not in an index yet.
     """
 

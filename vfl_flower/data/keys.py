@@ -95,8 +95,6 @@ class KeyTable:
     def once(self, rule: Rule, rows: Rows | None = None) -> tuple[Rows, int]:
         """Return the rows whose key is whole and stands once among these rows, and the ambiguous.
 
-        Parameters
-        ----------
         rows : rows of the people that no earlier rule has matched; by default, all.
         """
         rows = np.arange(len(self)) if rows is None else rows
@@ -210,8 +208,6 @@ def expected_false(chance: float, left: int, right: int, matched: int = 0) -> fl
     F = chance * (left - M + F) * (right - M + F). The smaller root is the estimate. If there is no
     root, then all matches may be false.
 
-    Parameters
-    ----------
     chance : chance that two people share the key (`KeyTable.chance`).
     matched : people that the rule has matched.
     """

@@ -27,8 +27,6 @@ _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 class LabelNoise:
     """Parameters of the noise on labels, to correct figures for it.
 
-    Parameters
-    ----------
     kept : probability that a class label is the true one. Otherwise it is any other, uniformly.
     variance : variance of the noise on a number, in squared units of the standardised labels.
     """
@@ -122,8 +120,6 @@ class Labels:
     def about(self, private: bool = False) -> dict[str, Any]:
         """Return the rows' identity, and what prediction needs: for a checkpoint, in JSON.
 
-        Parameters
-        ----------
         private : whether to omit all information on labels. A digest of the labels would reveal
             one unknown label to anybody who knows all others.
         """
@@ -146,8 +142,6 @@ class Labels:
     def prior(self, kept: float) -> list[float]:
         """Return outputs for a row that no party has: from class shares, or the mean.
 
-        Parameters
-        ----------
         kept : probability that a label is the true one, to estimate the true shares.
         """
         if not self.classes:
@@ -219,11 +213,8 @@ def _counts(labels: Array, classes: int, kept: float) -> Array:
 def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
     """Encode labels [rows] of training and test rows, by the option ``target``.
 
-    Raises
-    ------
-    ConfigError
-        If a label is missing, or there are fewer than two classes, or too many. Under regression,
-        if labels are not numbers, or are all equal.
+    Raise `ConfigError` if a label is missing, or there are fewer than two classes, or too many.
+    Under regression, if labels are not numbers, or are all equal.
     """
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
@@ -255,10 +246,7 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
 def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labels:
     """Encode labels with the classes or units of an earlier model (`Labels.about`).
 
-    Raises
-    ------
-    ConfigError
-        If there are classes that the earlier model has never seen.
+    Raise `ConfigError` if there are classes that the earlier model has never seen.
     """
     if not labels.classes:
         mean, deviation = float(about["mean"]), float(about["deviation"])
@@ -309,15 +297,10 @@ def class_weights(data: DataConfig, labels: Array, classes: int, kept: float = 1
     ``balanced`` gives every class the same total weight over the training rows: N / (classes *
     rows of the class). Parties with shared labels compute the same weights.
 
-    Parameters
-    ----------
     labels : class indices of the training rows, [N].
     kept : probability that each label is the true one.
 
-    Raises
-    ------
-    ConfigError
-        If the configured weights are not one positive number for each class.
+    Raise `ConfigError` if the configured weights are not one positive number for each class.
     """
     if not data.class_weights:
         return None

@@ -42,10 +42,7 @@ class RawColumns:
 def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
     """Return a participant's own columns.
 
-    Raises
-    ------
-    ConfigError
-        If it has none of the training rows.
+    Raise `ConfigError` if it has none of the training rows.
     """
     places, *_ = divide(data, len(common.rows), common.held_out)
     train = training_rows(own, common.rows[places])
@@ -74,10 +71,7 @@ def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
 def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns:
     """Return a party's columns of a partitioned data set. Their names are their numbers.
 
-    Raises
-    ------
-    ConfigError
-        If the data set is no table of numbers.
+    Raise `ConfigError` if the data set is no table of numbers.
     """
     data = decisive(config.data)
     dataset = opened(data, version_of(data))

@@ -105,8 +105,6 @@ class Source(ABC):
 
         Samples are an array [n, ...], or a dictionary of arrays by name, of float32 or int64.
 
-        Parameters
-        ----------
         preparation : result of `learn`, now or when the model was trained.
         """
 
@@ -132,8 +130,6 @@ class Source(ABC):
         Numbers are float64, with NaN for missing values. Texts are objects, with None for them.
         A source without columns, such as images, yields nothing.
 
-        Parameters
-        ----------
         names : columns to yield. The default is all feature columns.
         dates : columns that a model knows as dates, to be yielded as days since 1970. The default
             are those that the owner's options make dates.

@@ -44,10 +44,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
 
     They name code, a folder and a file.
 
-    Raises
-    ------
-    ConfigError
-        If an option has an invalid value, or the file cannot be read.
+    Raise `ConfigError` if an option has an invalid value, or the file cannot be read.
     """
     if node_config.get("monotonic") and not node_config.get("file"):
         raise ConfigError(f"Party {party} gives monotonic, which needs a file. Leave it out.")

@@ -123,8 +123,6 @@ def used_by(
 ) -> tuple[Places, Places]:
     """Return rows that trained a model or its ancestors, and rows that chose them.
 
-    Parameters
-    ----------
     then, known : data options of the model's run, and its rows, in its order.
     before : these two sets of rows, for the models that this run started from.
     """
@@ -142,8 +140,6 @@ def held_out_again(
     first, then new rows, and others only if these are too few. Among held-out rows, prefer for
     validation the rows that already chose the earlier model.
 
-    Parameters
-    ----------
     known, used : rows of the earlier run, and the result of `used_by` for its model.
     rows : rows of this run, by the same numbers, in the order of their draw.
     """

@@ -133,8 +133,6 @@ class TableFile:
     def read(self, names: Collection[str], texts: Collection[str] = ()) -> Any:
         """Return a pandas frame of these columns.
 
-        Parameters
-        ----------
         texts : columns that stay texts, whatever they hold.
         """
         return as_frame(_that_fit(self._typed(names, texts, None)), names)
@@ -253,10 +251,8 @@ class TableFile:
 def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
     """Yield Arrow batches of these columns of a csv file, all as texts.
 
-    Raises
-    ------
-    TableError, OSError
-        If it cannot be read, or if a line has more or fewer values than the first one.
+    Raise `TableError` or `OSError` if it cannot be read, or if a line has more or fewer values than
+    the first one.
     """
     import pyarrow as pa
     from pyarrow import csv as arrow

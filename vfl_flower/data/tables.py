@@ -378,8 +378,6 @@ class Table(OwnColumns):
 
         Columns of texts have types that hold for all rows (`column_types`).
 
-        Parameters
-        ----------
         texts : columns of texts that stay texts, whatever they hold.
         """
 

@@ -109,10 +109,7 @@ class Checkpoint:
     def save(self, folder: Path) -> None:
         """Write the checkpoint into a results folder, and replace the last one.
 
-        Raises
-        ------
-        VflError
-            If the file cannot be written.
+        Raise `VflError` if the file cannot be written.
         """
         text = {
             "config": self.config.values(),

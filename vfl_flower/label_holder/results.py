@@ -159,6 +159,12 @@ def result_of(task: str) -> str:
     return INFORMATION if task == "information" else SUMMARY
 
 
+def distilled_folder(config: RunConfig) -> Path:
+    """Return the folder of a distilled model: ``out``, or a folder in that of its run."""
+    out = config.running.out or Path(config.model, "distilled")
+    return Path(out).expanduser().absolute()
+
+
 def results_folder(config: RunConfig) -> Path:
     """Return the configured folder, or make a new one under ``runs``; its absolute path."""
     if config.running.resume:

@@ -19,7 +19,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.partitioned import check_parties
-from vfl_flower.label_holder import checkpoint, earlier_run
+from vfl_flower.label_holder import checkpoint, earlier_run, results
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.results import SUMMARY, in_use, result_of, results_folder
 from vfl_flower.launch.own_states import bring_states, load_states, save_models
@@ -246,6 +246,16 @@ def explain_local(
     out = Path(config.running.out or config.model).expanduser()
     figures: dict[str, Any] = json.loads((out / FILE).read_text())
     return figures
+
+
+def distil_local(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+) -> Finished:
+    """Distil the ``model`` of a run on this machine into one that needs no party."""
+    run_config = {**run_config, "task": "distil"}
+    config, parties, node_configs = with_model(run_config, node_configs)
+    use_in_process(run_config, config, parties, node_configs, client_app.app)
+    return Finished(results.distilled_folder(config))
 
 
 def with_model(

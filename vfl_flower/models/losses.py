@@ -141,6 +141,20 @@ class Loss:
         return (1 - self.kept) / max(1, outputs.shape[1] - 1)
 
 
+def with_soft_targets(loss: Loss) -> RowLoss:
+    """Return the loss -sum_k t_k log q_k of targets t [R, K]. Labels [R] keep their ``loss``."""
+
+    def per_row(outputs: Tensor, labels: Tensor) -> Tensor:
+        if labels.dim() == 1:
+            return loss.per_row(outputs, labels)
+        z = outputs
+        if z.shape[1] == 1:
+            z = torch.cat([torch.zeros_like(z), z], 1)
+        return -(labels * z.log_softmax(1)).sum(1)
+
+    return per_row
+
+
 @lru_cache(maxsize=4)
 def _unit_rows(classes: int, device: torch.device) -> Tensor:
     """Return the identity matrix, whose row c is the target of class c."""

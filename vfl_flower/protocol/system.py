@@ -49,10 +49,7 @@ class System:
     rates : learning rates of the parties and of the top model, by kind of optimizer. Kinds that are
         missing here have `RATES`. A rate in ``defaults`` holds for every optimizer.
 
-    Raises
-    ------
-    ConfigError
-        If the quorum is neither, or if rates are not pairs by kind of optimizer.
+    Raise `ConfigError` if the quorum is neither, or if rates are not pairs by kind of optimizer.
     """
 
     name: str

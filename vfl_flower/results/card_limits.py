@@ -31,6 +31,9 @@ def _of_use(summary: Mapping[str, Any]) -> Iterator[str]:
         "Do not score rows unlike the training rows, for example of another product, country or "
         "year. Check new rows for drift first."
     )
+    if summary.get("distilled"):
+        yield "Scores do not follow what parties learn of a person later. Distil a new run then."
+        return
     yield (
         "The label holder does not know what the parties' columns hold. Ask each party whether "
         "they hold, or stand for, attributes that must not decide."

@@ -87,6 +87,12 @@ def _unprotected(summary: Mapping[str, Any]) -> Iterator[str]:
     config = summary["config"]
     kind, strategy = config["privacy"], summary["strategy"]
     claims = summary.get("epsilon") is not None
+    if distilled := summary.get("distilled"):
+        yield (
+            "This model sends nothing when it predicts. Scores stand in for every label that noise "
+            f"protects. The card of the run in {distilled['run']} says what that run showed."
+        )
+        return
     if strategy in ONE_PLACE:
         yield "This baseline reads all columns and labels in one place, and keeps nothing apart."
         return

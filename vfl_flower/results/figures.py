@@ -160,8 +160,22 @@ def headline(summary: Mapping[str, Any]) -> str:
     if summary.get("seeds"):
         parts.append(f"{len(summary['seeds'])} seeds, mean ± standard deviation")
     rerun = of_rerun(summary["rerun"]) if summary.get("rerun") else ""
-    lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary), rerun]
+    distilled = of_distilled(summary["distilled"]) if summary.get("distilled") else ""
+    lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary), rerun, distilled]
     return "\n".join(filter(None, lines))
+
+
+def of_distilled(found: Mapping[str, Any]) -> str:
+    """Return what a distilled model keeps of the gain of the run that it learned from."""
+    names = {"federation": "the run", "distilled": "distilled", "local_only": "local-only"}
+    figure, kept = ASSESSED[found["metric"]][0], found["kept"]
+    each = [f"{found[key]:.4f} {names[key]}" for key in names if found[key] is not None]
+    said = f"{figure} on the test rows: {', '.join(each)}."
+    if kept is None:
+        why = "noise hides labels" if found["local_only"] is None else "it is not clear of chance"
+        return f"{said} The share of the gain that is kept is not known, since {why}."
+    low, high = percent(kept["low"]), percent(kept["high"])
+    return f"{said} Distilled keeps {percent(kept['value'])} of the gain (95 %: {low} to {high})."
 
 
 def of_rerun(rerun: Mapping[str, Any]) -> str:

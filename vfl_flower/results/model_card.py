@@ -17,7 +17,7 @@ from vfl_flower.config.names import called
 from vfl_flower.protocol.system import load_system
 from vfl_flower.results import card_limits, card_privacy
 from vfl_flower.results.coverage import lines
-from vfl_flower.results.figures import data_called, percent
+from vfl_flower.results.figures import data_called, of_distilled, percent
 from vfl_flower.results.html import html
 from vfl_flower.results.page import Page, Section, Table, markdown
 from vfl_flower.results.report.assessment import assessment
@@ -71,6 +71,7 @@ def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[st
     sections = [
         Section("Responsibility", [items([[name, str(each)] for name, each in given.items()])]),
         _training(summary),
+        _distilled(summary),
         _data(summary),
         _parties(summary),
         _figures(summary, run),
@@ -111,6 +112,18 @@ def _training(summary: Mapping[str, Any]) -> Section:
         ["model kept", which],
     ]
     return Section("Training", [items(rows)], [("", _ABOUT)])
+
+
+def _distilled(summary: Mapping[str, Any]) -> Section | None:
+    found = summary.get("distilled")
+    if not found:
+        return None
+    said = (
+        f"This model learned from {found['mix']:.0%} scores of the run in {found['run']}, and else "
+        f"from labels. {found['people_without_label']:,} people have scores alone. "
+        "It needs no party."
+    )
+    return Section("Distilled", notes=[("", said), ("", of_distilled(found))])
 
 
 def _data(summary: Mapping[str, Any]) -> Section:

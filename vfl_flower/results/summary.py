@@ -99,6 +99,7 @@ class Summary(Progress):
     alignment: NotRequired[str]
     rows: NotRequired[int]
     rerun: NotRequired[Json]
+    distilled: NotRequired[Json]
     seeds: NotRequired[list[int]]
     deviation: NotRequired[Json]
     config: Json

@@ -360,7 +360,7 @@ app.add_typer(audit_log.app, name="audit-log")
 
 _GROUPS = {
     "Train": "demo run rerun align information compare sweep list",
-    "Use a model": "predict serve",
+    "Use a model": "predict distil serve",
     "Judge a model": "report evaluate explain contribution audit",
     "Operate": "doctor forget audit-log",
 }

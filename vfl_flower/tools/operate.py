@@ -118,6 +118,31 @@ def _evaluate(
     print(f"evaluation: {out}, {out.with_suffix('.html').name}")
 
 
+@app.command("distil", cls=Command, epilog=options.DISTIL_EXAMPLES)
+def _distil(
+    model: Annotated[str, typer.Argument(metavar="RUN")],
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    out: options.Out = "",
+) -> None:
+    """Distil the model of a run into one that predicts without the parties.
+
+    RUN is the results folder of the run. Its parties embed the people once. A
+    model of the label holder's own columns then learns the scores. Its folder is
+    RUN/distilled: predict, serve and judge it like any run. People without labels
+    help: -c names a file that has them beside the people of the run.
+    """
+    from vfl_flower.launch.engines import distil_local
+    from vfl_flower.results.figures import headline
+    from vfl_flower.results.terminal import wrapped
+
+    _, keys, node_configs = options.given(run_config, node_config, out=out)
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    finished = distil_local({**keys, "model": model}, node_configs)
+    print(wrapped(*headline(finished.summary).splitlines()))
+    print(f"results: {finished.folder}")
+
+
 @app.command("serve", cls=Command, epilog=options.SERVE_EXAMPLES)
 def _serve(
     model: Annotated[str, typer.Argument(metavar="RUN")],

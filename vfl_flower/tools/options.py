@@ -336,6 +336,16 @@ EVALUATE_EXAMPLES = _examples("""
 vfl evaluate runs/b --labels outcomes.csv -c "time='month'"
 """)
 
+DISTIL_EXAMPLES = _examples("""
+# a model that predicts without the parties, from the finished run in runs/b
+vfl distil runs/b --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# with people that have no label, whose rows are in the files of all
+vfl distil runs/b -c "dataset='files:everybody.csv'" --out runs/local \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# scores of that model
+vfl predict runs/b/distilled
+""")
+
 EXPLAIN_EXAMPLES = _examples("""
 # the test rows, with the model of the run in runs/a; each feature is permuted five times
 vfl explain runs/a --repeats 5

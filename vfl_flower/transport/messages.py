@@ -366,10 +366,7 @@ def checked(
 
     Their magnitude may be ``most``: any, or `LARGEST`.
 
-    Raises
-    ------
-    VflError
-        If it is missing or different; the text is the end of a sentence.
+    Raise `VflError` if it is missing or different; the text is the end of a sentence.
     """
     if name not in arrays:
         raise VflError(f"array {name!r} is missing.")

@@ -17,8 +17,6 @@ from vfl_flower.config.errors import ConfigError, shown, unknown
 def key(default: Any, help: str, *, example: str, basic: bool = False, **more: Any) -> Any:
     """Return the dataclass field of one option.
 
-    Parameters
-    ----------
     default : the default; ``None`` stands for "auto".
     help : sentences. The first one is the summary that lists show.
     example : pairs for `vfl run -c`, which `protocol.systems.resolve` accepts.

@@ -38,7 +38,7 @@ class Claim:
     def of(cls, summary: Mapping[str, Any]) -> Claim | None:
         """Return the claim of a ``summary.json``, or None. The file may hold anything."""
         epsilon, delta = (_number(summary.get(key)) for key in ("epsilon", "delta"))
-        if epsilon is None or delta is None:
+        if epsilon is None or delta is None or summary.get("distilled"):  # of a run that counts
             return None
         config, seeds = summary.get("config"), summary.get("seeds")
         drawn = isinstance(config, Mapping) and config.get("privacy") == "labels"

@@ -40,16 +40,11 @@ FILE = "contribution.json"
 def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str, Any]:
     """Return Shapley values of a run's parties, and write them as `FILE`.
 
-    Parameters
-    ----------
     metric : accuracy, auc, log-loss (its decrease) or r2. The default is AUC for two classes,
         accuracy for more, and R2 for numbers.
     exact : largest number of parties for which all subsets are evaluated.
 
-    Raises
-    ------
-    ConfigError
-        If the model does not predict with any subset, or if its data have changed.
+    Raise `ConfigError` if the model does not predict with any subset, or if its data have changed.
     """
     found = checkpoint.load(folder)
     if not aggregation_of(found.config).any_subset:

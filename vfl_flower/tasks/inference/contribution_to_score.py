@@ -47,8 +47,6 @@ Places = NDArray[np.int64]
 class Explainer:
     """Computes contributions to scores of one model.
 
-    Attributes
-    ----------
     refusal : why the model has no contributions; empty if it has.
     most_ids : most ids of a request, so that it takes seconds at most.
     """
@@ -94,14 +92,9 @@ class Explainer:
     def explain(self, rows: ScoredRows, predictions: list[Any]) -> list[dict[str, Any]]:
         """Return the contributions to each row's score, as fields of an answer.
 
-        Parameters
-        ----------
         predictions : predicted class of each row, or number.
 
-        Raises
-        ------
-        ConfigError
-            If the model has no contributions (`refusal`).
+        Raise `ConfigError` if the model has no contributions (`refusal`).
         """
         if self.refusal:
             raise ConfigError(self.refusal)
@@ -196,8 +189,6 @@ class Explainer:
     ) -> tuple[Tensor, NDArray[np.float32], Mask]:
         """Return blocks, own columns and row masks for sets of participants, as `Predictor` takes.
 
-        Parameters
-        ----------
         sets : whether a participant shows the person, [K, P].
         shown : background row that the others show, [K].
         """

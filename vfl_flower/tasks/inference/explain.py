@@ -63,15 +63,11 @@ Floats = NDArray[np.float64]
 def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write the importance of each party's features, and tell each party its own figures.
 
-    Parameters
-    ----------
     given : the options that were given. Training decides all others.
     run : number of this Flower run.
 
-    Raises
-    ------
-    ConfigError, PartyError
-        If the run's checkpoint, a party's checkpoint, a file or its labels do not fit.
+    Raise `ConfigError` or `PartyError` if the run's checkpoint, a party's checkpoint, a file or its
+    labels do not fit.
     """
     are_tested, model = _loaded(transport, config, given, run)
     found, predictor, rows = model.found, model.predictor, model.rows
@@ -177,14 +173,10 @@ def _check_features(answers: Iterable[Explained], found: Checkpoint) -> None:
 class _Plain:
     """The rows as they are, and the model's outputs for them.
 
-    Parameters
-    ----------
     rows : the rows, and their outputs.
     known : numbers of the rows that count in the metric.
     fresh : mask of the known rows that parties may be told about.
 
-    Attributes
-    ----------
     shares : shares of the known rows in the metric.
     """
 
@@ -205,8 +197,6 @@ class _Plain:
 class _Turns:
     """The features of one party, which are permuted in turn, and their figures.
 
-    Parameters
-    ----------
     party, features : number of the party, and of its features.
     repeats : number of permutations of each feature.
     """
@@ -293,8 +283,6 @@ def _of_label_holder(
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of the label holder's own columns by their names, if it has some.
 
-    Parameters
-    ----------
     preparation : preparation of its columns (`Preparation.as_json`).
     """
     columns = Preparation(**preparation).columns if preparation else {}
@@ -325,10 +313,7 @@ def _permute(model: TrainedModel, turns: Mapping[int, _Turns]) -> None:
 
     Parties upload side by side. Under masked sums, all parties take part in each upload.
 
-    Raises
-    ------
-    PartyError, SumError
-        If a party fails, or sends what does not fit.
+    Raise `PartyError` or `SumError` if a party fails, or sends what does not fit.
     """
     transport, aggregation = model.transport, model.predictor.aggregation
     timeout, masked = model.config.running.party_timeout, aggregation.abreast
@@ -368,8 +353,6 @@ def _tell(
 
     In a simulation, one owner may see them all, and figures have no noise.
 
-    Parameters
-    ----------
     people : numbers of the people of the known rows.
     """
     shown = {node: each for node, each in turns.items() if each.features}

@@ -39,22 +39,15 @@ class Fall(NamedTuple):
 class Score:
     """The metric of outputs on rows with known labels, as a share of each row.
 
-    Parameters
-    ----------
     labels : class numbers, int64 [R], or standardised numbers, float32 [R].
     classes : number of classes; 0 for regression.
     calibration : the calibration of the model, if any. Predictions follow from it.
     metric : another metric than the first that fits.
 
-    Attributes
-    ----------
     metric : name of the metric.
     weights : the weight of each possible label at each row, [R, L] (`possible`).
 
-    Raises
-    ------
-    ConfigError
-        If these labels do not define the metric.
+    Raise `ConfigError` if these labels do not define the metric.
     """
 
     def __init__(

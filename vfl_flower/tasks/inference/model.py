@@ -35,12 +35,8 @@ P = TypeVar("P", bound=Predicted)
 class Predictor:
     """The top model of a run, and the layout of the embeddings that it reads.
 
-    Parameters
-    ----------
     own_columns : number of the label holder's own columns.
 
-    Attributes
-    ----------
     sizes : embedding size of each party.
     columns : party -> its columns in `outputs`' blocks.
     width : number of these columns.
@@ -77,8 +73,6 @@ class Predictor:
 
         A row that no participant knows gets the prior: the class shares of training, or the mean.
 
-        Parameters
-        ----------
         blocks : embeddings, float32 [R, width]; zeros where a party lacks a row.
         own : the label holder's own columns, [R, F].
         present : whether a party has a row, [R, M].
@@ -95,20 +89,14 @@ class Predictor:
 class TrainedModel:
     """A model of a run's results folder, and the rows that a task predicts.
 
-    Parameters
-    ----------
     given : the options that were given. Training decides all others.
     run : number of this Flower run.
     found : the checkpoint; by default, that in the folder of ``config.model``.
 
-    Attributes
-    ----------
     there : the parties that a model of any subset can use; None if it needs all.
 
-    Raises
-    ------
-    ConfigError, PartyError
-        If the checkpoint, an option or a file does not fit, or a party fails to align its rows.
+    Raise `ConfigError` or `PartyError` if the checkpoint, an option or a file does not fit, or a
+    party fails to align its rows.
     """
 
     def __init__(
@@ -136,11 +124,11 @@ class TrainedModel:
     def ask(self, order: PredictOrder, kind: type[A]) -> dict[int, A]:
         """Have all parties load their models and rows: node -> answer.
 
-        Raises
-        ------
-        ConfigError, PartyError
-            If a party that the model needs is missing or fails, or one has another model or keys.
+        Raise `ConfigError` or `PartyError` if a party that the model needs is missing or fails, or
+        one has another model or keys.
         """
+        if not self.found.parties:  # a distilled model
+            return {}
         running, nodes = self.config.running, self.rows.nodes
         if self.there and nodes is not None:
             orders = {node: self._of_party(order, party) for party, node in nodes.items()}

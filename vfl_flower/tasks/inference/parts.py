@@ -21,8 +21,6 @@ def on_paths(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the reference rows whose paths have a gradient, and where on them it is, [k] each.
 
-    Parameters
-    ----------
     there : whether a participant has the row, [n].
     """
     rows = np.flatnonzero(there)
@@ -35,8 +33,6 @@ def on_paths(
 class References:
     """The reference rows of a participant, and its columns.
 
-    Parameters
-    ----------
     rows : the rows as the model reads them, [n, ...].
     columns : index of each raw column into the rows.
     """
@@ -51,8 +47,6 @@ class References:
 
         The mean slopes correct some rows to the mean of all rows.
 
-        Parameters
-        ----------
         sample : the person, [1, ...].
         at, slopes : rows that have a slope, [k], and the slope of the score on the path, [k, ...].
         total : what the parts add up to.

@@ -61,16 +61,11 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     subset adds ``parties``: the parties used, such as ``0+2``, or ``none``. Rows are in the order
     of the label holder's file.
 
-    Parameters
-    ----------
     given : the options that were given. Training decides all others.
     run : number of this Flower run.
 
-    Raises
-    ------
-    ConfigError, PartyError
-        If the run's checkpoint, a party's checkpoint or a file does not fit. Nothing is written
-        then.
+    Raise `ConfigError` or `PartyError` if the run's checkpoint, a party's checkpoint or a file does
+    not fit. Nothing is written then.
     """
     if not config.model:
         raise ConfigError("There is no model to predict with. Set model to a run's results folder.")

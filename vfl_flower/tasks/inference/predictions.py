@@ -35,10 +35,7 @@ def predictions_file(config: RunConfig) -> Path:
 
     If the folder has predictions, the name of the new file has the date and time.
 
-    Raises
-    ------
-    ConfigError
-        If its name ends in neither .csv nor .parquet, or if it exists.
+    Raise `ConfigError` if its name ends in neither .csv nor .parquet, or if it exists.
     """
     if not config.running.out:
         first = (Path(config.model) / "predictions.csv").expanduser().absolute()
@@ -69,8 +66,6 @@ def _check_new(path: Path) -> None:
 def frame_of(ids: Array, called: str, rows: ScoredRows, found: Checkpoint) -> Any:
     """Return the data frame to write.
 
-    Parameters
-    ----------
     ids, called : ids of the rows, and the name of their column.
     """
     import pandas as pd
@@ -85,8 +80,6 @@ def predicted_columns(
 ) -> dict[str, Any]:
     """Return columns by name: the prediction, and the probability of each class.
 
-    Parameters
-    ----------
     known : as for `probabilities`.
     """
     about, classes = found.about_labels, found.about_labels["classes"]
@@ -115,8 +108,6 @@ def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tupl
 
     Labels are class indices, or standardised numbers.
 
-    Parameters
-    ----------
     labels : labels from the file, or from `load_labels`.
     known : mask of the rows that some party has.
     """
@@ -197,10 +188,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 def write(path: Path, frame: Any, figures: dict[str, Any]) -> None:
     """Write predictions, and their figures as JSON beside them.
 
-    Raises
-    ------
-    ConfigError, VflError
-        If the file exists, or cannot be written.
+    Raise `ConfigError` or `VflError` if the file exists, or cannot be written.
     """
     of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
     with told(path):

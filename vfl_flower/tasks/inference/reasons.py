@@ -82,8 +82,6 @@ def slopes(
 ) -> dict[int | str, Slopes]:
     """Return the slopes of each participant in the score of a row, for a class that is explained.
 
-    Parameters
-    ----------
     contributions : contribution of each participant to this score.
     """
     players = explainer.players(row)
@@ -143,8 +141,6 @@ def of_score(
 ) -> dict[str, Any]:
     """Return what the participants tell of the columns behind a score, as fields of an answer.
 
-    Parameters
-    ----------
     score : the row's prediction and contributions.
     ask : returns the parties' answers, and why others have given none.
     """

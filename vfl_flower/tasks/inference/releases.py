@@ -25,7 +25,7 @@ notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records t
 def counts_uploads(found: Checkpoint) -> bool:
     """Return whether each prediction with this model is a release that costs epsilon."""
     mechanism = mechanism_of(found.config)
-    return mechanism.perturbs_uploads and mechanism.claims
+    return mechanism.perturbs_uploads and mechanism.claims and found.parties > 0
 
 
 class UploadCount:
@@ -46,11 +46,8 @@ class UploadCount:
 
         Read the file only if it is new, or if something else has written to it.
 
-        Raises
-        ------
-        ConfigError
-            If a journal is damaged or of another run, or if a journal of training is older than it
-            was.
+        Raise `ConfigError` if a journal is damaged or of another run, or if a journal of training
+        is older than it was.
         """
         found = self._found
         if not counts_uploads(found):
@@ -117,8 +114,6 @@ class Releases:
     def count(self, rows: NDArray[np.int64], ids: Sequence[bytes]) -> None:
         """Count one release of each of these rows, and of these ids outside the alignment.
 
-        Parameters
-        ----------
         ids : ids that a party has. No other id is released.
         """
         self._times[rows] += 1

@@ -35,10 +35,8 @@ Array = NDArray[Any]
 def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
     """Return the parties that a model of any subset can use; None if it needs all.
 
-    Raises
-    ------
-    ConfigError
-        If the option ``without`` does not name parties of that run, or the model needs all parties.
+    Raise `ConfigError` if the option ``without`` does not name parties of that run, or the model
+    needs all parties.
     """
     parties = len(found.strategy["holder"]["sizes"])
     words = config.without.replace(",", " ").split()
@@ -154,7 +152,7 @@ def rows_to_predict(
     trained = found.config
     if not trained.data.own_data:
         return _test_rows(config, given, found)
-    if not config.data.own_data and config.task not in ("serve", "explain"):  # those have the file
+    if not config.data.own_data and config.task == "predict":  # other tasks have the file
         raise ConfigError(
             f"The model in {config.model} learned from files. Name the file of the new rows by "
             "dataset='files:PATH'."
@@ -177,7 +175,10 @@ def rows_to_predict(
     if words.data.match:  # few new people tell too little of how often keys repeat
         known = (found.about_labels.get("coverage") or {}).get("rules", ())
         file.keys.chances = {each["rule"]: each["chance"] for each in known if each.get("chance")}
-    common = aligned(transport, words, file, run, there)
+    if found.parties:
+        common = aligned(transport, words, file, run, there)
+    else:  # a distilled model scores everybody in the file
+        common = Alignment("", np.arange(len(file.ids)), None)
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
@@ -201,7 +202,7 @@ def rows_to_predict(
         shown=common.answers,
         table=file,
         segments=file.segments_of(rows),
-        psi=words.data.align != "ids",
+        psi=words.data.align != "ids" and found.parties > 0,
         places=rows,
         known=common.known,
         rules=common.rules,
@@ -257,10 +258,7 @@ def labels_of(found: Checkpoint) -> Labels:
 def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
     """Return which rows of the training file are the run's test rows, [N].
 
-    Raises
-    ------
-    ConfigError
-        If the file has other rows than in training.
+    Raise `ConfigError` if the file has other rows than in training.
     """
     assert rows.table is not None and rows.places is not None
     table, trained = rows.table, found.rows

@@ -50,8 +50,6 @@ _OF_COUNT = 0.1  # part of the squared mu that the count of the second class tak
 class FiguresToTell:
     """The exact sums of one party's figures, and the largest change of them by a row's label.
 
-    Parameters
-    ----------
     outputs : outputs of the rows as they are, [R, C].
     fresh : mask of the rows that parties may be told about, [R].
     """
@@ -68,8 +66,6 @@ class FiguresToTell:
     def add(self, first: int, outputs: Outputs, repeat: int, repeats: int) -> None:
         """Add the outputs of one permutation of some features, [count, R, C].
 
-        Parameters
-        ----------
         first : number of the first of the features.
         """
         if not repeat:
@@ -98,12 +94,8 @@ class FiguresToTell:
 class Noise:
     """The noise on all figures of an explanation, for several parties.
 
-    Parameters
-    ----------
     second : mask of the rows that the figures are about and that have the second class, [R].
 
-    Attributes
-    ----------
     unit : a sum times this is the fall of the metric.
     """
 

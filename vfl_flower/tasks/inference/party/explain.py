@@ -58,16 +58,12 @@ Rows = NDArray[np.float32]
 class Explanation:
     """The rows and the features of a party that are being explained.
 
-    Parameters
-    ----------
     places : places of the rows among the party's samples, [n].
     features : the features, in a random order that only the party knows.
     repeats : number of permutations of each feature.
     secret : all permutations follow from it; fresh by default.
     people : numbers of the rows' people, [n]. Their order decides who gets whose value.
 
-    Attributes
-    ----------
     plain : embeddings of the rows as they are, float32 [n, E].
     """
 
@@ -123,10 +119,8 @@ class Explanation:
     def permuted(self, order: PermuteOrder) -> Rows:
         """Return embeddings [count * (stop - start), E] of rows with permuted features.
 
-        Raises
-        ------
-        VflError
-            If the party does not have these features or rows, or has embedded them already.
+        Raise `VflError` if the party does not have these features or rows, or has embedded them
+        already.
         """
         self._begin(order)
         rows = self._read(np.arange(order.start, order.stop))
@@ -151,10 +145,8 @@ class Explanation:
 
         They equal an earlier upload, also in its noise, so they tell nothing new.
 
-        Raises
-        ------
-        ConfigError, VflError
-            If the rule allows no more uploads, or the order cannot be served.
+        Raise `ConfigError` or `VflError` if the rule allows no more uploads, or the order cannot be
+        served.
         """
         self._check(order)
         self.party.count_uploads(self._places[order.start : order.stop], order.count)
@@ -200,11 +192,8 @@ class Explanation:
 def begin(context: Context, order: ExplainOrder) -> Explained:
     """Load a saved model and the rows, embed them, and say how many features there are.
 
-    Raises
-    ------
-    ConfigError, VflError
-        If the party's columns, rows or model differ from training, or if a rule forbids a
-        prediction of these rows.
+    Raise `ConfigError` or `VflError` if the party's columns, rows or model differ from training, or
+    if a rule forbids a prediction of these rows.
     """
     model = LoadedModel(context, order)
     party, places, asked = model.party, model.places, order.arrays.get("rows")
@@ -242,12 +231,8 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
 def permute(context: Context, order: PermuteOrder) -> Permuted:
     """Embed rows with permuted features, or as they are if another party permutes its own.
 
-    Raises
-    ------
-    OutOfStepError
-        If this process has loaded nothing to explain.
-    VflError
-        If the order cannot be served.
+    Raise `OutOfStepError` if this process has loaded nothing to explain. Raise `VflError` if the
+    order cannot be served.
     """
     index, _ = index_and_parties(context)
     found = current(context)
@@ -267,10 +252,8 @@ def permute(context: Context, order: PermuteOrder) -> Permuted:
 def note(context: Context, order: FiguresOrder) -> Noted:
     """Write the party's own table and picture of its features.
 
-    Raises
-    ------
-    OutOfStepError, VflError
-        If this process has explained nothing, or the files cannot be written.
+    Raise `OutOfStepError` or `VflError` if this process has explained nothing, or the files cannot
+    be written.
     """
     index, parties = index_and_parties(context)
     found = current(context)
@@ -344,15 +327,10 @@ def _count(
 ) -> None:
     """Count what the party computes of these rows, before it does so.
 
-    Parameters
-    ----------
     uploads : number of uploads that have a row's values in them.
     times : number of embeddings of each row.
 
-    Raises
-    ------
-    ConfigError
-        If a rule allows no more. Then nothing is counted.
+    Raise `ConfigError` if a rule allows no more. Then nothing is counted.
     """
     with counted_predictions(context, Rules.of(context.node_config), times * len(places)):
         party.count_uploads(places, uploads)

@@ -49,11 +49,8 @@ def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
     If the block fails, the people are in no set: it counts, and a rule may allow no more. Another
     explanation of the party waits meanwhile.
 
-    Raises
-    ------
-    ConfigError
-        If the rows are too few, if each feature would be permuted several times, or if another
-        explanation has had some of these people, and others besides.
+    Raise `ConfigError` if the rows are too few, if each feature would be permuted several times, or
+    if another explanation has had some of these people, and others besides.
     """
     least = max(LEAST, Rules.of(context.node_config).min_rows)
     if len(people) < least:

@@ -36,16 +36,11 @@ def features_of(
 ) -> list[Feature]:
     """Return a party's features, in the order of its columns.
 
-    Parameters
-    ----------
     sample : one row, without the row dimension.
     preparation : preparation of the party's own data, which has the names of its columns.
     sequences : whether a sample is a sequence [T, signals].
 
-    Raises
-    ------
-    ConfigError
-        If samples are no array of numbers, such as texts.
+    Raise `ConfigError` if samples are no array of numbers, such as texts.
     """
     if isinstance(sample, dict) or not sample.is_floating_point():
         raise ConfigError(

@@ -28,19 +28,14 @@ A = TypeVar("A", bound=Predicted | Serving)
 class LoadedModel:
     """A saved model and its rows: the rows just aligned, or the test rows.
 
-    Attributes
-    ----------
     places : places of the rows among the samples of ``block``, int32 [n].
     background : numbers of the people in `background_rows` of training, for own data.
     source, in_source : the party's own data, and the place of each row there, [n]. A party
         without own data has None and no places.
 
-    Raises
-    ------
-    OutOfStepError
-        If the party was not told its rows, as after a start of its process.
-    ConfigError, VflError
-        If its columns, rows or model differ from training, or a rule forbids it.
+    Raise `OutOfStepError` if the party was not told its rows, as after a start of its process.
+    Raise `ConfigError` or `VflError` if its columns, rows or model differ from training, or a rule
+    forbids it.
     """
 
     def __init__(self, context: Context, order: PredictOrder) -> None:
@@ -107,8 +102,6 @@ in_use: dict[tuple[int, Any], Any] = {}
 def current(context: Context, kind: type[U], what: str) -> U:
     """Return what the party has loaded, or raise `OutOfStepError`.
 
-    Parameters
-    ----------
     what : what it has not loaded, for the error.
     """
     loaded = in_use.get((context.run_id, context.node_config.get("partition-id")))

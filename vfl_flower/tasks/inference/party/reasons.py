@@ -42,10 +42,8 @@ _AT_ONCE = 256  # rows that a model differentiates at once
 class Reasons:
     """The reference rows of a party, and its columns in a random order that only it knows.
 
-    Raises
-    ------
-    ConfigError
-        If the party's rules or samples permit no reasons, or it has lost its reference rows.
+    Raise `ConfigError` if the party's rules or samples permit no reasons, or it has lost its
+    reference rows.
     """
 
     def __init__(self, model: LoadedModel, file: Path) -> None:
@@ -75,8 +73,6 @@ class Reasons:
     def give(self, order: ReasonsOrder, sample: Any, person: list[str]) -> GivenReasons:
         """Keep the reasons for the score of a sample [1, ...]; return what the rule permits.
 
-        Parameters
-        ----------
         person : keyed hash of the person's id, as in the audit log.
         """
         parts, errors = self.parts(order, np.asarray(sample))

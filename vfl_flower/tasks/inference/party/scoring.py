@@ -47,8 +47,6 @@ _readers = ThreadPoolExecutor(2, "reading")  # of files that have changed
 class Served:
     """A loaded model that answers a service, with its rows in the order of the alignment.
 
-    Attributes
-    ----------
     features : samples of the rows that the party's data have now.
     at : position of each row in ``features``, or -1 if the data have lost it.
     ids : ids of all rows, if the party has own data.
@@ -194,8 +192,6 @@ class Served:
 
         Yield further fields of the line, for the block to set.
 
-        Parameters
-        ----------
         number : number of ids that the order is about.
         ids : these ids, if the party knows them.
         """
@@ -314,12 +310,8 @@ def load(context: Context, order: ServeOrder) -> Serving:
 def score(context: Context, order: ScoreOrder) -> Scored:
     """Embed some of the loaded rows.
 
-    Raises
-    ------
-    OutOfStepError
-        If this process has loaded no model.
-    ConfigError, VflError
-        If the order names rows that do not exist, or if a rule forbids more predictions.
+    Raise `OutOfStepError` if this process has loaded no model. Raise `ConfigError` or `VflError` if
+    the order names rows that do not exist, or if a rule forbids more predictions.
     """
     return models.current(context, Served, "model to serve").score(order)
 

@@ -118,8 +118,6 @@ class Embeddings:
     def embed(self, rows: NDArray[np.int64], found: Found, until: float) -> Embedded:
         """Return embeddings of aligned rows [n], and then of ids that were found, [k].
 
-        Parameters
-        ----------
         until : monotonic time after which no party is waited for.
         """
         size, aligned = len(rows) + len(found.encoded), len(rows)
@@ -173,8 +171,6 @@ class Embeddings:
     def find(self, people: Sequence[int | str | Person], seconds: float) -> Found:
         """Find people outside the alignment at the parties: one round trip for ids, or each rule.
 
-        Parameters
-        ----------
         seconds : how long a round trip may take.
         """
         seeker = self._parties.seeker
@@ -243,10 +239,8 @@ class Embeddings:
     ) -> str:
         """Take a party's embeddings; return why they cannot be used, or an empty text.
 
-        Raises
-        ------
-        VflError
-            If the answer does not fit. The message continues a sentence that names the party.
+        Raise `VflError` if the answer does not fit. The message continues a sentence that names the
+        party.
         """
         rows, size = np.flatnonzero(said.has[:, number]), self._predictor.sizes[number]
         there = np.ones(len(rows), bool)
@@ -271,10 +265,7 @@ class Embeddings:
 def _positions(arrays: Arrays, name: str, size: int) -> Mask:
     """Return a list of positions in an answer as a mask [size]; none are named without a list.
 
-    Raises
-    ------
-    VflError
-        If it is not a list of such positions. The message continues a sentence.
+    Raise `VflError` if it is not a list of such positions. The message continues a sentence.
     """
     mask, named = np.zeros(size, bool), arrays.get(name)
     if named is not None and named.size:

@@ -88,10 +88,8 @@ class Parties:
     def begin(self) -> None:
         """Have all parties load their models and rows.
 
-        Raises
-        ------
-        ConfigError, PartyError
-            If a party that the model needs is missing, refuses, or has another model or rows.
+        Raise `ConfigError` or `PartyError` if a party that the model needs is missing, refuses, or
+        has another model or rows.
         """
         model = self._model
         self._load_order = model.order(ServeOrder)

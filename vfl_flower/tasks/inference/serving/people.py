@@ -67,13 +67,9 @@ def identity(one: int | str | Person) -> bytes:
 class People:
     """Makes people of the rows of requests.
 
-    Parameters
-    ----------
     table, rules : the label holder's table, and the rules that it has the columns of.
     preparation : how the columns that the model reads become numbers; None if it reads none.
 
-    Attributes
-    ----------
     columns : the columns that each row must have.
     """
 
@@ -99,10 +95,8 @@ class People:
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[Person]:
         """Return the people of a request.
 
-        Raises
-        ------
-        ConfigError
-            If a row lacks a column, has another one, or has a value that cannot be used.
+        Raise `ConfigError` if a row lacks a column, has another one, or has a value that cannot be
+        used.
         """
         import pandas as pd
 

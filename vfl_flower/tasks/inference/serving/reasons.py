@@ -63,8 +63,6 @@ class Explained(NamedTuple):
 class Asking:
     """The orders for reasons that wait for the service's thread.
 
-    Parameters
-    ----------
     wake : ends a wait of the service's thread for parties.
     """
 

@@ -137,8 +137,6 @@ class Piece(NamedTuple):
 class Queue:
     """Requests that wait for their batches.
 
-    Parameters
-    ----------
     most : most ids of a caller that wait. A request may take half of the places that its caller has
         left, so that large requests keep out no small ones.
     wake : is called after each request.
@@ -187,8 +185,6 @@ class Queue:
     def take(self, begun: bool = False) -> list[Piece]:
         """Return the pieces of the next batch, the smallest first.
 
-        Parameters
-        ----------
         begun : whether to take only requests that an earlier batch has begun.
         """
         pieces: list[Piece] = []

@@ -61,8 +61,6 @@ _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 class Service:
     """Answers requests by the current version of a model.
 
-    Parameters
-    ----------
     load : loads the current version, given where to put figures.
     wake : ends a wait for parties.
     audit : gets a line for each request. The count of new ids lies beside it.
@@ -122,12 +120,8 @@ class Service:
     async def admit(self, request: Request) -> None:
         """Take a request of the web. Its ``answer`` will be called.
 
-        Raises
-        ------
-        UnavailableError
-            If the caller has no place left, or has asked about too many new ids today.
-        VflError
-            If the count of new ids cannot be written.
+        Raise `UnavailableError` if the caller has no place left, or has asked about too many new
+        ids today. Raise `VflError` if the count of new ids cannot be written.
         """
         with self.queue.room(request) as has_room:
             if not has_room:
@@ -173,8 +167,6 @@ class Service:
 
         It raises `VflError` if the log cannot be written.
 
-        Parameters
-        ----------
         ids : ids of the request; none of a request that is refused as invalid.
         found : the answers; None if there are none.
         """
@@ -335,8 +327,6 @@ class Service:
     ) -> None:
         """Give each request of a batch its scores.
 
-        Parameters
-        ----------
         places : place of each id among the scores, or -1 for an id outside the alignment.
         of_new : person outside the alignment -> place of the score.
         who : as of `Explained`.
@@ -382,7 +372,9 @@ class Service:
             for why, number in Counter(filter(None, whys)).items():
                 self.metrics.missing.labels(str(party), why).inc(number)
         shared: dict[tuple[str, ...], Score] = {}  # by rows with the same parties
-        for score, reasons in zip(scores, zip(*by_party, strict=True), strict=True):
+        of_rows: list[tuple[str, ...]] = list(zip(*by_party, strict=True))
+        of_rows = of_rows or [()] * len(scores)  # without any party
+        for score, reasons in zip(scores, of_rows, strict=True):
             if reasons not in shared:
                 missing = {str(party): why for party, why in enumerate(reasons) if why}
                 parties = [party for party, why in enumerate(reasons) if not why]
