@@ -53,6 +53,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
     "cluster": "--nodes 0 2 --parties 16 --steps 4 --supernodes 3 --kill 1 --party-timeout 15 "
     "--epochs 20 --settle 2",
+    "before": "--tables wine --seeds 2",
     "calibration": "--data credit --credit {credit} --seeds 1 --epochs 1",
     "codecs": "--mnist {mnist} --repeats 1",
     "contributions": "--requests 5 --parties 2",

@@ -81,6 +81,13 @@ def test_a_party_of_noise_is_told_from_others(clinic: Organisations) -> None:
     assert "not above zero" not in first and third.split()[1] == "2" and "not above zero" in third
 
 
+def test_parties_have_values_before_they_train(clinic: Organisations) -> None:
+    clinic.run("before", {**KEYS, "strategy": "frozen", "subsets": "sampled"})
+    assert json.loads((clinic.folder / "before" / "summary.json").read_text())["exchanges"] == 3
+    first, _, noise = contribution(clinic.folder / "before")["parties"]
+    assert first["value"] - first["margin"] > 0.2 > noise["value"] + noise["margin"]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("metric", ["auc", nightly("accuracy"), nightly("log-loss")])
 def test_random_orders_come_close_and_say_how_close(clinic: Organisations, metric: str) -> None:
