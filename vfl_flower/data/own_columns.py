@@ -224,13 +224,11 @@ def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",")]
 
 
-_SIGNED = re.compile(r"\s*([^:,]+):([+-])(?:[,\s]|$)")
-
-
 def signs_of(monotonic: str) -> dict[str, int]:
     """Return 1 or -1 for each column of 'income:+ debt:-'; 0 for a text that names none."""
-    found = {name: 1 if sign == "+" else -1 for name, sign in _SIGNED.findall(monotonic)}
-    rest = _SIGNED.sub("", monotonic).strip()
+    *pairs, rest = re.split(r":([+-])(?:[,\s]+|$)", monotonic.strip())
+    names = map(str.strip, pairs[::2])
+    found = {name: 1 if sign == "+" else -1 for name, sign in zip(names, pairs[1::2], strict=True)}
     return found | ({rest: 0} if rest else {})
 
 
