@@ -1,4 +1,4 @@
-"""Latency of one score with and without contributions and reasons, and how stable reasons are.
+"""Latency and processor time of one score with contributions and reasons; stability of reasons.
 
 The service is a process of this machine, and so are its parties. The client asks for one id a
 request, in turn with and without contributions, and with reasons by columns. On the credit table,
@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 
 from benchmarks.common import check_there, report
 from examples.serve_scores import service, wait_for
@@ -60,23 +61,38 @@ def main() -> None:
 
 
 def latencies(run: Path, requests: int) -> dict[str, float]:
-    """Return the median and the 99th percentile without and with contributions, in ms."""
-    took: dict[bool | str, list[float]] = {False: [], True: [], "columns": []}
+    """Return the latency and the processor time of each kind of request, in ms.
+
+    A kind's requests come in ten blocks, in turn with the other kinds' blocks. The
+    processor time is of the service's process, which has the label holder and all parties.
+    """
+    kinds: dict[str, bool | str] = {"plain": False, "explained": True, "with reasons": "columns"}
+    took, used = ({kind: list[float]() for kind in kinds} for _ in range(2))
+    block = -(-requests // 10)
     with service(run) as (url, process):
         wait_for(url, run, process)
+        service_process = psutil.Process(process.pid)
         with Scores(url, run / "serve.token") as scores:
-            for number in range(-20, requests):
-                for explain, mine in took.items():
-                    began = time.perf_counter()
-                    (answer,) = scores.predict([number % 100], explain)
-                    if number >= 0:  # the first ones warm the service up
-                        mine.append(1000 * (time.perf_counter() - began))
-                    assert ("contributions" in answer) == bool(explain)
-    names = {False: "plain", True: "explained", "columns": "with reasons"}
+            for number in range(-1, 10):
+                for kind, explain in kinds.items():
+                    before = sum(service_process.cpu_times()[:2])
+                    for each in range(block):
+                        began = time.perf_counter()
+                        (answer,) = scores.predict([each % 100], explain)
+                        took[kind].append(1000 * (time.perf_counter() - began))
+                        assert ("contributions" in answer) == bool(explain)
+                    used[kind].append(sum(service_process.cpu_times()[:2]) - before)
+                    if number < 0:  # the first ones warm the service up
+                        took[kind].clear()
+                        used[kind].clear()
     return {
-        f"{names[explain]} {name}": float(np.percentile(mine, at))
-        for explain, mine in took.items()
-        for name, at in (("median", 50), ("99 %", 99))
+        f"{kind} {name}": figure
+        for kind in kinds
+        for name, figure in (
+            ("median", float(np.median(took[kind]))),
+            ("99 %", float(np.percentile(took[kind], 99))),
+            ("processor", 1000 * sum(used[kind]) / (10 * block)),
+        )
     }
 
 
@@ -122,10 +138,11 @@ def stability(npz: str, people: int) -> dict[str, float]:
 
     split = parts.References.split
 
-    def watched(self: Any, sample: Any, at: Any, slopes: Any, total: float) -> Any:
-        some, mean = self.rows[at], slopes.mean(0)
-        sums = (sample - some) * slopes + (some - self.mean) * mean
-        found = split(self, sample, at, slopes, total)
+    def watched(self: Any, sample: Any, some: Any, slopes: Any, total: float) -> Any:
+        found = split(self, sample, some, slopes, total)
+        mean = slopes.mean(0)[None]
+        one = self.products(sample, slopes) - self.products(some, slopes)
+        sums = one + self.products(some, mean) - self.products(self.mean[None], mean)
         misses.append(abs(float(sums.sum()) / len(some) - total) / float(np.abs(found[0]).sum()))
         return found
 

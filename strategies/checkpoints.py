@@ -113,7 +113,8 @@ class Checkpoints:
         then = of_group("tags", before.arrays) if before else {}
         of_then = [then[name] for name in ("train", "earlier")[bool(self.keeper.found) :] if then]
         earlier = np.concatenate([tags["tags.train"][:0], *of_then])
-        return {**tags, "tags.earlier": np.setdiff1d(earlier, tags["tags.train"])}
+        known = np.isin(earlier, tags["tags.train"])
+        return {**tags, "tags.earlier": earlier[~known]}  # with a 0 for each who has withdrawn
 
     def _write(self, finished: bool = False) -> None:
         """Write the label holder's half; the parties have written theirs."""
@@ -128,7 +129,9 @@ class Checkpoints:
             log.info("%s", sentence(run.rerun))
         people, hides_labels = run.labels.people, mechanism_of(self.given).hides_labels
         if hides_labels and people:  # to recognise them in any file
-            arrays["people"] = np.concatenate([people[0], people[1][: run.labels.validation]])
+            assert run.labels.places is not None
+            had_labels = people[0][: len(run.labels.places)]  # not those who taught a student
+            arrays["people"] = np.concatenate([had_labels, people[1][: run.labels.validation]])
         if people:
             arrays |= self._tags(*people)
         state = {

@@ -87,7 +87,7 @@ def distil(
     found = checkpoint.load(config.model)
     labels, hides = _labels(found, config.model), mechanism_of(found.config).hides_labels
     model = TrainedModel(transport, config, given, run, found)
-    at, extra = _places(model, labels)
+    at, extra, others = _places(model, labels)
     epsilon = UploadCount(config, found).add()
     outputs = model.embed(PredictOrder, Predicted)[0].outputs
     scores = outputs[:, 0]
@@ -104,7 +104,7 @@ def distil(
         if mix:  # else it is the local-only model
             targets = mix * scores[of_train] + (1 - mix) * _given(own, labels)
             targets = torch.cat([targets, scores[extra]])
-            learned = _with_people(labels, scores[extra], columns)
+            learned = _with_people(labels, scores[extra], columns, others)
         students[mix] = Student(own, learned).learn(transport, targets)
     losses = {mix: each.history.chosen["validation_loss"] for mix, each in students.items()}
     mix = min(losses, key=lambda each: losses[each]) if labels.validation else 1.0
@@ -134,6 +134,7 @@ def _save(student: Student, found: Checkpoint, keeper: Keeper, more: Mapping[str
     keeper.rows, keeper.used = found.rows, found.used
     student.run.transcript.whole = False  # a rerun would have to ask the parties
     student.checkpoints = student.keep_in(keeper)
+    keeper.earlier = found  # its people are the student's, by their scores
     student.assess()
     student.finish()
 
@@ -153,7 +154,10 @@ def _labels(found: Checkpoint, folder: str) -> Labels:
         )
     own = own_table(data)
     if len(own.ids) <= found.rows.max() or own.digest(found.rows) != about["ids"]:
-        raise ConfigError(f"{own.path} has changed since the model was trained. Restore it.")
+        raise ConfigError(
+            f"{own.path} has changed since the model was trained. Restore it. If people have "
+            "withdrawn, train anew."
+        )
     labels = load_own_labels(data, own, Alignment(about["alignment"], found.rows), about)
     if labels.repeats:
         raise ConfigError(
@@ -162,8 +166,13 @@ def _labels(found: Checkpoint, folder: str) -> Labels:
     return labels
 
 
-def _places(model: TrainedModel, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return places of training and held-out rows among the scored rows; a mask of all others."""
+def _places(
+    model: TrainedModel, labels: Labels
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[Any]]:
+    """Return places of training and held-out rows among the scored rows.
+
+    Return also a mask of all others, and their numbers, as in `Labels.people`.
+    """
     rows, then = model.rows, model.found.config.data.dataset
     assert rows.table is not None and rows.places is not None  # the run is on files
     known: NDArray[Any] = rows.places
@@ -180,7 +189,8 @@ def _places(model: TrainedModel, labels: Labels) -> tuple[NDArray[np.int64], NDA
             f"{gone} people of the run are not in {rows.table.path}, or a party lacks them now. "
             "Name a file with all of them, and restore the parties' files."
         )
-    return at, ~np.isin(known, wanted)
+    extra = ~np.isin(known, wanted)
+    return at, extra, known[extra]
 
 
 def _without_labels(labels: Labels, train: Tensor, held_out: Tensor) -> Labels:
@@ -216,14 +226,18 @@ def _given(config: RunConfig, labels: Labels) -> Tensor:
     return targets if weights is None else targets * torch.from_numpy(weights)
 
 
-def _with_people(labels: Labels, scores: Tensor, columns: NDArray[np.float32]) -> Labels:
+def _with_people(
+    labels: Labels, scores: Tensor, columns: NDArray[np.float32], numbers: NDArray[Any]
+) -> Labels:
     """Add people outside the run to the training rows, with their most probable class."""
     if not len(scores):
         return labels
     assert labels.features is not None
     guessed = scores.argmax(1) if labels.classes else scores
     features = np.concatenate([np.asarray(labels.features[0][:]), columns]), labels.features[1]
-    return replace(labels, train=np.concatenate([labels.train, guessed.numpy()]), features=features)
+    train, people = np.concatenate([labels.train, guessed.numpy()]), labels.people
+    people = people and (np.concatenate([people[0], numbers]), people[1])  # `vfl forget` finds them
+    return replace(labels, train=train, features=features, people=people)
 
 
 def compared(outputs: Mapping[str, Tensor], labels: Tensor) -> dict[str, Any]:

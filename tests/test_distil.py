@@ -23,6 +23,7 @@ from vfl_flower.models.losses import Loss, with_soft_targets
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.results.model_card import card
 from vfl_flower.results.page import markdown
+from vfl_flower.tasks.inference.paired import paired
 from vfl_flower.tools.cli import main
 
 SHORT: dict[str, Any] = {"epochs": 2, "batch-size": 64}
@@ -104,6 +105,9 @@ def test_summary_and_card_compare_with_the_run_on_its_own_test_rows(bank: Organi
     assert len(losses) == len(distilled.MIXES)
     assert losses[str(found["mix"])] == min(losses.values())
     assert now["validation_loss"] == pytest.approx(min(losses.values()))
+    paired([bank.folder / "run", bank.folder / "student"])
+    (test, *_) = json.loads((bank.folder / "run" / "paired.json").read_text())["tests"]
+    assert test["value"] == pytest.approx(found["federation"] - found["distilled"], abs=1e-6)
     text = markdown(card(now, {}, {}))
     assert "It needs no party." in text
     assert f"{found['federation']:.4f} the run" in text
@@ -173,6 +177,7 @@ def test_people_without_a_label_teach_by_their_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distilled, "MIXES", (1.0,))
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # of the people who withdraw
     everybody = table(1200)
     bank = cut(tmp_path, everybody, own=3, known=1.0)
     change(bank.labels, lambda frame: frame.iloc[:250])
@@ -193,6 +198,13 @@ def test_people_without_a_label_teach_by_their_scores(
         chances[name] = found.set_index(ID)["probability_1"][outside]
     apart = {n: np.square(chances[n] - chances["run"]).mean() for n in ("few", "many")}
     assert apart["many"] < 0.9 * apart["few"]
+    tested = pd.read_csv(tmp_path / "many" / "test_rows.csv")
+    assert roc_auc_score(tested["label"], tested["probability_1"]) == many["test_auc"]
+    withdrawn = tmp_path / "ids.txt"
+    withdrawn.write_text(f"{outside.iloc[0]}\n{outside.iloc[1]}\n{tested['id'][0]}")
+    assert main(["forget", "--id-file", str(withdrawn), str(tmp_path)]) == 0
+    found = {name: checkpoint.load(tmp_path / name).withdrawn for name in ("run", "few", "many")}
+    assert found == {"run": (0, 170), "few": (0, 170), "many": (2, 170 + len(outside))}
 
 
 def test_the_share_of_the_gain_is_one_for_the_run_and_nought_for_local_only(

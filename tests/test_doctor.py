@@ -142,6 +142,10 @@ def test_a_folder_is_known_by_its_files(keys: Path, mine: Path, tmp_path: Path) 
     assert found(other)["folder"][0].said.endswith(
         "holds no keys, states or run. Name another folder."
     )
+    (other / "run").mkdir(0o700)
+    assert "problem" in {each.result for each in found(other)["folder"]}
+    (other / "run" / "sums.key").touch(0o600)  # a folder of runs or of states
+    assert {each.result for each in found(other)["folder"]} == {"ok"}
     (other / "sums.key").touch(0o600)
     assert role_of(other) == "states"
     assert results(tmp_path / "none") == {"folder": PROBLEM}

@@ -25,6 +25,7 @@ from vfl_flower.alignment import store
 from vfl_flower.alignment.blinded_ids import keyed_hashes
 from vfl_flower.config import audit_chain
 from vfl_flower.config.audit_chain import find
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import remove_older, unsealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data import withdrawn
@@ -39,6 +40,7 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.party import label_sets, state_file
 from vfl_flower.party.state import load_arrays
 from vfl_flower.records.ledger import opened
+from vfl_flower.tasks.inference.rows import labels_of
 from vfl_flower.tools import cli, forget
 
 SHORT: dict[str, Any] = {
@@ -260,6 +262,8 @@ def test_a_caller_cannot_tell_a_withdrawal_at_a_party_from_a_person_it_lacks(
 def test_later_runs_align_and_train_without_the_person(world: World) -> None:
     rows = len(checkpoint.load(world.run).rows)
     world.forget()
+    with pytest.raises(ConfigError, match="people have withdrawn"):
+        labels_of(checkpoint.load(world.run))
     world.organisations.run("again", SHORT)
     again = checkpoint.load(world.folder / "again")
     assert len(again.rows) == rows - 2
@@ -376,12 +380,15 @@ def test_doctor_finds_leftovers(world: World, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_warm_start_counts_the_people_of_the_run_before(world: World) -> None:
-    world.forget(people=[world.people[2]])
+    found, table = checkpoint.load(world.run), read(world.organisations.labels)
+    train, *_ = divide(found.config.data, len(found.rows))
+    trained = [str(one) for one in table[ID].iloc[found.rows[train]] if one != world.people[0]]
+    world.forget(people=[world.people[2], *trained[:2]])
     world.organisations.run("grown", {"grow": str(world.run), "epochs": 1})
     grown = checkpoint.load(world.folder / "grown")
-    assert grown.withdrawn[0] == 0
+    assert grown.withdrawn[0] == found.withdrawn[0] + 2 == 2
     cli.main(["forget", "--id-file", str(ids(world, world.people[0])), str(world.folder)])
-    assert checkpoint.load(world.folder / "grown").withdrawn[0] == 1
+    assert checkpoint.load(world.folder / "grown").withdrawn[0] == 3
 
 
 def ids(world: World, *people: str) -> Path:

@@ -47,7 +47,6 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.aggregation.partial import PartialTop
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.contribution import contribution
-from vfl_flower.transport.base import Transport
 
 APP = client_app.app
 HERE = str(Path(__file__).absolute())
@@ -514,7 +513,7 @@ def test_earlier_supernodes_need_no_other_number_of_parties(
         said = [three.predict(name) for name in ("expected", "three")]
     pd.testing.assert_frame_equal(*said)
     # The control: a party that is not told counts two.
-    monkeypatch.setattr(Transport, "counted", lambda self, order: order)
+    monkeypatch.setattr("vfl_flower.transport.wire.replace", lambda order, of_parties: order)
     with pytest.raises((ConfigError, PartyError)):
         ran("not-told")
 

@@ -36,6 +36,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.model_card import FILES
+from vfl_flower.results.report.features import drifts
 from vfl_flower.results.report.subsets import rates
 from vfl_flower.tasks.inference.evaluation import evaluate
 from vfl_flower.tools.cli import main
@@ -247,6 +248,22 @@ def test_frames_in_python_are_held_out_by_time(organisations: Organisations) -> 
     assert len(tested) == math.ceil(share * sum(others.values())) and tested.nunique() < 6
 
 
+@pytest.mark.parametrize(
+    ("raw", "value", "word"),
+    [
+        (0.2, 0.15, "moderate, or chance"),
+        (0.3, 0.15, "moderate"),
+        (0.2, 0.05, "small"),
+        (0.9, 0.8, "large"),
+    ],
+)
+def test_a_table_of_drift_says_where_chance_explains_an_index(
+    raw: float, value: float, word: str
+) -> None:
+    found = {"score": {"raw": raw, "value": value, "chance": 0.25}}
+    assert drifts(found, "").bodies[0][0][2] == word
+
+
 # --- people -------------------------------------------------------------------------------------
 
 
@@ -323,6 +340,7 @@ def test_figures_of_outcomes_equal_scikit_learns(
     assert by_month["rows"] == joined["month"].str[:7].value_counts().sort_index().to_dict()
     then = read(folder / TESTED)["probability_1"]
     due = index_of(then, said["probability_1"])
+    assert list(found["drift"]) == ["probability_1"]  # the other probability says the same
     assert found["drift"]["probability_1"]["raw"] == pytest.approx(due, abs=1e-9) and due > 0
     shown = capsys.readouterr().out
     assert "test rows of training" in shown and f"{auc:.4f}" in shown and "By month" in shown

@@ -77,6 +77,22 @@ def test_a_difference_of_aucs_is_delong_s(digits: int) -> None:
     assert same["value"] == 0 and same["p"] == same["p_of_decisions"] == 1
 
 
+@pytest.mark.parametrize("rows", [6, 20])
+def test_few_people_are_never_sure(rows: int) -> None:
+    """Without any error of one model, DeLong's variance is 0."""
+    labels = np.arange(rows) % 2
+    none = np.full(rows, 0.5)
+    one, other = (
+        Scored(np.stack([1 - p, p], 1), labels, (0, 1), 0.5) for p in (labels * 0.5 + 0.2, none)
+    )
+    found = difference(one, other)
+    assert found["value"] == 0.5
+    assert found["p"] == pytest.approx(2.0 ** (1 - rows))
+    assert 0 < found["low"] < 0.5 < found["high"]
+    equal = difference(one, one)
+    assert (equal["low"], equal["high"], equal["p"]) == (0, 0, 1)
+
+
 def test_decisions_are_tested_by_mcnemar_s_exact_test() -> None:
     """Of 12 people about whom one model alone is right, 10 or more, or 2 or fewer."""
     y = np.r_[np.ones(50, np.int64), np.zeros(50, np.int64)]

@@ -153,6 +153,10 @@ def test_a_repeated_request_has_equal_reasons_and_counts_again(service: Served) 
     [
         ({"background": np.array([4000], np.int32)}, "rows that it does not have"),
         ({"background": np.array([-1], np.int32)}, "rows that it does not have"),
+        (
+            {"background": np.zeros(0, np.int32), "gradients": np.ones((0, 4), np.float32)},
+            "rows that it does not have",
+        ),
         ({"background": np.zeros(1)}, "not int32"),
         ({"gradients": np.full((1, 4), np.nan, np.float32)}, "not finite"),
         ({"gradients": np.full((1, 4), 1e9, np.float32)}, "'gradients' has"),

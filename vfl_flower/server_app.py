@@ -74,6 +74,8 @@ def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         for entry in student.history.entries:
             results.evaluated(entry)
         summary = summarise(student.config, transport, student.figures(), None)
+        own = own_table(student.config.data)
+        results.write_tested(student.run.labels, student.tested, own)
         results.finish(summary, student.top_arrays())
 
 
@@ -279,13 +281,13 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         keeper.rows, keeper.present = common.rows, common.present
         if keeper.again and not np.array_equal(keeper.rows, keeper.again.rows):
             raise ConfigError(
-                "A rerun needs the alignment of the run to repeat, and ids or rules have changed, "
-                "or a side has lost it. Restore it, or train anew."
+                "A rerun needs the alignment of the run to repeat. Ids or rules have changed, a "
+                "side has lost it, or people have withdrawn. Restore it, or train anew."
             )
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
             f"{own.path} has lost rows since the run in {config.running.resume} began. "
-            "Restore its rows."
+            "Restore its rows. After a withdrawal, train anew."
         )
     else:
         name = keeper.found.about_labels["alignment"]

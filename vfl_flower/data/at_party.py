@@ -116,10 +116,13 @@ def load_own_features(
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
-    if isinstance(own, OwnColumns) and signs_of(own.monotonic) != preparation.monotone:
+    if isinstance(own, OwnColumns) and (
+        wrong := dict(signs_of(own.monotonic).items() ^ preparation.monotone.items())
+    ):
         raise own.wrong(
-            "has other monotonic columns than its model, or no such numbers. Write 'a:+,b:-'.",
-            f"monotonic = {own.monotonic!r}.",
+            "has other monotonic columns than its model, or `monotonic` names no column of "
+            "numbers. Write 'a:+,b:-'.",
+            f"monotonic = {own.monotonic!r}. Look at {', '.join(map(repr, wrong))}.",
         )
     samples = [prepared(own, part, preparation) for part in (train, test)]
     shares = None

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,16 +50,19 @@ class ColumnChange:
             and model.precision == "float32"
         )
 
-    def places(self, columns: slice) -> NDArray[np.int64]:
-        """Return the places of these columns in encoded rows."""
-        bins = self._features + self._bins * np.array([columns.start, columns.stop])
-        places: NDArray[np.int64] = np.r_[columns, slice(*bins)]
-        return places
+    def parts(self, rows: Tensor, columns: Sequence[slice]) -> Tensor:
+        """Return what columns of rows [R, F] add to the first layer, [R, columns, U]."""
+        numbers, bins = self.encoder(rows).split([self._features, rows.shape[1] * self._bins], 1)
+        encoded = torch.cat([numbers[..., None], bins.unflatten(1, (-1, self._bins))], 2)
+        weights = self._weight.split([self._features, len(self._weight) - self._features])
+        of_bins = weights[1].unflatten(0, (-1, self._bins))
+        weight = torch.cat([weights[0][:, None], of_bins], 1)
+        own = [encoded[:, at].flatten(1) @ weight[at].flatten(0, 1) for at in columns]
+        return torch.stack(own, 1)
 
-    def of_encoded(self, rows: Tensor) -> Tensor:
-        """Return embeddings [R, E] of rows that `encoder` has encoded; they have gradients."""
-        units = torch.relu(torch.addmm(self._bias.to(rows), rows, self._weight))
-        return self._last_activation(functional.linear(units, *self._last))
+    def rest(self, units: Tensor) -> Tensor:
+        """Return embeddings [R, E] of what all columns add to the first layer, [R, U]."""
+        return self._last_activation(functional.linear(torch.relu(units + self._bias), *self._last))
 
     def embeddings(self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]]) -> Tensor:
         """Return embeddings [changes, R, E] of rows [R, F], where a change sets columns."""

@@ -57,6 +57,12 @@ class Scored:
         return {"label": np.array(self.classes)[self.labels], **chances}
 
     @property
+    def watched(self) -> dict[str, Array]:
+        """Return `columns` that drift by themselves: of two classes, one probability."""
+        other = f"probability_{self.classes[0]}" if len(self.classes) == 2 else ""
+        return {name: column for name, column in self.columns.items() if name != other}
+
+    @property
     def positive(self) -> NDArray[np.bool_]:
         """Return whether a row is of the second of two classes, [R]."""
         positive: NDArray[np.bool_] = self.labels == 1

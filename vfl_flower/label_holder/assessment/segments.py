@@ -61,7 +61,7 @@ def _of_column(
 def _drift(parts: Mapping[str, Scored]) -> dict[str, dict[str, Any]]:
     """Return the drift of scores and labels from each period to the next, if both have the rows."""
     return {
-        name: {"since": before, **between(earlier.columns.items(), part.columns.items())}
+        name: {"since": before, **between(earlier.watched.items(), part.watched.items())}
         for (before, earlier), (name, part) in pairwise(parts.items())
         if min(len(earlier), len(part)) >= LEAST
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl_flower.data.drift import LARGE, MODERATE
+from vfl_flower.data.drift import LARGE, MODERATE, Drift
 from vfl_flower.results.figures import ASSESSED
 from vfl_flower.results.page import Bar, Cell, Row, Section, Table
 from vfl_flower.results.report.assessment import Estimate, scale
@@ -181,12 +181,16 @@ _MOST = 0.5  # right end of the scale of drift
 
 def drifts(found: Mapping[str, Any], caption: str) -> Table:
     """Return the table of the indices of some columns (`data.drift.between`)."""
-    rows = [_index(name, number(found, name, "value")) for name in found]
+    rows = []
+    for name in found:
+        raw, value, chance = (number(found, name, key) for key in Drift._fields)
+        rows.append(_index(name, value, (raw or 0.0) <= (chance or 0.0)))
     return Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, caption)
 
 
-def _index(what: str, value: float | None) -> Row:
+def _index(what: str, value: float | None, or_chance: bool = False) -> Row:
     if value is None:
         return [what, shown(None), "", ""]
     word = "large" if value > LARGE else "moderate" if value > MODERATE else "small"
+    word += ", or chance" * (or_chance and value > MODERATE)
     return [what, f"{value:z.4f}", word, Cell(bar=Bar([min(value, _MOST)], _MOST, LARGE))]

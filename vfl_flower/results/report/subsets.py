@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vfl_flower.results.coverage import MEAN, lines
+from vfl_flower.results.figures import percent
 from vfl_flower.results.page import Bar, Cell, Row, Section, Table
 from vfl_flower.results.report.read import (
     Shown,
@@ -51,8 +52,8 @@ def rates(found: Mapping[str, Any]) -> Table:
     """Return the table of how labels differ between people who were aligned and others."""
     parts = mapping(found.get("labels"))
     names = dict.fromkeys(name for each in parts.values() for name in mapping(each))
-    form = ".4g" if MEAN in names else ".1%"
-    rows = [[n, *(shown(number(parts, who, n) or 0.0, form) for who in parts)] for n in names]
+    form = "{:.4g}".format if MEAN in names else percent
+    rows: list[Row] = [[n, *(form(number(parts, who, n) or 0.0) for who in parts)] for n in names]
     return Table(["label", *(who.replace("_", " ") for who in parts)], [rows])
 
 

@@ -142,4 +142,4 @@ def outputs_of(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]]
     has = labels.present[1] if labels.present else np.ones((len(own), len(predictor.sizes)), bool)
     table = found.arrays["test_table.rows"]  # validation rows come first
     blocks = torch.from_numpy(table[len(table) - len(own) :])
-    return lambda used: predictor.outputs(blocks, own, has & np.array(used))
+    return lambda used: predictor.outputs(blocks, own, has & np.array(used, bool))

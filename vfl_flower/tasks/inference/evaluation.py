@@ -75,8 +75,11 @@ def evaluate(
         "drift": {},
     }
     if len(scores) >= LEAST and (tested := folder / TESTED).exists():
-        then, now = (each.T for each in (_columns(tested, found)[1], scores))
-        figures["drift"] = between(*(zip(_names(found), each, strict=True) for each in (then, now)))
+        several = slice(len(classes) == 2, None)  # of two classes, one probability says both
+        columns = (each.T[several] for each in (_columns(tested, found)[1], scores))
+        figures["drift"] = between(
+            *(zip(_names(found)[several], each, strict=True) for each in columns)
+        )
     out = path.with_suffix(".evaluation.json")
     write_whole(out, (json.dumps(figures, indent=2) + "\n").encode())
     return out, figures

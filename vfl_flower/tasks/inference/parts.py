@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,12 @@ POINTS = 128
 """Number of reference rows whose paths have a gradient."""
 
 
-def on_paths(
-    there: NDArray[np.bool_], draws: int = 1
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the reference rows whose paths have a gradient, and where on them it is, [k] each.
-
-    there : whether a participant has the row, [n].
-    """
-    rows = np.flatnonzero(there)
-    rows = rows[np.linspace(0, len(rows) - 1, min(POINTS, len(rows))).astype(np.int64)]
-    rows = rows.repeat(draws)
-    places = np.random.default_rng(0).permutation(len(rows)) + 0.5
-    return rows, (places / len(rows)).astype(np.float32)
+@cache
+def on_paths(rows: int, draws: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return which of some rows have a gradient, and where on their paths it is, [k] each."""
+    at = np.linspace(0, rows - 1, min(POINTS, rows)).astype(np.int64).repeat(draws)
+    places = np.random.default_rng(0).permutation(len(at)) + 0.5
+    return at, (places / (len(at) or 1)).astype(np.float32)
 
 
 class References:
@@ -40,23 +35,37 @@ class References:
     def __init__(self, rows: NDArray[np.float32], columns: Iterable[Any]) -> None:
         self.rows, self.mean = rows, rows.mean(0)
         places = np.arange(self.mean.size).reshape(1, *self.mean.shape)
-        self._owner = np.stack([np.isin(places, places[at]).ravel() for at in columns], 1)
+        owner = np.stack([np.isin(places, places[at]).ravel() for at in columns], 1)
+        self._owner = owner.astype(np.float32)
 
-    def split(self, sample: Any, at: Any, slopes: Any, total: float) -> tuple[Array, Array]:
+    def some(self, at: NDArray[np.int64]) -> Any:
+        """Return some of the rows, [k, ...]."""
+        return self.rows[at]
+
+    def inputs(self, rows: Any) -> Any:
+        """Return the inputs of the model for rows."""
+        return rows
+
+    def products(self, rows: Any, slopes: Any) -> Any:
+        """Return the products of rows and slopes [k, ...], or of one of them, by column, [k, F]."""
+        found = rows * slopes
+        return found.reshape(len(found), -1) @ self._owner
+
+    def split(self, sample: Any, some: Any, slopes: Any, total: float) -> tuple[Array, Array]:
         """Return the part of each column in a contribution, and its standard error, [F] each.
 
         The mean slopes correct some rows to the mean of all rows.
 
         sample : the person, [1, ...].
-        at, slopes : rows that have a slope, [k], and the slope of the score on the path, [k, ...].
+        some, slopes : rows that have a slope, and the slope of the score on the path, [k, ...].
         total : what the parts add up to.
         """
-        some, mean = self.rows[at], slopes.mean(0)
-        shares, of_rows = (
-            each.reshape(len(each), -1) @ self._owner.astype(np.float32)
-            for each in ((sample - some) * slopes + (some - self.mean) * mean, some * mean)
-        )
-        parts, size = shares.mean(0, dtype=float), np.abs(shares.mean(0, dtype=float))
+        mean = slopes.mean(0)[None]
+        of_rows = self.products(some, mean)
+        shares = self.products(sample, slopes) - self.products(some, slopes)
+        shares += of_rows - self.products(self.mean[None], mean)
+        parts = shares.mean(0, dtype=float)
+        size = np.abs(parts)
         share = len(some) / len(self.rows)  # the mean over all rows varies less
         errors = np.hypot(standard_errors(shares), standard_errors(of_rows) * share**0.5)
         return parts + (total - parts.sum()) * size / (size.sum() or 1), errors

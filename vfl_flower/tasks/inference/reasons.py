@@ -20,6 +20,7 @@ the columns by the size of their parts, so that parts add up exactly (`parts.Ref
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,35 +106,45 @@ def _slopes(
     may_lack, total = explainer.any_subset and is_party, contribution
     there = theirs[:, columns].any(1).numpy() if may_lack else np.ones(len(theirs), bool)
 
-    def inputs(shown: NDArray[np.int64]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return what the person shows beside each row, and the scores with other inputs."""
-        # With a random share u, each other participant comes before this one with probability u.
-        drawn, count = np.random.default_rng(1), len(shown)
-        share = (drawn.permutation(count) + 0.5) / count
-        sets = drawn.random((count, len(players))) < share[:, None]
-        sets[:, players.index(player)] = True
+    def inputs(shown: NDArray[np.int64]) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
+        """Return the inputs of the top model for the person beside each of these rows."""
+        sets = _companions(len(shown), len(players), players.index(player))
         blocks, of_holder, present = explainer.rows(row, sets, shown)
-        own = torch.from_numpy(of_holder)
-        mine = blocks if is_party else own
+        return blocks, torch.from_numpy(of_holder), present
 
-        def scores(at: Tensor) -> Tensor:
-            mine[:, columns] = at
-            return explainer.scores(predictor.differentiable(blocks, own, present), chosen)
-
-        return mine[:, columns].clone(), scores
+    def moved(given: tuple[Tensor, Tensor, NDArray[np.bool_]], at: Tensor) -> Tensor:
+        """Return the scores with other inputs of the participant; they have gradients."""
+        (given[0] if is_party else given[1])[:, columns] = at
+        return explainer.scores(predictor.differentiable(*given), chosen)
 
     if may_lack:
         everywhere = np.flatnonzero(there)
         with torch.no_grad():
-            here, scores = inputs(everywhere)
-            total = float((scores(here) - scores(theirs[everywhere][:, columns])).mean())
-    some, alphas = on_paths(there, DRAWS)
-    here, scores = inputs(some)
-    points = torch.lerp(theirs[some][:, columns], here, torch.from_numpy(alphas)[:, None])
+            given = inputs(everywhere)
+            total = float(explainer.scores(predictor.differentiable(*given), chosen).mean())
+            total -= float(moved(given, theirs[everywhere][:, columns]).mean())
+    at, alphas = on_paths(int(there.sum()), DRAWS)
+    some = np.flatnonzero(there)[at]
+    given = inputs(some)
+    mine = (given[0] if is_party else given[1])[:, columns]
+    points = torch.lerp(theirs[some][:, columns], mine, torch.from_numpy(alphas)[:, None])
     with torch.enable_grad():
-        (slopes,) = torch.autograd.grad(scores(points.requires_grad_()).sum(), points)
+        (slopes,) = torch.autograd.grad(moved(given, points.requires_grad_()).sum(), points)
     slopes = slopes.view(-1, DRAWS, slopes.shape[1]).mean(1)
     return Slopes(some[::DRAWS].astype(np.int32), slopes.numpy(), total)
+
+
+@lru_cache(64)
+def _companions(count: int, players: int, player: int) -> NDArray[np.bool_]:
+    """Return which participants show the person beside each row, [count, players].
+
+    With a random share u, each other participant comes before this one with probability u.
+    """
+    drawn = np.random.default_rng(1)
+    share = (drawn.permutation(count) + 0.5) / count
+    sets = drawn.random((count, players)) < share[:, None]
+    sets[:, player] = True
+    return sets
 
 
 def of_score(
@@ -163,7 +174,7 @@ def _of_label_holder(explainer: Explainer, row: ScoredRows, own: Slopes) -> list
     columns = Preparation(**explainer.predictor.found.about_labels["preparation"]).columns
     index = [(..., at) for at in columns.values()]
     references = References(explainer.own, index)
-    both = references.split(row.own, own.rows, own.gradients, own.total)
+    both = references.split(row.own, explainer.own[own.rows], own.gradients, own.total)
     found = zip(columns, *(each.tolist() for each in both), strict=True)
     named = [{"column": name, "part": part, "error": error} for name, part, error in found]
     return sorted(named, key=lambda each: -abs(each["part"]))

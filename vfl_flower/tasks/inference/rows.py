@@ -243,14 +243,17 @@ def labels_of(found: Checkpoint) -> Labels:
     else:
         own = own_table(config.data)
         if len(own.ids) <= found.rows.max():
-            raise ConfigError(f"{own.path} has lost rows since the run began. Restore its rows.")
+            raise ConfigError(
+                f"{own.path} has lost rows since the run began. Restore its rows. After a "
+                "withdrawal, train anew."
+            )
         common = Alignment(found.about_labels["alignment"], found.rows, found.present)
         about = found.about_labels if config.running.grow else None
         labels = load_own_labels(config.data, own, common, about)
     if labels.differ_from(found.about_labels):
         raise ConfigError(
             f"{config.data.called} has changed since the model was trained: it has other rows, "
-            "classes or values. Restore its data."
+            "classes or values. Restore its data. After a withdrawal, train anew."
         )
     return labels
 

@@ -96,7 +96,7 @@ def _of_folder(
         sentence = f"You cannot read {folder}. Run this command as the user who owns it."
         yield Finding("folder", PROBLEM, sentence)
         return
-    if named and not role and folder.name != _INNER:
+    if named and not role and folder.name != _INNER and not any(map(role_of, folder.glob("*/"))):
         sentence = f"{folder} holds no keys, states or run. Name another folder."
         yield Finding("folder", PROBLEM, sentence)
     yield from folders.about(folder, private=role != RUN)
@@ -115,7 +115,7 @@ def _withdrawn(folders: Sequence[Path]) -> Iterator[Finding]:
         if not len(listed.hashes):
             continue
         left = [each.path.name for each in forget.leftovers(list({*folders, home}), listed)]
-        said = f"People of {home / withdrawn.FILE} are in no file."
+        said = f"People of {home / withdrawn.FILE} are in no file of these folders."
         if left:
             said = f"{some(left)} may hold people who have withdrawn. Run `vfl forget` again."
         yield Finding("withdrawn", WARNING if left else OK, said)

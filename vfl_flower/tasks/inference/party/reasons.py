@@ -62,13 +62,13 @@ class Reasons:
         self._learner, self._rule = party.learner, Rules.of(model.context.node_config).reasons
         columns = [each.index for each in self._features]
         self._model: Callable[[Tensor], Tensor] = party.learner.model
-        self._encoder: Callable[[Tensor], Tensor] | None = None
-        if ColumnChange.fits(self._model):  # its encoding of a column belongs to the column
-            change = ColumnChange(self._model)
-            self._encoder, self._model = change.encoder, change.of_encoded
-            columns = [(..., change.places(index[-1])) for index in columns]
+        self._read: Callable[[Any], Any] = lambda x: x
         rows, self._at = _background(model)
-        self._references = References(self._encoded(rows), columns)
+        self._references = References(rows, columns)
+        if ColumnChange.fits(party.learner.model):
+            change, places = ColumnChange(party.learner.model), [index[-1] for index in columns]
+            self._read = lambda x: change.parts(self._tensor(x), places).cpu().numpy()
+            self._model, self._references = change.rest, _FirstLayer(rows, self._read)
 
     def give(self, order: ReasonsOrder, sample: Any, person: list[str]) -> GivenReasons:
         """Keep the reasons for the score of a sample [1, ...]; return what the rule permits.
@@ -114,35 +114,55 @@ class Reasons:
         """Return the part of each column and its standard error, [F] each."""
         given = order.arrays.get("background", np.zeros(0, np.int32))
         shown = checked({"background": given}, "background", "int32", (given.size,))
-        if not np.isin(shown, np.arange(len(self._at))).all():
+        known = np.isin(shown, np.arange(len(self._at))).all()
+        if not known or not (self._at[shown] >= 0).any():  # or all of them have withdrawn
             raise VflError("was asked to compare with rows that it does not have.")
         size = len(shown), self._learner.size
         slopes = checked(order.arrays, "gradients", "float32", size, LARGEST)
         at = self._at[shown]
         slopes, at = slopes[at >= 0], at[at >= 0]
-        _, alphas = on_paths(np.ones(len(at), bool))
-        x, rows = self._encoded(sample), self._references.rows[at]
-        points = rows + alphas.reshape(-1, *[1] * (rows.ndim - 1)) * (x - rows)
+        _, alphas = on_paths(len(at))
+        x, rows = self._read(sample), self._references.some(at)
+        here, there = self._references.inputs(x), self._references.inputs(rows)
+        points = there + alphas.reshape(-1, *[1] * (there.ndim - 1)) * (here - there)
         pieces = range(0, len(at), _AT_ONCE)
         found = [self._jacobian(points[n : n + _AT_ONCE], slopes[n : n + _AT_ONCE]) for n in pieces]
-        return self._references.split(x, at, np.concatenate(found), order.total)
+        return self._references.split(x, rows, np.concatenate(found), order.total)
 
-    def _encoded(self, rows: Any) -> NDArray[np.float32]:
-        """Return rows as the layers with parameters read them."""
-        if self._encoder is None:
-            return np.asarray(rows)
-        with torch.no_grad():
-            x = torch.from_numpy(np.asarray(rows)).to(self._learner.device)
-            return self._encoder(x).cpu().numpy()
+    def _tensor(self, rows: Any) -> Tensor:
+        return torch.from_numpy(np.array(rows)).to(self._learner.device)
 
     def _jacobian(self, points: NDArray[np.float32], slopes: NDArray[np.float32]) -> Any:
         """Return slopes [n, E] times the Jacobian of the embedding at points [n, ...]."""
-        device = self._learner.device
-        x: Tensor = torch.from_numpy(np.ascontiguousarray(points)).to(device).requires_grad_()
+        x = self._tensor(points).requires_grad_()
         with torch.enable_grad():
-            score = (self._model(x) * torch.from_numpy(np.array(slopes)).to(device)).sum()
+            score = (self._model(x) * self._tensor(slopes)).sum()
         (found,) = torch.autograd.grad(score, x)
         return found.cpu().numpy()
+
+
+class _FirstLayer(References):
+    """Reference rows of a `tabular` model, as what each column adds to its first layer, [F, U].
+
+    Paths are straight there too. So a request needs no product with the first layer's weights.
+    """
+
+    def __init__(self, rows: Any, read: Callable[[Any], Any]) -> None:
+        self.rows, self._read = rows, read
+        pieces = [rows[n : n + _AT_ONCE] for n in range(0, len(rows), _AT_ONCE)]
+        self.mean = sum(read(piece).sum(0) for piece in pieces) / len(rows)
+        self._latest = b"", np.zeros(0)  # places of rows, and these rows
+
+    def some(self, at: NDArray[np.int64]) -> Any:
+        if self._latest[0] != at.tobytes():
+            self._latest = at.tobytes(), self._read(self.rows[at])
+        return self._latest[1]
+
+    def inputs(self, rows: Any) -> Any:
+        return rows.sum(1)
+
+    def products(self, rows: Any, slopes: Any) -> Any:
+        return (rows @ slopes[..., None])[..., 0]
 
 
 def _background(model: LoadedModel) -> tuple[Any, NDArray[np.int64]]:
