@@ -227,7 +227,10 @@ def test_no_value_of_the_files_is_in_the_log(
     organisations.run("run", {"epochs": 2, "log-format": "json"})
     found = records(written)
     assert found and all(record.keys() > OWN for record in found)
-    assert {record["role"] for record in found} == {"label holder", "party"}  # of its own file
+    assert {record["role"] for record in found} == {
+        "label holder",
+        "party",
+    }  # for the digest of its file
     text = written.getvalue()
     assert not any(f"{value:.7f}"[:-1] in text for value in first["f0"])
     assert not any(f'"{row}"' in text or f" {row} " in text for row in range(1000, 1060))
