@@ -262,7 +262,7 @@ def test_a_caller_cannot_tell_a_withdrawal_at_a_party_from_a_person_it_lacks(
 def test_later_runs_align_and_train_without_the_person(world: World) -> None:
     rows = len(checkpoint.load(world.run).rows)
     world.forget()
-    with pytest.raises(ConfigError, match="people have withdrawn"):
+    with pytest.raises(ConfigError, match="After a withdrawal"):
         labels_of(checkpoint.load(world.run))
     world.organisations.run("again", SHORT)
     again = checkpoint.load(world.folder / "again")
