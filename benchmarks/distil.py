@@ -26,7 +26,6 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import distil_local, run_local
 from vfl_flower.tasks.inference.model import Predictor
 
-STUDENT = {"batch-size": 256, "epochs": 120, "server-lr": 0.002, "patience": 15}
 ROWS = {"credit": (4000, 1000, 12_000), "credit, all labels": (4000, 17_000, 0)}
 FEW = (4000, 500, 8000)  # test rows, people with a label, and without
 
@@ -48,7 +47,7 @@ def tried(seed: int, x: Any, y: Any, own: Any, rows: tuple[int, ...]) -> dict[st
             table[[*(f"c{each}" for each in block), "id"]].to_parquet(node["file"], index=False)
         keys: dict[str, Any] = {"dataset": f"files:{bank}", "id": "id", "out": f"{name}/run"}
         keys |= {"seed": seed, "test-fraction": tested / (tested + labelled)}
-        given = {**STUDENT, "model": f"{name}/run", "dataset": f"files:{name}/everybody.csv"}
+        given = {"model": f"{name}/run", "dataset": f"files:{name}/everybody.csv"}
         run_local(2, keys, node_configs=nodes)
         finished = distil_local(given, nodes)
         predictor, times = Predictor(checkpoint.load(finished.folder), len(own)), []
