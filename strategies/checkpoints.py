@@ -114,7 +114,7 @@ class Checkpoints:
         of_then = [then[name] for name in ("train", "earlier")[bool(self.keeper.found) :] if then]
         earlier = np.concatenate([tags["tags.train"][:0], *of_then])
         known = np.isin(earlier, tags["tags.train"])
-        return {**tags, "tags.earlier": earlier[~known]}  # with a 0 for each who has withdrawn
+        return {**tags, "tags.earlier": earlier[~known]}  # 0 stands for a withdrawal
 
     def _write(self, finished: bool = False) -> None:
         """Write the label holder's half; the parties have written theirs."""

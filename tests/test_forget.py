@@ -55,7 +55,7 @@ KEPT = "withdrawn", "labels.csv", "party-0.parquet", "party-1.csv", "ids.txt"
 class World:
     """A label holder and two parties in a folder, with a run, predictions and a service's files.
 
-    people : one who trained, one who was held out, and one whom a party lacks.
+    people : a training person, a held-out person, and a person whom a party lacks.
     """
 
     folder: Path
@@ -464,8 +464,13 @@ def test_old_files_are_removed_and_new_ones_stay(world: World) -> None:
     assert not old.exists() and state.exists() and Path(other).exists()
     assert Rules.of({"retention-days": 7}).alignment_days == 7
     assert Rules.of({"retention-days": 90}).alignment_days == 30
-    os.utime(world.run / "predictions.csv", (1, 1))
+    counts = world.run / "predictions.journal"  # of what predictions have spent
+    counts.touch()
+    gone = [world.run / f"predictions.{kind}" for kind in ("csv", "json", "reasons.jsonl")]
+    for path in (counts, *gone):
+        os.utime(path, (1, 1))
     later: Any = {"retention-days": 30}
     world.organisations.predict("run", **later)
     (path,) = world.run.glob("predictions*.csv")
-    assert path.name != "predictions.csv" and len(read(path)) == 162
+    assert path not in gone and len(read(path)) == 162
+    assert not any(each.exists() for each in gone) and counts.exists()

@@ -94,7 +94,7 @@ def test_few_people_are_never_sure(rows: int) -> None:
 
 
 def test_decisions_are_tested_by_mcnemar_s_exact_test() -> None:
-    """Of 12 people about whom one model alone is right, 10 or more, or 2 or fewer."""
+    """Of 12 people whom one model alone gets right: 10 or more, or 2 or fewer."""
     y = np.r_[np.ones(50, np.int64), np.zeros(50, np.int64)]
     right = 0.3 + 0.4 * y
     one, other = right.copy(), right.copy()

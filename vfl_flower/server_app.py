@@ -140,8 +140,9 @@ def _serve(
     if days := config.running.retention_days:
         for kind in ("alignments", "sets"):
             remove_older(home(kind), "of-*.npz", days)
-        if config.model:
-            remove_older(Path(config.model).expanduser(), "predictions*", days)
+        # Not predictions.journal, which counts what predictions have spent.
+        for kind in ("csv", "parquet", "json*", "html") if config.model else ():
+            remove_older(Path(config.model).expanduser(), f"predictions*.{kind}", days)
     if config.task == "train":
         _train(transport, config, run, callbacks)
     elif config.task in _BY_MODEL:

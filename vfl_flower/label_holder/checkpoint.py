@@ -46,8 +46,8 @@ class Checkpoint:
     about_labels : how to turn the model's outputs into labels (`Labels.about`).
     strategy, arrays : scalars and arrays of the strategy and the label holder (``state_dict``).
         "tags.train" and "tags.test" name the people of the rows by keyed hashes
-        (`data.withdrawn`). "tags.earlier" names people of runs that the run began with. A person
-        who has withdrawn has 0.
+        (`data.withdrawn`). "tags.earlier" names people of runs that the run began with. 0 stands
+        for a person who withdrew.
     """
 
     config: RunConfig

@@ -145,7 +145,7 @@ def differences(runs: Sequence[Shown]) -> Section | None:
     notes = [
         "A model alone has the label holder's columns: what is above it is the federation's gain.",
         "p: probability of so large a difference between equally good models, each by itself.",
-        "Right alone: people about whom the first model alone is right, and the second alone.",
+        "Right alone: how many people the first model alone gets right, and the second alone.",
     ]
     head = ["models", "people", "figure", "difference", "95 % interval", "p", "right alone"]
     table, title = Table([*head, "p of these"], [rows]), "Differences on the same people"

@@ -73,7 +73,7 @@ def refusal(explainer: Explainer) -> str:
     if mechanism.hides_labels or mechanism.perturbs_uploads:
         return (
             "The run of this model has noise for privacy, and no epsilon covers the gradients that "
-            "reasons need. Send explain=true for the parties' contributions alone."
+            "reasons need. Ask for the parties' contributions alone."
         )
     return explainer.refusal
 
