@@ -52,8 +52,7 @@ from vfl_flower.data.partitioned import Columns, PartitionedData, open_dataset
 from vfl_flower.data.split import split
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tools.sweep import sweep
-from vfl_flower.tools.sweep.results import best
+from vfl_flower.tools.sweep import best, sweep
 
 SYSTEMS = ("split-nn", "vafl", "ef-vfl", "cascaded", "asyrevel", "dpzv")
 SEARCH = [

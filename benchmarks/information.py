@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import check_there, report
-from vfl_flower.data import evidence_files
+from vfl_flower.data import evidence
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.data.raw_columns import partition_columns
+from vfl_flower.data.at_party import partition_columns
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.information.label_holder import events_of, of_column
@@ -59,7 +59,7 @@ def main() -> None:
     made.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 0.5, 2.0, 4.0])
     options = made.parse_args()
     check_there("--npz", options.npz)
-    evidence_files._draw = lambda path, columns: None  # only figures are needed
+    evidence._draw = lambda path, columns: None  # only figures are needed
     dataset = f"npz:{Path(options.npz).absolute()}"
     true = exact(dataset)
     figures: dict[str, Any] = {"exact": true.tolist()}

@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 
 from benchmarks.common import report
 from vfl_flower.alignment.at_label_holder import align
-from vfl_flower.alignment.party_rows import saved_state
+from vfl_flower.alignment.store import saved_state
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.at_label_holder import own_table
-from vfl_flower.data.keys import KeyTable, expected_false
-from vfl_flower.data.match_rules import Rule, parse
+from vfl_flower.data.keys import KeyTable, Rule, expected_false, parse
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 

@@ -68,10 +68,10 @@ def measured(folder: Path, by_rules: bool) -> dict[str, Any]:
     import pandas as pd
 
     from vfl_flower.alignment.at_label_holder import align
-    from vfl_flower.alignment.party_rows import saved_state
+    from vfl_flower.alignment.store import saved_state
     from vfl_flower.client_app import app
     from vfl_flower.data.at_label_holder import own_table
-    from vfl_flower.data.match_rules import parse
+    from vfl_flower.data.keys import parse
     from vfl_flower.protocol.systems import resolve
     from vfl_flower.transport.local import LocalGrid
 

@@ -25,7 +25,7 @@ from benchmarks.common import ALL_ROWS, mnist_of, parser, report, trained
 from strategies.baselines.centralised import Common
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.data.row_mask import draw_row_masks
+from vfl_flower.data.split import draw_row_masks
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import load_model
 from vfl_flower.party.state import load_arrays

@@ -13,8 +13,6 @@ Measured times differ from run to run, and so do windows that depend on them. To
 the window.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict

@@ -3,8 +3,6 @@
 `callbacks_of` lists them with yours, in the order in which they hear of an event.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

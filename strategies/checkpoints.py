@@ -1,7 +1,5 @@
 """The label holder's checkpoints of a run: what they hold, and how a run resumes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

@@ -26,7 +26,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import KEYS, RunConfig
 from vfl_flower.data.at_label_holder import load_own_labels, own_table
 from vfl_flower.data.labels import Labels, class_weights
-from vfl_flower.data.row_mask import Alignment
+from vfl_flower.data.split import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.assessment.intervals import figure, generator
 from vfl_flower.label_holder.calibration import probabilities

@@ -1,7 +1,5 @@
 """Enrol parties: each describes itself, and one that does not fit is refused."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence

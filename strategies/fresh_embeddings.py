@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from strategies.party_record import PartyRecord
 from strategies.run import Run
-from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.transport.messages import EmbedOrder
 
 

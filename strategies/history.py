@@ -1,7 +1,5 @@
 """The history of a run: an entry for each evaluation."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 A hook that left out a message or a reply would have the run wait for ever, and is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

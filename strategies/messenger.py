@@ -5,8 +5,6 @@ embeddings, and asks it back once an evaluation. A party whose state is too old 
 holder's copy of its surrogates, and then its last message again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,8 +29,8 @@ from vfl_flower.config.errors import (
 )
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import Outbox
 from vfl_flower.transport.messages import (

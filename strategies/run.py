@@ -1,7 +1,5 @@
 """A run with known parties: its parts, its progress and its figures."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping

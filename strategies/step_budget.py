@@ -1,12 +1,10 @@
 """Step budget, due evaluations, and the quorums of uploads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strategies.party_record import PartyRecord
-from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
 _SAVED = ("planned", "ordered", "answered", "stopped")

@@ -5,8 +5,6 @@ The party answers with its upload. The label holder waits for a quorum of upload
 gives those parties their next turn. At most one message is in flight to a party.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """A node with its own file, and a label holder that sends the orders it is told to send."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,7 @@ from vfl_flower.alignment import party_sets, reuse
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.psi import Blinding, answer, match, outputs
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.transport.early_messages import (
-    Aligned,
-    AlignOrder,
-    CommonOrder,
-    ConfirmOrder,
-    Reused,
-    ReuseOrder,
-    SetKept,
-)
+from vfl_flower.transport import early_messages
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.messages import Introduction, Order
 from vfl_flower.transport.wire import read_reply, to_message
@@ -91,15 +81,15 @@ class LabelHolder:
 
     def align(self) -> None:
         blinded = {"ids": self.a.of_ids(self.ids)}
-        order = AlignOrder(method="psi", arrays=blinded)
-        self.answer = asked(self.node, order, Aligned)
+        order = early_messages.AlignOrder(method="psi", arrays=blinded)
+        self.answer = asked(self.node, order, early_messages.Aligned)
         own = self.answer.arrays["own"]
         found = outputs(self.ids, self.a.undone(self.answer.arrays["again"]))
         self.sent, self.places = match(found, own)
 
     def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
         """Tell the party the rows at these places, as rows of the ids that were sent."""
-        order = CommonOrder(arrays={"places": places.astype(np.int32)})
+        order = early_messages.CommonOrder(arrays={"places": places.astype(np.int32)})
         asked_about = asked(self.node, order).arrays
         named = np.full(len(places), -1)
         named[places >= 0] = sent
@@ -109,14 +99,14 @@ class LabelHolder:
     def confirm(self, shown: NDArray[Any] | None = None) -> None:
         shown = answer(self.about, self.question) if shown is None else shown
         self.shown = shown[-1:]
-        asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": shown}))
+        asked(self.node, early_messages.ConfirmOrder(alignment=NAME, arrays={"answer": shown}))
 
     def reuse(self, name: str = NAME) -> str:
         """In a later run, by what it has kept: what became of the alignment."""
         code = reuse.proof_of(self.shown, name, str(self.node.run_id))
         proofs = {"proofs": np.frombuffer(code, np.uint8)[None]}
-        order = ReuseOrder(alignment=name, arrays=proofs)
-        return str(asked(self.node, order, Reused).became)
+        order = early_messages.ReuseOrder(alignment=name, arrays=proofs)
+        return str(asked(self.node, order, early_messages.Reused).became)
 
     @property
     def kept(self) -> IdSet:
@@ -124,11 +114,10 @@ class LabelHolder:
         arrays = {"points": self.answer.arrays["own"], "proof": self.shown}
         return IdSet(0.0, 0, arrays)
 
-    def find(self, kept: IdSet, run: int | None = None) -> SetKept:
+    def find(self, kept: IdSet, run: int | None = None) -> early_messages.SetKept:
         """Return the party's answer when it is asked for that set."""
         order = party_sets.set_order({0: (Path(), kept)}, str(run or self.node.run_id))
-        answer: SetKept = asked(self.node, order, SetKept)
-        return answer
+        return asked(self.node, order, early_messages.SetKept)
 
     def finds(self, kept: IdSet) -> bool:
         """Whether the party says that it keeps that set."""
@@ -137,10 +126,9 @@ class LabelHolder:
     def blinded_by_party(self, points: NDArray[Any]) -> NDArray[Any]:
         """Points, as they come back in a set that was just found."""
         arrays = {"ids": points}
-        order = AlignOrder(method="psi", anew=False, arrays=arrays)
-        self.answer = asked(self.node, order, Aligned)
-        again: NDArray[Any] = self.answer.arrays["again"]
-        return again
+        order = early_messages.AlignOrder(method="psi", anew=False, arrays=arrays)
+        self.answer = asked(self.node, order, early_messages.Aligned)
+        return self.answer.arrays["again"]
 
     def all(self) -> None:
         """Keep to the protocol."""

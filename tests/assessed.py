@@ -1,7 +1,5 @@
 """Assessments of a run for the report and the model card, computed by scikit-learn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ services share one network, so that party N listens on port 9094 + N, and `label
 of loopback. The image is the environment of this process.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -205,8 +203,7 @@ print(u.urlopen(ask, timeout=30, context=trust).read().decode())
 """
 ASK = ["python", "-P", "-c", _ASK, "serve.token"]
 """Asks for three predictions, as the README's curl does."""
-ASK_BY_RETIRED = [*ASK[:-1], "retired"]
-"""Asks by a token that was replaced."""
+ASK_BY_RETIRED = [*ASK[:-1], "retired"]  # asks by a token that was replaced
 
 
 if __name__ == "__main__":

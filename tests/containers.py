@@ -1,7 +1,5 @@
 """deploy/Dockerfile and deploy/compose.yaml as data, for tests without a container engine."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Keys, certificates and a SuperLink's proxy for `vfl doctor` to check, and its findings."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import ssl

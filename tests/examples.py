@@ -1,7 +1,5 @@
 """The examples of CONTRIBUTING.md and of two guides: the text of each file, by its name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

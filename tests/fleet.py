@@ -1,7 +1,5 @@
 """Nodes of Flower and of Ray on loopback, whose processes a test can find and kill."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

@@ -1,7 +1,5 @@
 """A disk that is full, as far as this process is concerned: no file can grow any more."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

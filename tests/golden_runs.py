@@ -1,15 +1,12 @@
 """Configurations of the golden runs, by kind and name: `tests.golden` runs them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.conftest import ALL_ROWS
 
 TOWERS = "tests.towers"
 ALL_KEPT = {"validation-fraction": 0.2}
-MANY_PARTIES = 16
-"""As many as are computed together, in one stack."""
+MANY_PARTIES = 16  # as many as are computed together, in one stack
 
 CANCER: dict[str, Any] = {
     **ALL_ROWS,

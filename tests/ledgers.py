@@ -1,7 +1,5 @@
 """Ledgers as tests read them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vfl_flower.records.ledger import opened

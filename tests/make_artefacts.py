@@ -14,8 +14,6 @@ for it, and protect nothing.
 A checkpoint has the path of its results folder, which was a temporary folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -53,8 +51,7 @@ from vfl_flower.launch.engines import predict_local, run_local
 FOLDER = Path(__file__).parent / "artefacts"
 EXPECTED = FOLDER / "expected.json"
 HERE = Path()  # runs name files without their folder, since later it is another one
-SUMS = "sums"
-"""The archive of what parties of masked sums keep, which has no run."""
+SUMS = "sums"  # the archive of what parties of masked sums keep, which has no run
 
 SHORT: dict[str, Any] = {
     **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "batch-size": 16},

@@ -1,7 +1,5 @@
 """The metrics that a label holder publishes, as name -> labels. Histograms are their buckets."""
 
-from __future__ import annotations
-
 OF_SERVICE = {
     "vfl_http_answers_total": {"status"},
     "vfl_requests_total": {"outcome"},

@@ -5,8 +5,6 @@ module of `MODULES`, runs the module's tests, and prints the score. A word selec
 their path, and a number says how many changes of a module are drawn. Each day draws others.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import sys
@@ -21,7 +19,7 @@ MODULES = {
     "party/limits.py": ("party/test_limits.py", "party/test_asked_ids.py"),
     "protocol/sampling/base.py": ("test_batches.py",),
     "protocol/privacy/gaussian.py": ("test_accountants.py", "test_scalar_privacy.py"),
-    "protocol/privacy/randomise.py": ("test_label_noise.py", "test_label_draws.py"),
+    "protocol/privacy/labels.py": ("test_label_noise.py", "test_label_draws.py"),
     "transport/http/tokens.py": ("test_gate.py", "test_serving.py"),
     "transport/stream/links.py": ("stream/test_strangers.py", "stream/test_broken.py"),
     "protocol/codecs/channel.py": ("test_codecs.py", "test_ef_vfl.py"),

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from vfl_flower.api import keywords
 from vfl_flower.api.own_code import KEYWORDS
-from vfl_flower.config.flower_table import SHOWN, flower_defaults
 from vfl_flower.config.options.option import Key
-from vfl_flower.config.run_config import OPTIONS
+from vfl_flower.config.run_config import OPTIONS, SHOWN, flower_defaults
 
 FILE = Path(keywords.__file__)
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"

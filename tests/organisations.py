@@ -1,7 +1,5 @@
 """Organisations with their own files, for tests: rows and columns of a table for each."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,8 +19,7 @@ from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.transport.flower_internals import lasting_home, to_bytes
 
-ID = "who"
-"""The name of the id column at all organisations."""
+ID = "who"  # the name of the id column at all organisations
 
 
 @dataclass

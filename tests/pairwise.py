@@ -1,7 +1,5 @@
 """Few cases in which each two values of different parameters meet, in place of all cases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any

@@ -6,8 +6,6 @@ text of the code, the text in its place, and the test. The text of the code occu
 moves with the code.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

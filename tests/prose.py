@@ -1,7 +1,5 @@
 """Check the project's prose: phrases to avoid, and the length of sentences. `make lint` runs it."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

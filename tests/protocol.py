@@ -4,8 +4,6 @@ Without `next`, the version stays, and only the digest is renewed: an older labe
 can still take part. Say `next` if it cannot: after a new option, a new field or a new message.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

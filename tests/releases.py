@@ -1,7 +1,5 @@
 """The privacy parts of a run, without the run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vfl_flower.config.run_config import RunConfig

@@ -1,7 +1,5 @@
 """Services for tests: in this process, with parties that do what a test says."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,8 +83,7 @@ class Served:
         """Return the scores of these ids."""
         reply = self.http.post("/v1/predict", json={"ids": ids})
         assert reply.status_code == 200, reply.text
-        found: list[dict[str, Any]] = reply.json()["predictions"]
-        return found
+        return reply.json()["predictions"]
 
     @property
     def loaded(self) -> Loaded:

@@ -1,7 +1,5 @@
 """Steps of a top model by the server updates of ours, for tests that take them one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +10,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.server_update.base import TopBatches
-from vfl_flower.protocol.server_update.differences import ByDifferences
-from vfl_flower.protocol.server_update.gradient import ByGradient
+from vfl_flower.protocol.server_update.gradient import ByDifferences, ByGradient
 
 Optimizer = torch.optim.Optimizer | None
 

@@ -1,7 +1,5 @@
 """A stranger: it has a SuperLink's certificate, as anybody may, and no key and no secret."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 from contextlib import suppress
@@ -19,8 +17,7 @@ from vfl_flower.transport.nodes.certificates import supernode_keys
 
 _CALLS = """activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run
     get-fab pull-object push-object confirm-message-received"""
-FLEET = {f"/v1/fleet/{call}" for call in _CALLS.split()}
-"""Paths that a SuperNode calls."""
+FLEET = {f"/v1/fleet/{call}" for call in _CALLS.split()}  # paths that a SuperNode calls
 _LOGIN = "get-login-details get-auth-tokens refresh-auth-tokens"
 WITHOUT_TOKEN = {f"/v1/control/{call}" for call in _LOGIN.split()}
 """Control calls that Flower serves before it asks for a token; they give nothing here."""

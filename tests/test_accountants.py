@@ -1,11 +1,7 @@
-"""Accountants agree with dp-accounting and Flower about Gaussian releases."""
+"""The cost of Gaussian releases agrees with dp-accounting and with Flower's accountant."""
 
-from __future__ import annotations
-
-import json
 import math
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -20,16 +16,8 @@ from dp_accounting import (
 )
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    PrivacyAccountant,
-    PrivacySpent,
-    RdpAccountant,
-)
-from flwr.serverapp.exception import PrivacyBudgetExhausted
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, RdpAccountant, SamplingMethod
+from flwr.serverapp import NeighboringRelation as Relation
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -40,14 +28,15 @@ from vfl_flower.protocol.batches import expected_rows
 from vfl_flower.protocol.privacy import gaussian
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.gaussian import (
-    GdpAccountant,
-    PldAccountant,
     calibrated,
+    epsilon_of,
+    epsilon_of_samples,
     most_steps,
+    mu_of,
+    mu_of_releases,
 )
-from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
+from vfl_flower.protocol.privacy.scalars import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.local import LocalGrid
 
 
 def delta_of_gaussian(eps: float, mu: float) -> float:
@@ -69,197 +58,32 @@ def event(rate: float, multiplier: float, steps: int) -> DpEvent:
     return SelfComposedDpEvent(one, steps)
 
 
-# --- by Flower's protocol -------------------------------------------------------------------------
+# --- known releases -------------------------------------------------------------------------------
 
-POPULATION, DELTA = 1000, 1e-5
-SOME = [
-    (GaussianPrivacyEvent(0.8, 50, POPULATION), 30),
-    (GaussianPrivacyEvent(3.0, POPULATION, POPULATION), 7),
-    (GaussianPrivacyEvent(0.8, 50, POPULATION), 4),
-]
+DELTA = 1e-5
 
 
-def fresh(kind: str, budget: float | None = None) -> GdpAccountant | PldAccountant:
-    """An accountant of ours; that Flower knows it is checked by mypy too, in `with_some`."""
-    if kind == "pld":
-        return PldAccountant.over(DELTA, POPULATION, budget)
-    return GdpAccountant.over(DELTA, POPULATION, budget)
+@pytest.mark.parametrize(("multiplier", "count"), [(0.8, 34), (3.0, 7), (0.1, 1)])
+def test_known_releases_are_one_gaussian_mechanism(multiplier: float, count: int) -> None:
+    mu = mu_of_releases(multiplier, count)
+    assert mu == pytest.approx(math.sqrt(count) / multiplier)
+    spent = epsilon_of(mu, DELTA)
+    assert delta_of_gaussian(spent, mu) == pytest.approx(DELTA, rel=1e-6)
+    assert mu_of(spent, DELTA) == pytest.approx(mu, rel=1e-6)
 
 
-def with_some(kind: str, budget: float | None = None) -> PrivacyAccountant:
-    accountant = fresh(kind, budget)
-    for release, count in SOME:
-        accountant.compose(release, count)
-    return accountant
+def test_known_releases_spend_less_than_by_renyi_divergences_and_not_much() -> None:
+    config = PrivacyConfig(
+        DELTA, 1000, Relation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, None
+    )
+    bound = RdpAccountant(config)
+    bound.compose(GaussianPrivacyEvent(0.8, 50, 1000), 34)
+    assert 0.8 < epsilon_of(mu_of_releases(0.8, 34), DELTA) / bound.get_epsilon(DELTA) <= 1
 
 
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_an_accountant_takes_what_flowers_protocol_says(kind: str) -> None:
-    accountant = fresh(kind)
-    names = [name for name in vars(PrivacyAccountant) if not name.startswith("_")]
-    assert {"config", "compose", "get_epsilon", "would_exceed", "load_state_dict"} < set(names)
-    for name in names:
-        protocol, ours = getattr(PrivacyAccountant, name), getattr(type(accountant), name)
-        assert isinstance(ours, property) == isinstance(protocol, property), name
-        if not isinstance(protocol, property):
-            found, asked = (signature(each, eval_str=True) for each in (ours, protocol))
-            assert found == asked, name
-
-
-@pytest.mark.nightly
-def test_releases_of_several_kinds_are_what_dp_accounting_says_of_them_together() -> None:
-    theirs = of_dp_accounting()
-    for release, count in SOME:
-        rate = release.sample_size / POPULATION
-        theirs.compose(event(rate, release.noise_multiplier, count))
-    found = with_some("pld").get_epsilon(DELTA)
-    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
-
-
-def test_known_releases_of_several_kinds_are_one_gaussian_mechanism() -> None:
-    mu = math.sqrt((30 + 4) / 0.8**2 + 7 / 3.0**2)  # known sampling amplifies nothing
-    accountant = with_some("gdp")
-    assert delta_of_gaussian(accountant.get_epsilon(DELTA), mu) == pytest.approx(DELTA, rel=1e-6)
-    for eps in (0.0, 1.0, 20.0, 60.0):
-        assert accountant.get_delta(eps) == pytest.approx(delta_of_gaussian(eps, mu), rel=1e-6)
-
-
-def test_an_accountant_spends_less_than_flowers_own_and_not_much() -> None:
-    ours = with_some("gdp")
-    bound = RdpAccountant(ours.config)  # by Renyi divergences, which lose a little
-    for release, count in SOME:
-        bound.compose(release, count)
-    assert ours.num_releases == bound.num_releases == 41
-    ratio = ours.get_epsilon(DELTA) / bound.get_epsilon(DELTA)
-    assert 0.8 < ratio <= 1
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2, 0.3])
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_delta_is_the_inverse_of_epsilon(kind: str, delta: float) -> None:
-    accountant = with_some(kind)
-    assert accountant.get_delta(accountant.get_epsilon(delta)) == pytest.approx(delta, rel=1e-4)
-
-
-def test_delta_is_the_inverse_of_an_epsilon_whose_exponential_is_no_number() -> None:
-    accountant = GdpAccountant.over(DELTA, POPULATION)
-    accountant.compose(GaussianPrivacyEvent(0.02, 1, POPULATION))
-    spent = accountant.get_epsilon(DELTA)
-    assert spent > 1000
-    assert accountant.get_delta(spent) == pytest.approx(DELTA, rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_nothing_released_is_nothing_spent(kind: str) -> None:
-    accountant = fresh(kind)
-    assert (accountant.num_releases, accountant.get_epsilon(DELTA)) == (0, 0.0)
-    assert accountant.get_delta(0.5) == 0.0
-    assert accountant.get_privacy_spent() == PrivacySpent(0.0, DELTA, 0, kind)
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_what_is_spent_is_at_the_configured_delta_unless_another_is_given(kind: str) -> None:
-    accountant = with_some(kind)
-    spent = PrivacySpent(accountant.get_epsilon(DELTA), DELTA, 41, kind)
-    assert accountant.get_privacy_spent() == spent
-    at_another = accountant.get_privacy_spent(0.01)
-    assert at_another == PrivacySpent(accountant.get_epsilon(0.01), 0.01, 41, kind)
-    assert 0 < at_another.epsilon < spent.epsilon
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_an_accountant_goes_on_from_its_state_as_json(kind: str) -> None:
-    accountant, again = with_some(kind), fresh(kind)
-    state = json.loads(json.dumps(accountant.state_dict()))
-    again.compose(GaussianPrivacyEvent(0.1, 1, POPULATION))  # which is forgotten
-    again.load_state_dict(state)
-    assert again.get_privacy_spent() == accountant.get_privacy_spent()
-    assert again.state_dict() == accountant.state_dict()
-    again.compose(*SOME[1])
-    assert again.num_releases == accountant.num_releases + 7
-    assert again.get_epsilon(DELTA) > accountant.get_epsilon(DELTA)
-    accountant.compose(*SOME[1])
-    assert again.get_privacy_spent() == accountant.get_privacy_spent()
-
-
-@pytest.mark.parametrize(("kind", "other"), [("pld", "gdp"), ("gdp", "pld")])
-def test_an_accountant_refuses_the_state_of_another(kind: str, other: str) -> None:
-    with pytest.raises(ValueError, match="another accountant"):
-        fresh(kind).load_state_dict(with_some(other).state_dict())
-    with pytest.raises(ValueError, match="another accountant"):
-        fresh(kind).load_state_dict({"method": kind})
-    of_others = type(fresh(kind)).over(DELTA, 2 * POPULATION)
-    with pytest.raises(ValueError, match="another accountant"):
-        of_others.load_state_dict(with_some(kind).state_dict())
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_a_release_is_of_the_population_and_counted_at_least_once(kind: str) -> None:
-    accountant = fresh(kind)
-    for release, count in ((GaussianPrivacyEvent(1.0, 1, 2), 1), (SOME[0][0], 0), (SOME[0][0], -1)):
-        with pytest.raises(ValueError, match=r"count = .* not valid"):
-            accountant.compose(release, count)
-    assert accountant.num_releases == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_asking_whether_a_budget_would_be_exceeded_spends_nothing(kind: str) -> None:
-    (release, _), more = SOME[0], with_some(kind)
-    more.compose(release, 5)
-    after = more.get_epsilon(DELTA)
-    accountant = with_some(kind, budget=after)
-    before, spent = accountant.state_dict(), accountant.get_privacy_spent()
-    assert spent.epsilon < after
-    answers = [accountant.would_exceed(release, count=count) for count in (1, 5, 6, 50)]
-    assert answers == [False, False, True, True]  # exactly the budget is not beyond it
-    assert accountant.would_exceed(release, max_epsilon=0.99 * after, count=5)
-    assert not accountant.would_exceed(release, max_epsilon=1.01 * after, count=5)
-    assert accountant.state_dict() == before
-    assert accountant.get_privacy_spent() == spent
-    with pytest.raises(ValueError, match="is not a budget"):
-        fresh(kind).would_exceed(release)
-
-
-def in_flowers_strategy(
-    accountant: PrivacyAccountant,
-) -> DifferentialPrivacyServerSideFixedClipping:
-    plain = FedAvg(fraction_evaluate=0.0)
-    return DifferentialPrivacyServerSideFixedClipping(plain, 2.0, 1.0, 2, accountant=accountant)
-
-
-def test_flowers_own_strategy_stops_at_the_budget_that_our_accountant_keeps() -> None:
-    client = ClientApp()
-
-    @client.train()
-    def train(message: Message, context: Context) -> Message:
-        learnt = [
-            array + 1 for array in message.content.array_records["arrays"].to_numpy_ndarrays()
-        ]
-        content = RecordDict(
-            {"arrays": ArrayRecord(learnt), "metrics": MetricRecord({"num-examples": 1})}
-        )
-        return Message(content, reply_to=message)
-
-    budget = 6.0
-    accountant = GdpAccountant.over(DELTA, 2, budget)
-    strategy = in_flowers_strategy(accountant)
-    grid = LocalGrid(client, 2, {}, resolve({}))
-    with pytest.raises(PrivacyBudgetExhausted, match="would exceed max_epsilon"):
-        strategy.start(grid, ArrayRecord([np.zeros(3, np.float32)]), num_rounds=100)
-    rounds = accountant.num_releases
-    assert 1 < rounds < 100
-    deltas = [delta_of_gaussian(budget, math.sqrt(many) / 2.0) for many in (rounds, rounds + 1)]
-    assert deltas[0] <= DELTA < deltas[1]
-    spent = strategy.privacy_spent()
-    assert spent == accountant.get_privacy_spent() and 0 < spent.epsilon <= budget
-
-
-def test_flowers_own_strategy_refuses_an_accountant_that_relies_on_secret_sampling() -> None:
-    with pytest.raises(ValueError, match="no-amplification"):
-        in_flowers_strategy(PldAccountant.over(DELTA, 2))
+def test_nothing_released_is_nothing_spent() -> None:
+    assert epsilon_of(mu_of_releases(1.0, 0), DELTA) == 0.0
+    assert epsilon_of_samples(1.0, 50, 1000, 0, DELTA) == 0.0
 
 
 # --- releases over secret samples -----------------------------------------------------------------
@@ -273,12 +97,8 @@ def budget_of(eps: float, delta: float, batch: int, **more: Any) -> RunConfig:
 
 def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
     """Epsilon of so many noisy scalars of a run on so many training rows."""
-    delta = delta_of(config, rows)
-    accountant = PldAccountant.over(delta, rows)
-    if steps:
-        release = GaussianPrivacyEvent(multiplier, expected_rows(config, rows), rows)
-        accountant.compose(release, steps)
-    return accountant.get_epsilon(delta)
+    sample, delta = expected_rows(config, rows), delta_of(config, rows)
+    return epsilon_of_samples(multiplier, sample, rows, steps, delta)
 
 
 @pytest.mark.one_by_day
@@ -397,8 +217,7 @@ def divergence(a: complex, b: complex, eps: float, rate: float, multiplier: floa
         shifted = np.exp(-(abs(plane - adds) ** 2) / (2 * multiplier**2))
         drawn = np.exp(-(abs(plane) ** 2) / (2 * multiplier**2))
         both = (1 - rate) * drawn + rate * shifted
-        one: NDArray[np.float64] = both / both.sum()
-        return one
+        return both / both.sum()
 
     return float((density(a) - math.exp(eps) * density(b)).clip(0).sum())
 

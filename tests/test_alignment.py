@@ -50,8 +50,7 @@ def node(tmp_path: Path) -> Context:
 
 def served(node: Context) -> Description:
     """Return the party's description when the run begins, after its alignment."""
-    description: Description = asked(node, DescribeOrder(outputs=1), Description)
-    return description
+    return asked(node, DescribeOrder(outputs=1), Description)
 
 
 def assert_gives_no_rows(node: Context) -> None:

@@ -1,7 +1,5 @@
 """Training, predicting, saving and loading from Python, with what is in memory."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import inspect

@@ -1,7 +1,5 @@
 """Files that an earlier version wrote: they load, resume, predict, and their counts go on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +40,7 @@ from vfl_flower.results.report import report
 from vfl_flower.transport.wire import Call
 
 THEN: dict[str, Any] = json.loads(EXPECTED.read_text())
-NEAR = 1e-5
-"""Relative error that another processor may cause."""
+NEAR = 1e-5  # relative error that another processor may cause
 AGAIN, ANEW = ["query.recall"], ["query.align", "query.common", "query.confirm"]
 
 
@@ -187,8 +184,7 @@ class Orders:
         if kind == "query.align":
             assert isinstance(message, Call) and message.payload is not None
             self.blinded.append(len(message.payload.arrays["ids"]))
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 def begun(name: str, **keys: Any) -> Orders:

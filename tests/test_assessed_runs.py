@@ -1,7 +1,5 @@
 """Runs, predictions and Python assess a model; the threshold stays with it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.assessment import threshold, two_classes
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.predictions import in_words
@@ -54,8 +52,7 @@ def organisations(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 def by_region(organisations: Organisations) -> dict[str, Any]:
     """The assessment of a run with segments."""
     keys = {"segments": "region", "min-segment": 10, "threshold": "f1"}
-    assessment: dict[str, Any] = organisations.run("run", {**SHORT, **keys}).summary["assessment"]
-    return assessment
+    return organisations.run("run", {**SHORT, **keys}).summary["assessment"]
 
 
 def values(assessment: dict[str, Any]) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Figures of a model equal scikit-learn's, and 95 % intervals have the figure 95 % of the time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +13,7 @@ from sklearn.calibration import calibration_curve
 
 from tests.conftest import nightly
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.options.assessment import AssessmentConfig, Rule
+from vfl_flower.config.options.data import AssessmentConfig, Rule
 from vfl_flower.data.segments import MISSING, segments
 from vfl_flower.label_holder.assessment import numbers, several_classes, threshold, two_classes
 from vfl_flower.label_holder.assessment.form import Scored

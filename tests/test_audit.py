@@ -1,7 +1,5 @@
 """The privacy audit: attacks succeed where they should, and use nothing but messages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

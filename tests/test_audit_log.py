@@ -1,7 +1,5 @@
 """The audit log: attacks on its lines, killed processes, rotation, ids by their keyed hashes."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

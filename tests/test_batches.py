@@ -1,7 +1,5 @@
 """The rows of a step: every epoch uses every row once, and both sides know which."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """Every benchmark's first seconds, as its user starts it, on made-up data of the right shapes."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

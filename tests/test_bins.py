@@ -1,7 +1,5 @@
 """Bins of a column."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Messages are bounded: numbers that would ruin a model, sizes, and texts."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import math
@@ -46,25 +44,9 @@ from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.report import report
+from vfl_flower.transport import messages
 from vfl_flower.transport.explain_messages import ExplainOrder, FiguresOrder, PermuteOrder
 from vfl_flower.transport.flower_internals import begin_task
-from vfl_flower.transport.messages import (
-    LARGEST,
-    CheckpointOrder,
-    DescribeOrder,
-    EmbedOrder,
-    EvaluateOrder,
-    GrowOrder,
-    Order,
-    PredictOrder,
-    RejoinOrder,
-    RestoreOrder,
-    ResumeOrder,
-    TrainOrder,
-    Upload,
-    bounded,
-    checked,
-)
 from vfl_flower.transport.wire import (
     pack,
     read_order,
@@ -123,23 +105,23 @@ def two_arrivals(**more: Any) -> tuple[LabelHolder, list[Any]]:
     """Two parties' first uploads. Party 1's embeddings are as large as can be."""
     config = resolve({**VAFL, "server-lr": 1.0, "window": 15, **more})
     holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
-    order = TrainOrder(exchange=1, epoch=0, first=0, steps=15, coordinated=True)
+    order = messages.TrainOrder(exchange=1, epoch=0, first=0, steps=15, coordinated=True)
     arrivals = [
         holder.receive(
             party,
             order,
-            Upload(
+            messages.Upload(
                 party=party, exchange=1, arrays={"embedding": np.full((455, 32), value, np.float32)}
             ),
         )
-        for party, value in ((0, 0.5), (1, LARGEST))
+        for party, value in ((0, 0.5), (1, messages.LARGEST))
     ]
     return holder, arrivals
 
 
 def test_after_a_poisoned_answer_the_top_model_is_as_it_was() -> None:
     holder, arrivals = two_arrivals(**{"on-party-failure": "continue", "optimizer": "momentum"})
-    holder.table.peaks[1] = LARGEST
+    holder.table.peaks[1] = messages.LARGEST
     before = holder.state_dict()[1]
     with pytest.raises(
         PoisonError, match=r"^Party 1 sent embeddings of up to 1,000,000, which made"
@@ -162,12 +144,12 @@ def test_a_loss_that_no_party_has_taken_there_names_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [np.zeros((0, 3)), np.full((2, 2), LARGEST), -np.ones(3) * LARGEST]
+    "rows", [np.zeros((0, 3)), np.full((2, 2), messages.LARGEST), -np.ones(3) * messages.LARGEST]
 )
 def test_what_is_bounded_passes(rows: Any) -> None:
-    assert bounded("h", rows) is rows
+    assert messages.bounded("h", rows) is rows
     tensor = torch.from_numpy(rows)
-    assert bounded("h", tensor) is tensor
+    assert messages.bounded("h", tensor) is tensor
 
 
 @pytest.mark.parametrize("value", [1.0001e6, -2e6, math.inf, -math.inf, math.nan])
@@ -176,7 +158,7 @@ def test_what_is_not_bounded_is_refused(value: float) -> None:
     rows[1, 2] = value
     for each in (rows, torch.from_numpy(rows)):
         with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*Lower the learning"):
-            bounded("h", each)
+            messages.bounded("h", each)
 
 
 @pytest.mark.parametrize("value", [1.0001e6, -2e6, math.inf, -math.inf, math.nan])
@@ -188,9 +170,9 @@ def test_one_pass_finds_what_two_checks_would_refuse(value: float, dtype: str) -
     finite = bool(np.isfinite(rows).all())
     said = "beyond 1,000,000" if finite else "not finite"
     with pytest.raises(VflError, match=f"'h' has values .*{said}"):
-        checked({"h": rows}, "h", dtype, (4, 3), LARGEST)
+        messages.checked({"h": rows}, "h", dtype, (4, 3), messages.LARGEST)
     rows[1, 2] = -1e3  # the control: this value passes
-    assert checked({"h": rows}, "h", dtype, (4, 3), LARGEST) is rows
+    assert messages.checked({"h": rows}, "h", dtype, (4, 3), messages.LARGEST) is rows
 
 
 # --- the answers --------------------------------------------------------------------------------
@@ -222,17 +204,17 @@ def test_a_party_refuses_an_answer_that_would_ruin_its_model(
 # --- orders -------------------------------------------------------------------------------------
 
 RUN = {**KEYS, "batch-size": 32, "epochs": 4}
-ORDERS: list[Order] = [
-    DescribeOrder(outputs=1),
-    TrainOrder(exchange=1, epoch=0, first=0, steps=5, coordinated=True),
-    EvaluateOrder(exchange=1),
-    EmbedOrder(exchange=1, arrays={"ids": np.arange(9, dtype=np.int32)}),
-    RejoinOrder(exchange=1, outputs=1),
-    CheckpointOrder(exchange=1, number=1),
-    RestoreOrder(exchange=1, number=1),
-    ResumeOrder(run="7", number=1),
-    GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
-    PredictOrder(run="7", number=1),
+ORDERS: list[messages.Order] = [
+    messages.DescribeOrder(outputs=1),
+    messages.TrainOrder(exchange=1, epoch=0, first=0, steps=5, coordinated=True),
+    messages.EvaluateOrder(exchange=1),
+    messages.EmbedOrder(exchange=1, arrays={"ids": np.arange(9, dtype=np.int32)}),
+    messages.RejoinOrder(exchange=1, outputs=1),
+    messages.CheckpointOrder(exchange=1, number=1),
+    messages.RestoreOrder(exchange=1, number=1),
+    messages.ResumeOrder(run="7", number=1),
+    messages.GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
+    messages.PredictOrder(run="7", number=1),
     ExplainOrder(run="7", number=1, repeats=1),
     PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
     FiguresOrder(metric="auc", grain=0.0, rows=1),
@@ -257,18 +239,18 @@ def described(folder: Path) -> Context:
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": 3, "states": str(folder)}
     keys: dict[str, Any] = {**RUN}
     context = Context(7, 2, node, RecordDict(), keys)
-    reply = client_app.app(to_message(DescribeOrder(outputs=1), 2, 60), context)
+    reply = client_app.app(to_message(messages.DescribeOrder(outputs=1), 2, 60), context)
     assert not reply.has_error() and "failure" not in reply.content
     return context
 
 
-def numeric(order: Order) -> list[str]:
+def numeric(order: messages.Order) -> list[str]:
     return [each.name for each in fields(order) if each.type == "int"]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.kind)
 def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
-    order: Order, tmp_path: Path
+    order: messages.Order, tmp_path: Path
 ) -> None:
     context = described(tmp_path)
     kept = dict(context.state)
@@ -290,8 +272,8 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
                 # Numbers of checkpoints and evaluations, and of messages after a failure, are the
                 # label holder's. So is whether a party was in an earlier run.
                 free = name in ("number", "best", "last")
-                free |= (type(order), name) == (RejoinOrder, "exchange")
-                free |= (type(order), name) == (GrowOrder, "parties")
+                free |= (type(order), name) == (messages.RejoinOrder, "exchange")
+                free |= (type(order), name) == (messages.GrowOrder, "parties")
                 assert free and 0 <= value <= 2**53
                 context.state.clear()
                 context.state.update(kept)
@@ -303,13 +285,13 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
 
 def test_steps_beyond_all_epochs_would_else_be_drawn(tmp_path: Path) -> None:
     """The control: `draw_window` itself takes any number of them."""
-    order = TrainOrder(exchange=1, epoch=0, first=0, steps=10**10, coordinated=True)
+    order = messages.TrainOrder(exchange=1, epoch=0, first=0, steps=10**10, coordinated=True)
     reply = client_app.app(to_message(order, 2, 60), described(tmp_path))
     with pytest.raises(
         VflError,
         match=r"steps 1 to 10000000000 of epoch 1, but the run has at most 12 epochs of 15",
     ):
-        read_reply(reply, Upload)
+        read_reply(reply, messages.Upload)
 
 
 def test_want_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,9 +300,9 @@ def test_want_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
 
     context = described(tmp_path)
     monkeypatch.setattr("vfl_flower.party.learner.Learner.embeddings", embeddings)
-    reply = client_app.app(to_message(EvaluateOrder(exchange=1), 2, 60), context)
+    reply = client_app.app(to_message(messages.EvaluateOrder(exchange=1), 2, 60), context)
     with pytest.raises(VflError, match=r"^failed: has not enough memory for what it was asked\.$"):
-        read_reply(reply, Upload)
+        read_reply(reply, messages.Upload)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 60))
@@ -332,10 +314,14 @@ def test_every_window_of_a_plan_is_a_possible_order(
     while plan.left > 0:  # by one party, which is quicker than all others
         epoch, at, steps = plan.window(done, longest)
         done += steps
-        order = TrainOrder(exchange=1, epoch=epoch, first=at, steps=steps, coordinated=False)
+        order = messages.TrainOrder(
+            exchange=1, epoch=epoch, first=at, steps=steps, coordinated=False
+        )
         sampling_of(config, 100).check(order, parties)
     with pytest.raises(VflError, match="the run has at most"):
-        sampling_of(config, 100).check(TrainOrder(**{**vars(order), "epoch": epoch + 1}), parties)
+        sampling_of(config, 100).check(
+            messages.TrainOrder(**{**vars(order), "epoch": epoch + 1}), parties
+        )
 
 
 # --- fields and arrays that none has ------------------------------------------------------------
@@ -343,7 +329,7 @@ def test_every_window_of_a_plan_is_a_possible_order(
 
 def answer_of(content: dict[str, Any]) -> Message:
     begin_task()
-    message = to_message(EvaluateOrder(exchange=1), 2, 60)
+    message = to_message(messages.EvaluateOrder(exchange=1), 2, 60)
     upload: dict[str, Any] = {"party": 1, "exchange": 1, "peak_memory_mb": 1.0, "surrogates": ""}
     arrays = content.pop("arrays", {})
     return Message(
@@ -399,24 +385,24 @@ def answer_of(content: dict[str, Any]) -> Message:
 )
 def test_what_no_upload_has_is_refused(content: dict[str, Any], said: str) -> None:
     with pytest.raises(VflError, match=said) as error:
-        read_reply(answer_of(content), Upload, 150_000)
+        read_reply(answer_of(content), messages.Upload, 150_000)
     assert "\n" not in str(error.value)
 
 
 def test_an_order_with_an_array_of_another_name_is_refused() -> None:
     begin_task()
-    message = to_message(DescribeOrder(outputs=1, arrays={"more": np.zeros(3)}), 2, 60)
+    message = to_message(messages.DescribeOrder(outputs=1, arrays={"more": np.zeros(3)}), 2, 60)
     with pytest.raises(VflError, match=r"^was sent a DescribeOrder with an unknown array 'more'"):
-        read_order(message, DescribeOrder)
+        read_order(message, messages.DescribeOrder)
 
 
 def test_an_order_with_an_array_that_nobody_uses_changes_nothing(tmp_path: Path) -> None:
     context = described(tmp_path)
     before = context.state["scalars"]
-    order = EvaluateOrder(exchange=1, arrays={"more": np.zeros(3)})
+    order = messages.EvaluateOrder(exchange=1, arrays={"more": np.zeros(3)})
     reply = client_app.app(to_message(order, 2, 60), context)
     with pytest.raises(VflError, match=r"^failed: was sent an array 'more', which nobody uses"):
-        read_reply(reply, Upload)
+        read_reply(reply, messages.Upload)
     assert context.state["scalars"] is before
 
 
@@ -443,7 +429,7 @@ def test_what_a_party_says_is_one_line_that_can_be_shown(text: Any, shown: str) 
 
 def failure_of(cause: Any) -> Message:
     begin_task()
-    message = to_message(EvaluateOrder(exchange=1), 2, 60)
+    message = to_message(messages.EvaluateOrder(exchange=1), 2, 60)
     return Message(RecordDict({"failure": ConfigRecord({"cause": cause})}), reply_to=message)
 
 
@@ -458,16 +444,16 @@ def failure_of(cause: Any) -> Message:
 )
 def test_a_party_s_cause_is_shown_so(cause: Any, shown: str) -> None:
     with pytest.raises(VflError) as error:
-        read_reply(failure_of(cause), Upload)
+        read_reply(failure_of(cause), messages.Upload)
     assert str(error.value) == shown
 
 
 def test_flower_s_reason_is_shown_so_too() -> None:
     begin_task()
-    message = to_message(EvaluateOrder(exchange=1), 2, 60)
+    message = to_message(messages.EvaluateOrder(exchange=1), 2, 60)
     reply = Message(Error(code=3, reason="\x1b[31mgone" + "!" * 999), reply_to=message)
     with pytest.raises(VflError, match=r"^failed: gone!{296} \.\.\.$"):
-        read_reply(reply, Upload)
+        read_reply(reply, messages.Upload)
 
 
 @of_words
@@ -494,9 +480,15 @@ def test_memory_of_no_size_is_not_told(run: Start, tmp_path: Path) -> None:
 
 
 def test_replies_that_are_as_they_should_be_pass() -> None:
-    upload = Upload(party=1, exchange=1, peak_memory_mb=5e3, arrays={"embedding": np.ones((2, 3))})
+    upload = messages.Upload(
+        party=1, exchange=1, peak_memory_mb=5e3, arrays={"embedding": np.ones((2, 3))}
+    )
     begin_task()
-    found = read_reply(to_reply(upload, to_message(EvaluateOrder(exchange=1), 2, 60)), Upload, 200)
+    found = read_reply(
+        to_reply(upload, to_message(messages.EvaluateOrder(exchange=1), 2, 60)),
+        messages.Upload,
+        200,
+    )
     assert found.peak_memory_mb == 5e3 and found.nbytes == 48
 
 

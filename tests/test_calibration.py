@@ -28,7 +28,7 @@ from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import LEAST, fit, probabilities, scores
 from vfl_flower.launch.engines import Finished, predict_local, run_local
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.model import Predictor
 
@@ -63,8 +63,7 @@ class Outputs(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
     def predict(self, outputs: Array) -> Array:
-        found: Array = probabilities(torch.from_numpy(outputs), None).argmax(1)
-        return found
+        return probabilities(torch.from_numpy(outputs), None).argmax(1)
 
     def decision_function(self, outputs: Array) -> Array:
         found = np.stack(scores(torch.from_numpy(outputs)), 1)

@@ -5,8 +5,6 @@ drawn anew each time, or half the sensitivity. The game must then show more than
 would prove nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

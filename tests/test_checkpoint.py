@@ -1,7 +1,5 @@
 """Runs that are cut short and gone on with: they end as if they had never stopped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -331,8 +329,7 @@ class Away:
             self.seen += 1
             if self.first <= self.seen < self.first + self.misses:
                 return Message(Error(code=3, reason="node is gone"), reply_to=message)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Path) -> None:
@@ -790,8 +787,7 @@ def test_a_party_that_loses_its_state_after_a_resume_goes_on_from_what_it_resume
             served.append(0)
             if len(served) == 2:  # its process and its SuperNode are started again
                 context.state = RecordDict()
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     client: Any = forgetful
     finished = run_local(2, {"resume": str(folder)}, client)

@@ -1,7 +1,5 @@
 """The `vfl` command: what it reads, refuses and prints, and what Flower's processes get of it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -19,10 +17,9 @@ from flwr.common.config import parse_config_args
 
 from vfl_attacks.audit import audit
 from vfl_flower.config.errors import TERMINATING, ConfigError
-from vfl_flower.config.flower_table import flower_defaults
 from vfl_flower.config.node_rules import RULES
 from vfl_flower.config.plugins import ENGINES, SYSTEMS
-from vfl_flower.config.run_config import GROUPS, OPTIONS
+from vfl_flower.config.run_config import GROUPS, OPTIONS, flower_defaults
 from vfl_flower.launch import processes
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.tools.cli import main

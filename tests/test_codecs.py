@@ -1,7 +1,5 @@
 """Codecs: what is decoded is the paper's operator, in few bytes, and nothing else decodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -24,8 +22,7 @@ from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.bits import BitReader, number_bits, place_bits, read_places
 from vfl_flower.protocol.codecs.channel import Channel, Codec
-from vfl_flower.protocol.codecs.halves import BFloat16, Float16
-from vfl_flower.protocol.codecs.identity import Identity
+from vfl_flower.protocol.codecs.halves import BFloat16, Float16, Identity
 from vfl_flower.protocol.codecs.qsgd import QSGD
 from vfl_flower.protocol.codecs.top_k import TopK
 from vfl_flower.protocol.systems import resolve

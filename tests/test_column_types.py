@@ -4,8 +4,6 @@ Each shape of a table is a list of texts, as a csv file has them. A parquet file
 the values that pandas makes of them.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from dataclasses import replace

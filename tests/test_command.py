@@ -1,7 +1,5 @@
 """The `vfl` command: what it prints and leaves, and that it answers nonsense by one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`vfl compare`: what it runs, the table it prints, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

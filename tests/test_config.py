@@ -1,7 +1,5 @@
 """Every option: its default, its type, its range, and the sentence when it is wrong."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -12,13 +10,9 @@ import torch
 
 from tests import options
 from tests.conftest import ALL_ROWS, MANY, Start
+from vfl_flower.config import run_config
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.flower_table import SHOWN, flower_defaults, given_to_flower
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.config.run_config import (
-    KEYS,
-    RunConfig,
-)
 from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -38,7 +32,7 @@ def typed(table: dict[str, Any]) -> list[tuple[str, type, Any]]:
 
 def test_pyproject_names_every_key_with_its_default() -> None:
     project = tomllib.loads(PYPROJECT.read_text())
-    assert typed(project["tool"]["flwr"]["app"]["config"]) == typed(flower_defaults())
+    assert typed(project["tool"]["flwr"]["app"]["config"]) == typed(run_config.flower_defaults())
 
 
 def test_pyproject_has_the_table_that_is_generated() -> None:
@@ -47,8 +41,8 @@ def test_pyproject_has_the_table_that_is_generated() -> None:
 
 
 def test_defaults_of_flower_are_the_defaults_of_python() -> None:
-    assert resolve(flower_defaults()) == resolve({})
-    assert {name: flower_defaults()[name] for name in SHOWN[:5]} == {
+    assert resolve(run_config.flower_defaults()) == resolve({})
+    assert {name: run_config.flower_defaults()[name] for name in run_config.SHOWN[:5]} == {
         **{"strategy": "split-nn", "dataset": "digits", "label": "label"},
         **{"target": "classification", "id": "id"},
     }
@@ -58,28 +52,30 @@ def test_a_default_of_flowers_table_is_no_option_that_a_user_gave(tmp_path: Path
     """Else a warm start from a VAFL run would become split learning."""
     keys = {"dataset": "breast-cancer", "strategy": "vafl", "epochs": 1, "batch-size": 200}
     run_local(2, {**keys, "out": str(tmp_path)})
-    sent = {**flower_defaults(), "grow": str(tmp_path), "dataset": "breast-cancer"}
-    given = given_to_flower(sent, {"grow", "dataset"})
+    sent = {**run_config.flower_defaults(), "grow": str(tmp_path), "dataset": "breast-cancer"}
+    given = run_config.given_to_flower(sent, {"grow", "dataset"})
     assert given == {"grow": str(tmp_path), "dataset": "breast-cancer"}
     assert configured(given).strategy == "vafl"
     assert configured(sent).strategy == "split-nn"  # the control
-    named = given_to_flower({**sent, "strategy": "split-nn"}, {"grow", "dataset", "strategy"})
+    named = run_config.given_to_flower(
+        {**sent, "strategy": "split-nn"}, {"grow", "dataset", "strategy"}
+    )
     assert configured(named).strategy == "split-nn"
-    edited = given_to_flower({**sent, "strategy": "ef-vfl"}, {"grow", "dataset"})
+    edited = run_config.given_to_flower({**sent, "strategy": "ef-vfl"}, {"grow", "dataset"})
     assert edited["strategy"] == "ef-vfl"  # in pyproject.toml
 
 
 def test_every_key_has_a_help_text() -> None:
-    assert all(each.help for each in KEYS.values())
+    assert all(each.help for each in run_config.KEYS.values())
 
 
 def test_every_field_of_every_section_is_a_key() -> None:
-    config, found = RunConfig(), set()
+    config, found = run_config.RunConfig(), set()
     for spec in fields(config):
         value = getattr(config, spec.name)
         nested = is_dataclass(value) and not isinstance(value, type)
         found |= {(spec.name, own.name) for own in fields(value)} if nested else {("", spec.name)}
-    assert found == {(each.section, each.field) for each in KEYS.values()}
+    assert found == {(each.section, each.field) for each in run_config.KEYS.values()}
 
 
 @pytest.mark.parametrize(
@@ -188,10 +184,10 @@ def test_value_out_of_range_is_refused(key: str, value: float) -> None:
 
 
 def test_unknown_choice_is_refused_with_the_choices() -> None:
-    for key in (key for key, each in KEYS.items() if each.names):
+    for key in (key for key, each in run_config.KEYS.items() if each.names):
         with pytest.raises(ConfigError, match=f"^{key} = 'nonsense'") as error:
             resolve({key: "nonsense"})
-        assert all(choice in str(error.value) for choice in KEYS[key].names), key
+        assert all(choice in str(error.value) for choice in run_config.KEYS[key].names), key
 
 
 def test_unknown_strategy_is_refused_with_their_names() -> None:
@@ -201,21 +197,21 @@ def test_unknown_strategy_is_refused_with_their_names() -> None:
 
 
 def test_auto_is_accepted_of_every_key_and_is_its_default() -> None:
-    for key in KEYS:
+    for key in run_config.KEYS:
         config = resolve({key: "auto"})
-        assert sized(config, MANY).values()[key] == KEYS[key].default, key
+        assert sized(config, MANY).values()[key] == run_config.KEYS[key].default, key
         assert config == resolve({})
 
 
 def test_a_key_without_a_default_says_what_decides_it() -> None:
-    assert all(each.auto for each in KEYS.values() if each.default is None)
+    assert all(each.auto for each in run_config.KEYS.values() if each.default is None)
 
 
 def test_a_system_may_have_defaults_which_a_user_may_override(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SYSTEMS.known, "preset", "tests.test_config:PRESET")
-    as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
+    as_flower_sends_it = {**run_config.flower_defaults(), "strategy": "preset", "batch-size": 9}
     config = sized(resolve(as_flower_sends_it), MANY)
     assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (
         0.003,
@@ -296,7 +292,7 @@ def test_masked_embeddings_are_linear_and_so_is_what_is_looked_at_without_masks(
     given = resolve({**keys, "embedding-activation": "relu"})
     assert given.models.embedding_activation == "relu"
     # Checkpoints of before have none written down, and their models were made with relu.
-    older = RunConfig.of({**config.values(), "embedding-activation": None})
+    older = run_config.RunConfig.of({**config.values(), "embedding-activation": None})
     for each, linear in ((config, True), (older, False)):
         h = build_bottom(each, 0, torch.zeros(5), 3)(torch.eye(5) * 9 - 4)
         assert bool((h < 0).any()) is linear
@@ -332,8 +328,8 @@ def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) ->
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
     for name in SYSTEMS.names:
         for key, preferred in SYSTEMS.load(name).defaults.items():
-            assert flower_defaults().get(key, "auto") == "auto"
-            config = resolve({**flower_defaults(), "strategy": name})
+            assert run_config.flower_defaults().get(key, "auto") == "auto"
+            config = resolve({**run_config.flower_defaults(), "strategy": name})
             assert config.values()[key] == preferred
 
 

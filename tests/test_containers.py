@@ -1,7 +1,5 @@
 """Services of deploy/compose.yaml, each in a sandbox like its container: tests.compose_here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -49,8 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def outcomes(home: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((home / "outcomes.yaml").read_text())
-    return found
+    return yaml.safe_load((home / "outcomes.yaml").read_text())
 
 
 def test_the_services_train_over_streams(home: Path) -> None:

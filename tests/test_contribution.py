@@ -1,7 +1,5 @@
 """Shapley values of parties: their sum, and the runs that have them."""
 
-from __future__ import annotations
-
 import json
 from itertools import permutations
 from pathlib import Path
@@ -18,7 +16,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.results.report.read import read
-from vfl_flower.results.report.subsets import worth
+from vfl_flower.results.report.segments import worth
 from vfl_flower.tasks.inference.contribution import FILE, contribution, outputs_of
 from vfl_flower.tasks.inference.importance import Score
 from vfl_flower.tasks.inference.rows import labels_of

@@ -1,7 +1,5 @@
 """Contributions to one score: equal to Shapley's definition, whatever the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import permutations

@@ -6,8 +6,6 @@ have. A small letter stands for a sentence of `REFUSALS` that refuses the cell. 
 stands for the page in `LESS` that says why the cell has less; the least accuracy stands after it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

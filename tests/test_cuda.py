@@ -3,8 +3,6 @@
 Where there is no GPU, `tests.fake_gpu` pretends to be one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Data of parties and label holders: every source, the split, the scaling, the errors."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,7 @@ def blocks(config: RunConfig, parties: int) -> list[ArrayBlock]:
 
 
 def standardised(train: Array, rows: Array) -> Array:
-    scaled: Array = (rows - train.mean(0)) / train.std(0)
-    return scaled
+    return (rows - train.mean(0)) / train.std(0)
 
 
 def original_columns(block: Array, original: Array) -> list[int]:
@@ -42,8 +39,7 @@ def original_columns(block: Array, original: Array) -> list[int]:
     ours, all_of_them = standardised(ours, ours), standardised(all_of_them, all_of_them)
     correlation = ours.T @ all_of_them / len(ours)
     assert (correlation.max(1) > 0.999).all()
-    owners: list[int] = correlation.argmax(1).tolist()
-    return owners
+    return correlation.argmax(1).tolist()
 
 
 def table(rows: int = ROWS, seed: int = 0) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """Imports are declared: the package's as dependencies, the tests' in its extra."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

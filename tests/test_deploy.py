@@ -1,7 +1,5 @@
 """Deployment as deploy/README.md has it: the scripts, a file at each organisation, failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -36,7 +34,7 @@ from tests.stranger import (
     signature_of_nobody,
     superlink_routes,
 )
-from vfl_flower.config.flower_table import packed
+from vfl_flower.config.run_config import packed
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import predict_local, run_local

@@ -1,7 +1,5 @@
 """Files for containers, Kubernetes and systemd: linters read them, and what linters do not see."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

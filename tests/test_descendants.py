@@ -1,7 +1,5 @@
 """Processes end with the process that has started them, even if it is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs on a disk that is full, that damages files, or that others write to at once."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -571,8 +569,7 @@ class Meanwhile:
             with pytest.raises(ConfigError) as raised:
                 self.what()
             self.refused = str(raised.value)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 def test_a_run_is_resumed_once_at_a_time(cut: Path) -> None:

@@ -1,7 +1,5 @@
 """Distilled models: they predict without parties, learn from scores, and see no hidden label."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example of folders that are divided already: each party has its files' columns."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

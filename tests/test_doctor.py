@@ -1,7 +1,5 @@
 """`vfl doctor`: each finding when all is well, and when it is not."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -24,7 +22,7 @@ from vfl_flower.config.files import write_sealed
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.results import terminal
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.doctor import folders, machine, network
+from vfl_flower.tools.doctor import credentials, machine, network
 from vfl_flower.tools.doctor.examine import examine, role_of
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding
 
@@ -289,10 +287,10 @@ def test_a_disk_has_space_to_replace_the_largest_file(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(9 * GIB, 0, 2 * GIB))
-    assert folders.space(mine).result == OK
+    assert credentials.space(mine).result == OK
     with (mine / "checkpoint.npz").open("wb") as file:
         os.truncate(file.fileno(), 2 * GIB)  # without blocks on the disk
-    assert folders.space(mine).result == PROBLEM
+    assert credentials.space(mine).result == PROBLEM
 
 
 def test_a_folder_of_another_user_is_a_problem(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from vfl_flower.launch.descendants import MARK
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.doctor import network, processes, proxies, runs
+from vfl_flower.tools.doctor import machine, network, proxies, runs
 from vfl_flower.tools.doctor.examine import examine
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
 
@@ -473,8 +473,8 @@ def started(home: Path, *words: str, **more: str) -> Iterator[tuple[int, Callabl
 def told(home: Path, number: int) -> bool:
     """Return whether a process is called one of an earlier run."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(processes, "_AGAIN", 0.0)
-        [finding] = processes.left_over([home])
+        patched.setattr(machine, "_AGAIN", 0.0)
+        [finding] = machine.left_over([home])
     assert finding.result == WARNING or finding.said == "No process of an earlier run is left."
     return f"{number} (" in finding.said
 

@@ -1,7 +1,5 @@
 """`vfl doctor RUN`: whether a run can be resumed, and predict."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

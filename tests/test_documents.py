@@ -7,8 +7,6 @@ text. Below "for example:" the numbers may differ. Python blocks that follow eac
 process.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

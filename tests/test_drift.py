@@ -1,7 +1,5 @@
 """Drift: the population stability index of columns, embeddings and scores."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -118,8 +116,7 @@ def predicted(made: Trained, of_people: Organisations, log: list[str]) -> dict[s
         predict_local({**given, "out": str(out)}, of_people.node_configs)
     logger.setLevel(before)
     logger.removeHandler(heard)
-    found: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())["drift"]
-    return found
+    return json.loads(out.with_suffix(".json").read_text())["drift"]
 
 
 # --- the index ----------------------------------------------------------------------------------
@@ -455,8 +452,7 @@ def test_a_service_counts_each_row_once_and_tells_of_drift(
     with served(trained.run, tmp_path, keys, of_people.node_configs) as some:
 
         def drift() -> dict[str, Any]:
-            found: dict[str, Any] = some.http.get("/v1/model").json()["drift"]
-            return found
+            return some.http.get("/v1/model").json()["drift"]
 
         assert drift()["scores"] is None and drift()["rows"] == 0
         some.ask(*range(10_000, 10_150))

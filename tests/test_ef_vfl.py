@@ -1,7 +1,5 @@
 """EF-VFL by hand, its two copies of every surrogate, shared labels, and codecs on every system."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
@@ -210,8 +208,7 @@ def tampering(name: str, number: int) -> Callable[[Message, Context], Message]:
             seen += 1
             if seen == number:
                 load_large(context.state)[name][-1, -1] += 0.01
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     return client
 
@@ -292,8 +289,7 @@ class Listening:
             arrays = message.content.array_records["arrays"]
             numbers = {name: array.numpy() for name, array in arrays.items()}
             self.heard.append((message.metadata.message_type, numbers))
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) -> None:
@@ -406,8 +402,7 @@ def test_arrays_that_no_codec_made_are_refused(run: Start) -> None:
                 return reply
             upload = read_reply(reply, Upload)
             arrays = {**upload.arrays, "embedding.more": np.zeros(9)}
-            answer: Message = to_reply(replace(upload, arrays=arrays), message)
-            return answer
+            return to_reply(replace(upload, arrays=arrays), message)
 
     client: Any = Littering()
     with pytest.raises(PartyError, match=r"Party . sent an array 'embedding.more', which nobody"):
@@ -503,8 +498,7 @@ def test_a_first_upload_of_noisy_embeddings_counts() -> None:
 
 def pickled(state: RecordDict) -> RecordDict:
     """As Ray passes it on."""
-    copied: RecordDict = pickle.loads(pickle.dumps(state))
-    return copied
+    return pickle.loads(pickle.dumps(state))
 
 
 def over_the_wire(state: RecordDict) -> RecordDict:
@@ -532,8 +526,7 @@ def test_a_party_goes_on_in_another_process(
     def elsewhere(message: Message, context: Context) -> Message:
         monkeypatch.setattr(between, "live", {})
         context.state = passed_on(context.state)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     client: Any = elsewhere
     keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}

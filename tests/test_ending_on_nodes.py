@@ -1,7 +1,5 @@
 """Runs on nodes that `flwr stop` or SIGTERM ends, or that lose their SuperLink."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Whole runs on Flower's own runtimes, each with a new SuperLink; all processes end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,14 +1,19 @@
 """Weight of evidence and information value of bins, from exact and from noisy labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from vfl_flower.data.bins import Bins
-from vfl_flower.data.evidence import Evidence, _derivatives, _value, least_rows, merged
-from vfl_flower.data.evidence_files import ColumnEvidence, value_of
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.data.evidence import (
+    ColumnEvidence,
+    Evidence,
+    _derivatives,
+    _value,
+    least_rows,
+    merged,
+    value_of,
+)
+from vfl_flower.protocol.privacy.labels import kept_share
 
 RATES = np.linspace(0.1, 0.4, 10)
 

@@ -1,7 +1,5 @@
 """Expert settings: what a system or an experiment decides, in the option `expert`."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,8 +7,7 @@ from typing import Any
 import pytest
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.flower_table import flower_defaults, packed
-from vfl_flower.config.run_config import KEYS, OPTIONS, opened, parse
+from vfl_flower.config.run_config import KEYS, OPTIONS, flower_defaults, opened, packed, parse
 from vfl_flower.protocol.system import System
 from vfl_flower.protocol.systems import refuse_places, resolve
 from vfl_flower.tools import listing

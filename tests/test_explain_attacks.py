@@ -1,7 +1,5 @@
 """Attacks on explanations: a party's columns at the label holder, and labels at a hostile party."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from tests.organisations import ID, Organisations, cut
 from tests.test_explain import SHORT
 from vfl_attacks import explanation as attack
 from vfl_attacks.explanation import Cheat, figures
-from vfl_flower.alignment import party_rows
+from vfl_flower.alignment import store
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
@@ -74,8 +72,8 @@ class Node:
         context = Context(9, 2, node, RecordDict(), {"task": "explain"})
         own = own_source(context)
         name = np.full(32, ord("a"), np.uint8)
-        digest, rows = party_rows.digest_of(own, people), np.asarray(people)
-        method = party_rows.PSI
+        digest, rows = store.digest_of(own, people), np.asarray(people)
+        method = store.PSI
         context.state["aligned"] = pack(
             {"rows": rows, "digest": digest, "name": name, "method": method}
         )

@@ -1,7 +1,5 @@
 """Explanations on real nodes and under Ray, and attacks on explanations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Failures: parties that misbehave, are lost, or have lost their state."""
 
-from __future__ import annotations
-
 import logging
 import math
 import pickle
@@ -22,20 +20,7 @@ from strategies import history, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app, server_app
 from vfl_flower.client_app import PartyApp
-from vfl_flower.config.errors import (
-    CodeError,
-    ConfigError,
-    DivergedError,
-    Interrupted,
-    PartyError,
-    PoisonError,
-    SharedError,
-    SumError,
-    Terminated,
-    VflError,
-    in_own_code,
-    place,
-)
+from vfl_flower.config import errors
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.party import about, session
 from vfl_flower.party.party import Party
@@ -79,8 +64,7 @@ class Misbehaving:
                 self.seen += kind == self.kind
                 if self.seen == self.number:
                     return self.fault(message, context)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 @dataclass
@@ -95,8 +79,7 @@ class InTurn:
             self.seen += 1
             if self.seen >= AT and self.faults:
                 return self.faults.pop(0)(message, context)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 def gone(fault: Fault, **more: Any) -> Any:
@@ -114,8 +97,7 @@ def refuses(message: Message, context: Context) -> Message:
 
 def gets_it_twice(message: Message, context: Context) -> Message:
     client_app.app(message, context)
-    second: Message = client_app.app(message, context)
-    return second
+    return client_app.app(message, context)
 
 
 def answers_in_vain(message: Message, context: Context) -> Message:
@@ -337,7 +319,7 @@ IN_TURN = {
 
 def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tuple[Run, str]:
     """A run that fails, and the sentence that it fails with."""
-    with pytest.raises(PartyError) as error:
+    with pytest.raises(errors.PartyError) as error:
         run(3, {**keys, "out": str(folder)}, client)
     sentence = str(error.value)
     assert "\n" not in sentence
@@ -547,7 +529,7 @@ def test_a_node_sends_no_text_of_an_error_and_logs_that_of_own_code(
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     monkeypatch.setattr(Party, "describe", found["broken"])
     reply = app(order, context)
-    with pytest.raises(VflError, match=r"raised ValueError in broken, \w+.py:2\. Its text"):
+    with pytest.raises(errors.VflError, match=r"raised ValueError in broken, \w+.py:2\. Its text"):
         read_reply(reply, Description)
     assert "ValueError\n" in caplog.text and Path(file).name in caplog.text
     assert ("patient 17" in caplog.text) == (where != "package")
@@ -559,7 +541,9 @@ def test_an_error_in_a_library_is_placed_where_it_was_called() -> None:
     with pytest.raises(RuntimeError, match="shapes") as told:
         layer(torch.zeros(1, 5))
     assert "/torch/" in str(told.traceback[-1].path)  # the control
-    assert re.fullmatch(r"RuntimeError in test_an_error_\w+, test_faults.py:\d+", place(told.value))
+    assert re.fullmatch(
+        r"RuntimeError in test_an_error_\w+, test_faults.py:\d+", errors.place(told.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -576,10 +560,10 @@ def test_a_folder_of_libraries_anywhere_is_no_own_code(file: str, own: bool) -> 
     with pytest.raises(ValueError) as told:
         found["broken"]()
     error = told.value.with_traceback(told.value.__traceback__.tb_next)  # type: ignore[union-attr]
-    assert in_own_code(error) == own
+    assert errors.in_own_code(error) == own
     with pytest.raises(ValueError) as told:
         found["broken"]()
-    assert ("broken, model.py:2" in place(told.value)) == own
+    assert ("broken, model.py:2" in errors.place(told.value)) == own
 
 
 try:
@@ -591,9 +575,17 @@ except KeyError as told:
 @pytest.mark.parametrize(
     "error",
     [
-        *(Terminated(15, "It ended.", "run"), Interrupted("It ended.", "run"), SumError()),
-        *(PartyError("Party 1", "failed."), PoisonError(1, "failed."), DivergedError()),
-        *(SharedError("a", "b", "is open", "700"), CodeError("It fails", FAILED)),
+        *(
+            errors.Terminated(15, "It ended.", "run"),
+            errors.Interrupted("It ended.", "run"),
+            errors.SumError(),
+        ),
+        *(
+            errors.PartyError("Party 1", "failed."),
+            errors.PoisonError(1, "failed."),
+            errors.DivergedError(),
+        ),
+        *(errors.SharedError("a", "b", "is open", "700"), errors.CodeError("It fails", FAILED)),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -619,7 +611,7 @@ def test_a_label_holder_on_nodes_gives_flower_no_text_of_an_error(
         except ValueError:
             if kind == "unexpected":
                 raise
-            raise CodeError("loss = 'own' cannot read outputs", error) from error
+            raise errors.CodeError("loss = 'own' cannot read outputs", error) from error
 
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     monkeypatch.setattr(server_app, "serve", fails)
@@ -633,7 +625,7 @@ def test_a_label_holder_on_nodes_gives_flower_no_text_of_an_error(
 
 def test_gradients_that_diverge_are_not_the_fault_of_the_party(run: Start, tmp_path: Path) -> None:
     keys = {**KEYS, "window": 1, "server-lr": 1e30, "party-lr": 0.0}
-    with pytest.raises(VflError) as error:
+    with pytest.raises(errors.VflError) as error:
         run(3, {**keys, "out": str(tmp_path / "out")})
     assert "no longer finite" in str(error.value)
     assert "Party 0 failed: sent 'gradient'" not in str(error.value)  # the label holder sent it
@@ -757,8 +749,7 @@ def test_a_party_that_comes_back_while_the_others_end_takes_the_steps_that_it_ha
 
 def loses_its_state(message: Message, context: Context) -> Message:
     context.state.clear()
-    reply: Message = client_app.app(message, context)
-    return reply
+    return client_app.app(message, context)
 
 
 def is_ahead(message: Message, context: Context) -> Message:
@@ -766,8 +757,7 @@ def is_ahead(message: Message, context: Context) -> Message:
     session.live.clear()
     scalars: Any = context.state["scalars"]
     scalars["exchange"] = 100
-    reply: Message = client_app.app(message, context)
-    return reply
+    return client_app.app(message, context)
 
 
 DOWNLINK = {"downlink-codec": "qsgd", "downlink-compression": "error-feedback"}
@@ -890,8 +880,7 @@ def test_a_party_that_cannot_be_brought_into_step_ends_the_run_with_a_sentence(
             served += 1
             if AT <= served < AT + times:
                 return fault(message, context)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     finished, sentence = failing(run, tmp_path / "out", keys, client)
     assert sentence.startswith("Party 1 ") and cause in sentence
@@ -904,8 +893,7 @@ def test_an_asynchronous_run_goes_on_without_a_party_that_stays_out_of_step(run:
     def client(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] == BAD:
             return gets_it_twice(message, context)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     endless: Any = client
     summary = run(3, GOES_ON, endless).summary
@@ -927,8 +915,7 @@ def test_the_last_evaluation_is_recorded_when_the_last_party_at_work_fails(run: 
 
     def watch(message: Message, context: Context) -> Message:
         order.append((int(context.node_config["partition-id"]), message.metadata.message_type))
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     watching: Any = watch
     assert run(2, keys, watching).summary["test_accuracy"] is not None
@@ -953,7 +940,7 @@ def _break(message: Message, context: Context) -> Message:
 
 @pytest.mark.parametrize("more", [{}, {"strategy": "vafl-t", "quorum": 3}], ids=str)
 def test_a_synchronous_run_cannot_go_on_without_a_party(run: Start, more: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"'continue' needs a quorum below .* parties, 3"):
+    with pytest.raises(errors.ConfigError, match=r"'continue' needs a quorum below .* parties, 3"):
         run(3, {**KEYS, **more, "on-party-failure": "continue"})
 
 
@@ -971,4 +958,4 @@ def test_a_synchronous_run_cannot_go_on_without_a_party(run: Start, more: dict[s
     ],
 )
 def test_a_party_that_failed_is_named_once(who: str, cause: str, sentence: str) -> None:
-    assert str(PartyError(who, cause)) == sentence
+    assert str(errors.PartyError(who, cause)) == sentence

@@ -1,7 +1,5 @@
 """First-order steps of a window, against the same steps done one after the other by hand."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Real nodes, by streams and by Flower's messages: processes on loopback, that all end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Private parts of Flower that this project uses, each tested alone for Flower's next version."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -31,7 +29,8 @@ from flwr.supercore.run import Run
 from packaging.requirements import Requirement
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.flower_table import flower_defaults
+from vfl_flower.config.run_config import flower_defaults
+from vfl_flower.transport import flower_processes
 from vfl_flower.transport.base import FlowerTransport
 from vfl_flower.transport.flower_internals import (
     CLOCK_AHEAD,
@@ -49,12 +48,6 @@ from vfl_flower.transport.flower_internals import (
     state_from_bytes,
     state_to_bytes,
     to_bytes,
-)
-from vfl_flower.transport.flower_processes import (
-    ask_each_second,
-    demand_token,
-    run_installed_code_only,
-    start_tasks_by,
 )
 from vfl_flower.transport.nodes.certificates import supernode_keys
 
@@ -169,7 +162,7 @@ def test_a_superlink_asks_its_control_api_for_the_token(
 ) -> None:
     superlink = import_module("flwr.superlink.cli.flower_superlink")
     monkeypatch.setattr(superlink, "load_control_authn_plugin", None)
-    demand_token("secret")
+    flower_processes.demand_token("secret")
     plugin = superlink.load_control_authn_plugin()
     assert plugin.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, "secret")])[0]
     for wrong in ([], [(ACCESS_TOKEN_KEY, "Secret")], [(ACCESS_TOKEN_KEY, "ü")], [("x", "secret")]):
@@ -199,7 +192,7 @@ def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(
         yield 1, None, None, lambda run: sent, never, "pull", "push", "confirm"
 
     monkeypatch.setattr(node, "http_request_response", connect)
-    run_installed_code_only()
+    flower_processes.run_installed_code_only()
     with node.http_request_response("address", False) as (
         *_,
         get_run,
@@ -236,7 +229,7 @@ def test_a_superexec_starts_tasks_by_the_function_that_it_is_given(
     types = import_module("flwr.supercore.superexec.executor.types")
     monkeypatch.setattr(executor, "subprocess", executor.subprocess)
     started: list[tuple[str, bool]] = []
-    start_tasks_by(lambda arguments, quiet: started.append((arguments[0], quiet)))
+    flower_processes.start_tasks_by(lambda arguments, quiet: started.append((arguments[0], quiet)))
     given: dict[str, Any] = dict.fromkeys(types.ExecutionSpec.__dataclass_fields__)
     given |= {"token": "secret", "runtime_api_address": "here:1", "task_id": 1}
     for kind, quiet in (("flwr-clientapp", False), ("flwr-serverapp", True)):
@@ -252,7 +245,7 @@ def test_a_supernode_that_has_no_message_asks_again_after_a_second(
     monkeypatch.setattr(supernode, "time", supernode.time)
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    ask_each_second()
+    flower_processes.ask_each_second()
     for seconds in (3, 0.5):  # for a message; for an answer
         supernode.time.sleep(seconds)
     assert slept == [1, 0.5]

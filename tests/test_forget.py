@@ -1,7 +1,5 @@
 """A person who withdraws: `vfl forget` removes the person, and keeps the person out afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Small golden runs give what they gave when they were recorded, as near as processors agree."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

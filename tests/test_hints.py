@@ -1,7 +1,5 @@
 """Hints of an alignment: ids that nearly agree, and rules that nearly count."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A few of each always; all of them every night, where the counts are printed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -31,9 +29,10 @@ from vfl_flower import client_app
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.results.report import report
+from vfl_flower.transport import messages
 from vfl_flower.transport.early_messages import AlignOrder, CommonOrder, ReuseOrder, SetOrder
 from vfl_flower.transport.flower_internals import (
     from_bytes,
@@ -43,20 +42,6 @@ from vfl_flower.transport.flower_internals import (
     to_bytes,
 )
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import (
-    LARGEST,
-    CheckpointOrder,
-    DescribeOrder,
-    EmbedOrder,
-    EvaluateOrder,
-    GrowOrder,
-    Order,
-    PredictOrder,
-    RejoinOrder,
-    ResumeOrder,
-    TrainOrder,
-    Turn,
-)
 from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import pack, to_message
 
@@ -285,7 +270,7 @@ class Counted:
 class Exchange:
     """A label holder that has sent an order, and the honest reply to it, to be altered."""
 
-    def __init__(self, keys: dict[str, Any], kind: type[Turn]) -> None:
+    def __init__(self, keys: dict[str, Any], kind: type[messages.Turn]) -> None:
         config = resolve(keys)
         labels, client = load_labels(config), client_app.app
         grid = LocalGrid(client, 2, keys, config)
@@ -293,8 +278,8 @@ class Exchange:
         self.seat = seat = run.records[0]
         holder = run.holder
         ids = np.arange(0, 40, 3, dtype=np.int32)
-        made: dict[type[Turn], Turn] = {
-            TrainOrder: TrainOrder(
+        made: dict[type[messages.Turn], messages.Turn] = {
+            messages.TrainOrder: messages.TrainOrder(
                 exchange=1,
                 epoch=0,
                 first=0,
@@ -302,9 +287,9 @@ class Exchange:
                 coordinated=run.schedule.coordinated,
                 arrays=holder.estimator.opening(holder, 0),
             ),
-            EvaluateOrder: EvaluateOrder(exchange=1),
-            EmbedOrder: EmbedOrder(exchange=1, arrays={"ids": ids}),
-            CheckpointOrder: CheckpointOrder(exchange=1, number=1),
+            messages.EvaluateOrder: messages.EvaluateOrder(exchange=1),
+            messages.EmbedOrder: messages.EmbedOrder(exchange=1, arrays={"ids": ids}),
+            messages.CheckpointOrder: messages.CheckpointOrder(exchange=1, number=1),
         }
         order: Any = made[kind]
         self.order = order
@@ -312,11 +297,11 @@ class Exchange:
         set_message_id(self.message, "message-1")
         context = grid.contexts[seat.node_id]
         self.honest = client(self.message, context).content
-        uses: dict[type[Turn], Callable[[Any], Any]] = {
-            TrainOrder: partial(holder.receive, 0, order),
-            EvaluateOrder: partial(holder.held_out.receive, 0, holder.links.digest(0)),
-            EmbedOrder: partial(holder.refresh, 0, ids),
-            CheckpointOrder: lambda upload: None,
+        uses: dict[type[messages.Turn], Callable[[Any], Any]] = {
+            messages.TrainOrder: partial(holder.receive, 0, order),
+            messages.EvaluateOrder: partial(holder.held_out.receive, 0, holder.links.digest(0)),
+            messages.EmbedOrder: partial(holder.refresh, 0, ids),
+            messages.CheckpointOrder: lambda upload: None,
         }
         self.use = uses[kind]
         self.rows = holder.table.rows.clone(), holder.held_out.table.rows.clone()
@@ -368,7 +353,7 @@ class Exchange:
     def _unusable(self, used: Any) -> str:
         holder = self.run.holder
         for table in (holder.table, holder.held_out.table):
-            if not (table.rows.abs() <= LARGEST).all():
+            if not (table.rows.abs() <= messages.LARGEST).all():
                 return "values in the table"
         if isinstance(used, Arrival):
             ids, lengths = used.window.ids, used.window.lengths
@@ -379,7 +364,7 @@ class Exchange:
             for h in used.reading.embeddings:
                 if tuple(h.shape) != (len(ids), 4) or h.dtype != torch.float32:
                     return "a shape"
-                if not (h.abs() <= 1.5 * LARGEST).all():  # of pairs, by their difference
+                if not (h.abs() <= 1.5 * messages.LARGEST).all():  # of pairs, by their difference
                     return "a value"
         return ""
 
@@ -391,9 +376,13 @@ def systems(number: int) -> list[dict[str, Any]]:
 
 def exchanges(number: int) -> Iterator[Exchange]:
     for keys in systems(number):
-        kinds: list[type[Turn]] = [TrainOrder, TrainOrder, EvaluateOrder]
+        kinds: list[type[messages.Turn]] = [
+            messages.TrainOrder,
+            messages.TrainOrder,
+            messages.EvaluateOrder,
+        ]
         if keys["strategy"] == "vafl":
-            kinds += [EmbedOrder, CheckpointOrder]
+            kinds += [messages.EmbedOrder, messages.CheckpointOrder]
         for kind in kinds:
             yield Exchange(keys, kind)
 
@@ -437,8 +426,7 @@ class Recording:
         known = self.orders.setdefault(kind, [])
         if context.node_config["partition-id"] == 0 and len(known) < 3:
             known.append((to_bytes(message), state_to_bytes(context.state)))
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
 
 def recorded(keys: dict[str, Any]) -> list[tuple[bytes, bytes]]:
@@ -449,13 +437,13 @@ def recorded(keys: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     found: list[tuple[bytes, bytes]] = [each for kind in recording.orders.values() for each in kind]
     state = recording.orders["evaluate"][0][1]
     number = strategy_exchange(state)
-    more: list[Order] = [
-        RejoinOrder(exchange=number + 1, outputs=1),
-        CheckpointOrder(exchange=number + 1, number=1),
-        EmbedOrder(exchange=number + 1, arrays={"ids": np.arange(5, dtype=np.int32)}),
-        ResumeOrder(run="7", number=1),
-        GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
-        PredictOrder(run="7", number=1),
+    more: list[messages.Order] = [
+        messages.RejoinOrder(exchange=number + 1, outputs=1),
+        messages.CheckpointOrder(exchange=number + 1, number=1),
+        messages.EmbedOrder(exchange=number + 1, arrays={"ids": np.arange(5, dtype=np.int32)}),
+        messages.ResumeOrder(run="7", number=1),
+        messages.GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
+        messages.PredictOrder(run="7", number=1),
         # Where it may not connect to; what is altered is so in no address of this machine.
         SessionOrder(address="10.0.0.1:1", certificate="-----", token="0" * 64, keep=False),
     ]
@@ -484,13 +472,17 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     common = CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)})
     recall = ReuseOrder(alignment="0" * 32, arrays={"proofs": np.zeros((2, 32), np.uint8)})
     sets = SetOrder(arrays={"names": np.zeros((30, 16), np.uint8), "proofs": blinded[:30]})
-    orders: list[tuple[Order, bytes]] = [(recall, began), (align, began), (common, aligned)]
+    orders: list[tuple[messages.Order, bytes]] = [
+        (recall, began),
+        (align, began),
+        (common, aligned),
+    ]
     orders += [(sets, began), (replace(align, anew=False), began)]
     first = replace(align, more=True, arrays={"ids": blinded[:50]})
     client_app.app(to_message(first, 2, 60), context)
     later = replace(align, piece=1, arrays={"ids": blinded[50:]})
     orders.append((later, state_to_bytes(context.state)))
-    orders.append((DescribeOrder(outputs=1), aligned))
+    orders.append((messages.DescribeOrder(outputs=1), aligned))
     return keys, node, [(to_bytes(to_message(each, 2, 60)), state) for each, state in orders]
 
 

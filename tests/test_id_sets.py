@@ -1,7 +1,5 @@
 """Blinded ids that are kept: what is asked about again, that nothing is missed, and who may ask."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

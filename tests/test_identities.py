@@ -1,7 +1,5 @@
 """Identities 1, 2, 5 and 6 of the design: federated training is the training it stands for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ from vfl_flower.data.at_party import load_features
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom, embedding_size, learn_bins
-from vfl_flower.models.rates import Rates
+from vfl_flower.models.optimizers import Rates
 from vfl_flower.models.tops import build_top
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
@@ -382,8 +380,7 @@ def test_scalars_of_dpzv_carry_noise_of_the_calibrated_deviation(run: Start) -> 
             if "difference" in sent:
                 place = context.node_config["partition-id"], message.content["scalars"]["exchange"]
                 found[place] = sent["difference"].numpy()
-            reply: Message = client_app.app(message, context)
-            return reply
+            return client_app.app(message, context)
 
         client: Any = watched
         still = {"strategy": "dpzv", "party-lr": 0.0, "server-lr": 0.0, "noise-seed": 0}

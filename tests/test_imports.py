@@ -72,7 +72,7 @@ def test_imports_keep_the_contract(copy: Path) -> None:
             "No cycles are allowed in vfl_flower.label_holder",
         ),
         (
-            "vfl_flower/tools/information.py",
+            "vfl_flower/tools/operate.py",
             "def late() -> None:\n    import vfl_attacks.canary\n",
             "vfl_flower is not allowed to import vfl_attacks",
         ),

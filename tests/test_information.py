@@ -1,7 +1,5 @@
 """Task "information": bins at the party, labels with noise or exact counts, values by number."""
 
-from __future__ import annotations
-
 import copy
 import json
 import time
@@ -21,20 +19,20 @@ from tests.organisations import ID, Organisations, cut, read
 from tests.releases import learned_from
 from vfl_attacks.information import of_information
 from vfl_flower import client_app
-from vfl_flower.alignment.party_rows import PSI, digest_of, is_aligned, save_state
+from vfl_flower.alignment.store import PSI, digest_of, is_aligned, save_state
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data import evidence_files
+from vfl_flower.data import evidence
 from vfl_flower.data.at_label_holder import load_labels, own_table
+from vfl_flower.data.at_party import partition_columns
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import MOST_TOLD, leverages
 from vfl_flower.data.ids import by_id
-from vfl_flower.data.raw_columns import partition_columns
 from vfl_flower.data.split import divide
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import label_sets
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.privacy.draws import path_of_draws
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.information import party as at_party
 from vfl_flower.tasks.information.exact_sums import Shown
@@ -52,14 +50,14 @@ KEYS = {"task": "information", "align": "ids"}  # which takes less time than the
 EXACT = {**KEYS, "information": "exact"}
 
 
-DRAW = evidence_files._draw
+DRAW = evidence._draw
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(evidence_files, "_draw", lambda path, columns: None)  # takes long
+    monkeypatch.setattr(evidence, "_draw", lambda path, columns: None)  # takes long
 
 
 def people(rows: int = ROWS) -> pd.DataFrame:
@@ -89,8 +87,7 @@ def organisations(tmp_path: Path) -> Organisations:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "information.json").read_text())
-    return found
+    return json.loads((folder / "information.json").read_text())
 
 
 def table_of(folder: Path, who: str) -> pd.DataFrame:
@@ -184,13 +181,13 @@ def test_the_label_holder_gets_no_names_and_the_wire_has_none(organisations: Org
 
 
 def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_files, "_draw", DRAW)
+    monkeypatch.setattr(evidence, "_draw", DRAW)
     events = np.arange(200) % 2
     columns = [
         of_column(name, np.arange(200.0), events.astype(np.uint8), 20)
         for name in ("=1+1", "$x$", "a\nb")
     ]
-    evidence_files.write_files(tmp_path / "bins.csv", columns)
+    evidence.write_files(tmp_path / "bins.csv", columns)
     assert (tmp_path / "bins.png").read_bytes()[:4] == b"\x89PNG"
     assert "'=1+1" in (tmp_path / "bins.csv").read_text()  # which no spreadsheet computes
 
@@ -522,7 +519,7 @@ def test_a_party_that_refuses_is_left_out_and_others_are_done(organisations: Org
 def test_a_party_that_fails_is_left_out_and_others_are_done(
     organisations: Organisations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = evidence_files.write_files
+    written = evidence.write_files
 
     def fail(path: Path, columns: Any) -> None:
         if "party-0" in path.name:

@@ -1,7 +1,5 @@
 """The wheel, installed where there is nothing else of ours, runs from another folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

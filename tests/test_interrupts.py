@@ -1,7 +1,5 @@
 """Runs in process that Ctrl-C, SIGTERM or a closed terminal ends: what they keep, say and count."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The journal of what a run has released: whatever becomes of the file, it counts no less."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

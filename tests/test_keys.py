@@ -1,7 +1,5 @@
 """Keys of people without a common id: rules, normalised values, the join, and its estimates."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 from collections import Counter
@@ -17,8 +15,15 @@ from hypothesis import strategies as st
 
 from benchmarks.keys import join
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.data.keys import KeyTable, expected_false
-from vfl_flower.data.match_rules import FUNCTIONS, MOST_PARTS, MOST_RULES, Rule, parse
+from vfl_flower.data.keys import (
+    FUNCTIONS,
+    MOST_PARTS,
+    MOST_RULES,
+    KeyTable,
+    Rule,
+    expected_false,
+    parse,
+)
 from vfl_flower.data.normalised import ORDERS, dates, normal_text, normalised
 
 

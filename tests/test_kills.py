@@ -1,7 +1,5 @@
 """Runs on SuperNodes that are killed whole, at any moment, again and again."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import time

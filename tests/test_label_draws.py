@@ -1,7 +1,5 @@
 """Labels that are exported, changed and drawn again: one draw each, or a sum that is printed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,9 +18,9 @@ from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_ta
 from vfl_flower.data.ids import by_id
 from vfl_flower.data.labels import Labels, digest_of_labels
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.row_mask import Alignment
+from vfl_flower.data.split import Alignment
 from vfl_flower.protocol.privacy import draws
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve
 
 ROWS = 400

@@ -1,7 +1,5 @@
 """Targets, class weights, and columns of the label holder's own, against training in one place."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping
@@ -44,9 +42,9 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.ends import Arrival, Reading
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.results.figures import headline
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
@@ -398,8 +396,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
         shifted = {name: p + 0.1 * parts[name] for name, p in parameters.items()}
 
         def at(rows: Tensor, shifted: dict[str, Tensor] = shifted) -> Tensor:
-            outputs: Tensor = functional_call(before, shifted, (rows,))
-            return outputs
+            return functional_call(before, shifted, (rows,))
 
         at_once: Any = at
         scalar = ((f(at_once, h, divisors) - f(before, h, divisors)) / 0.1)[step].detach()

@@ -1,7 +1,5 @@
 """Noise on labels: what is drawn, that it is drawn once, and that models learn through it."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess
@@ -26,7 +24,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels, encode_labels
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.losses import Loss, loss_of, loss_per_row
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve, sized
 
 NOISY = {**ALL_ROWS, "privacy": "labels", "epsilon": 1.0}

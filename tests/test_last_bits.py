@@ -4,8 +4,6 @@ Each run is played in two worlds, whose features differ. The noise of both world
 every sum is the same. Then every message of every party must be the same, byte by byte.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -27,8 +25,7 @@ from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
-from vfl_flower.protocol.aggregation.fixed_point import to_fixed
-from vfl_flower.protocol.aggregation.masks import Masks
+from vfl_flower.protocol.aggregation.masks import Masks, to_fixed
 from vfl_flower.protocol.batches import step_means
 from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.noise import (

@@ -1,7 +1,5 @@
 """Counts stay, whatever ends a process or happens to a ledger."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The in-process engine: its virtual clock, the order of replies, and what schedules gain by it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -211,8 +209,7 @@ def test_the_fewer_parties_are_waited_for_the_sooner_the_same_work_is_done(
         ).summary
         assert summary["epochs"] == 3.0
         assert summary["exchanges"] == 4 * 3 * 8
-        seconds: float = summary["virtual_seconds"]
-        return seconds
+        return summary["virtual_seconds"]
 
     assert time_of("vafl") < time_of("vafl-t", quorum=2) < time_of("split-nn")
 

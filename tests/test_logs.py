@@ -1,7 +1,5 @@
 """Option ``log-format``: log records as JSON lines, at the label holder and at the parties."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """People without a common id, matched by rules over private set intersection."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,15 @@ from tests.aligning import asked, count_of
 from tests.organisations import Recorder, forget_alignments
 from vfl_attacks import guessing
 from vfl_flower import client_app
-from vfl_flower.alignment import at_label_holder, party_rows, pieces, psi
+from vfl_flower.alignment import at_label_holder, pieces, psi, store
 from vfl_flower.alignment.by_rules import MATCHED, keys_of, whole_keys
 from vfl_flower.alignment.pieces import proof_of
 from vfl_flower.alignment.psi import Blinding, match, outputs
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.ids import identities
-from vfl_flower.data.keys import KeyTable, expected_false
-from vfl_flower.data.match_rules import parse
-from vfl_flower.data.row_mask import Alignment
+from vfl_flower.data.keys import KeyTable, expected_false, parse
+from vfl_flower.data.split import Alignment
 from vfl_flower.launch.engines import predict_local, run_local, run_supernodes
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.systems import resolve
@@ -100,7 +97,7 @@ class World:
         grid = LocalGrid(client_app.app, parties, self.keys, config, self.nodes)
         own = own_table(config.data)
         made = at_label_holder.align(grid, config, own, "1")
-        rows = [party_rows.saved_state(each)["rows"] for each in grid.contexts.values()]
+        rows = [store.saved_state(each)["rows"] for each in grid.contexts.values()]
         self.plain = [
             join(own.keys, keys_of(own_source(each)), parse(self.keys["match"]))[0]
             for each in grid.contexts.values()
@@ -251,8 +248,7 @@ class Curious:
         arrays: Arrays = {"ids": self.a.of_ids(self.keys), "matched": np.array(matched, np.int32)}
         arrays["proof"] = np.zeros((1, 32), np.uint8) if proofs is None else proof_of(proofs)
         order = AlignOrder(method="psi", rule=rule, anew=anew, arrays=arrays)
-        answer: Aligned = asked(self.node, order, Aligned)
-        return answer
+        return asked(self.node, order, Aligned)
 
     def found(self, answer: Aligned) -> tuple[Any, Any]:
         """Return rows whose keys the party has, and their places."""
@@ -364,8 +360,7 @@ def test_keys_of_one_rule_come_in_pieces(curious: Curious, monkeypatch: pytest.M
         keys = whole_keys(curious.table, parsed, curious.table.once(parsed)[0])
         ids = {"ids": curious.a.of_ids(keys[30 * piece : 30 * piece + 30])}
         order = AlignOrder(method="psi", rule=rule, piece=piece, more=more, anew=anew, arrays=ids)
-        answer: Aligned = asked(curious.node, order, Aligned)
-        return answer
+        return asked(curious.node, order, Aligned)
 
     common = CommonOrder(arrays={"places": np.zeros(1, np.int32)})
     none = np.zeros((0, 32), np.uint8)
@@ -438,7 +433,7 @@ def test_the_label_holder_must_know_the_keys_of_rows(curious: Curious, knows: bo
 def test_a_person_is_not_used_twice(curious: Curious) -> None:
     first = curious.ask(FIRST)
     curious.ask("given_name+surname+date(birthdate)", anew=False)  # nobody has matched so far
-    at = party_rows.saved_state(curious.node)["at"]
+    at = store.saved_state(curious.node)["at"]
     before = len(first.arrays["own"])
     again = before + int(np.flatnonzero(at[before:] == at[0])[0])
     with pytest.raises(VflError, match="was told a row more than once"):

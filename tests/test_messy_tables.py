@@ -1,7 +1,5 @@
 """Messy tables: one message says all that they need, and what it says to paste works."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The likeliest mistakes, in a shell and in Python: each is answered by a sentence that helps."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

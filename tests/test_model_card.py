@@ -1,7 +1,5 @@
 """The model card of a run: what it says, and what it must not say."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -20,8 +18,7 @@ from sklearn.datasets import load_breast_cancer
 import vfl_flower
 from tests.assessed import assessed
 from tests.conftest import Start
-from vfl_flower.results.card_limits import limits
-from vfl_flower.results.card_privacy import paragraph
+from vfl_flower.results.card_privacy import limits, paragraph
 from vfl_flower.results.model_card import FILES, GIVEN, card, write_card
 from vfl_flower.results.page import Page, Section, Table, markdown
 from vfl_flower.tools.cli import main
@@ -195,7 +192,7 @@ def test_no_text_of_a_card_becomes_a_link_a_mention_or_a_block(text: str) -> Non
 
     def made(text: str) -> str:
         table = Table([text], [[[text]]], caption=text)
-        sections = [Section(text, [table], [("", text)] * notes) for notes in (1, 2)]
+        sections = [Section(text, [table], [text] * notes) for notes in (1, 2)]
         return markdown(Page(text, sections))
 
     plain, page = shown(made("a")), made(text)

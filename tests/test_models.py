@@ -1,7 +1,5 @@
 """Bottom and top models: shapes, seeds, the ways to combine embeddings, and the loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """User models: whole modules, wherever a pass is made, kept, repeated or left out."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging
@@ -27,7 +25,7 @@ from tests.party.nodes import asked
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
 from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError
-from vfl_flower.data import augmentation, samples, source
+from vfl_flower.data import samples, source
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import FeatureBlock, load_features
 from vfl_flower.launch.engines import predict_local, run_local
@@ -811,9 +809,9 @@ def test_with_noise_a_row_has_no_part_in_another_s_embedding() -> None:
 
 def test_noise_takes_no_augmentation_that_could_mix_rows() -> None:
     x = np.zeros((64, 15), np.float32)
-    for augment in (lambda rows, generator: rows, augmentation.none):
+    for augment in (lambda rows, generator: rows, samples.none):
         block = FeatureBlock(x, x, "", augment=augment)
-        if augment is augmentation.none:
+        if augment is samples.none:
             Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
             continue
         Party(resolve(own("plain")), 0, 2, 1, block)

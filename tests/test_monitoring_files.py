@@ -1,7 +1,5 @@
 """deploy/alerts.yaml and deploy/grafana.json: queries can be read, and name metrics that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Parties have names: people read them, and nothing depends on them."""
 
-from __future__ import annotations
-
 import json
 import logging
 import zipfile
@@ -24,7 +22,7 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.results.report import report
 from vfl_flower.tasks.inference import explanation
 from vfl_flower.tasks.inference.contribution import contribution
-from vfl_flower.tools import information
+from vfl_flower.tools import operate
 from vfl_flower.transport import wire
 from vfl_flower.transport.messages import DescribeOrder, Introduction
 
@@ -211,14 +209,14 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
     for called, more in (("party bank", {"names": {"0": "bank"}}), ("party 0", {})):
         assert f"{called}, feature 0" in explanation.in_words({**found, **more})
         (tmp_path / "information.json").write_text(json.dumps({**found, **more}))
-        assert f"{called}, feature 0" in information.table(tmp_path)
+        assert f"{called}, feature 0" in operate.table(tmp_path)
 
 
 def test_information_values_of_a_run_have_the_names_of_node_configurations(tmp_path: Path) -> None:
     config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
     configs = [{"name": "bank"}, {}]
     vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)
-    table = information.table(tmp_path)
+    table = operate.table(tmp_path)
     assert "party bank" in table and "party 0" not in table and "party 1, feature 0" in table
 
 

@@ -1,7 +1,5 @@
 """Runs that begin by the models of an earlier one: new parties, and new rows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -121,7 +119,7 @@ def test_a_grown_top_model_says_the_same_where_no_new_party_is(
     news = torch.randint(-8, 9, (ROWS, 3), generator=generator) / 4
 
     def of_three(third: Tensor) -> Tensor:
-        return now(torch.cat([h, news, features, present, third], 1))  # type: ignore[no-any-return]
+        return now(torch.cat([h, news, features, present, third], 1))
 
     nobody, there = torch.zeros(ROWS, 1), torch.ones(ROWS, 1)
     assert torch.equal(of_three(nobody), said) and len(said.unique()) > ROWS
@@ -529,7 +527,7 @@ class Flat(nn.Module):
         self.last = nn.Linear(sum(sizes), outputs)
 
     def forward(self, h: Tensor, present: Tensor) -> Tensor:
-        return self.last(h)  # type: ignore[no-any-return]
+        return self.last(h)
 
 
 class Average(nn.Module):
@@ -541,7 +539,7 @@ class Average(nn.Module):
 
     def forward(self, h: Tensor, present: Tensor) -> Tensor:
         total = h.view(len(h), present.shape[1], -1).sum(1)
-        return self.last(total / present.sum(1, keepdim=True).clamp_min(1))  # type: ignore[no-any-return]
+        return self.last(total / present.sum(1, keepdim=True).clamp_min(1))
 
 
 @pytest.mark.nightly

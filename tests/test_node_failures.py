@@ -1,7 +1,5 @@
 """Real nodes, some killed or cut off: processes on loopback, which all end."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

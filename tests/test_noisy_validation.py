@@ -1,7 +1,5 @@
 """Validation measures the loss of training, and noisy labels are not read as if they were true."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,9 @@ from vfl_flower.label_holder.held_out import HeldOut
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.metrics import Metrics, corrected, metrics
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.privacy.labels import RandomisedLabels
+from vfl_flower.protocol.privacy.labels import Randomised, RandomisedLabels
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
-from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.results.figures import chosen_by
 

@@ -1,7 +1,5 @@
 """The notebooks run from a clean kernel, and are committed with what that shows."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Out of time: the newest periods are held out, and figures, lineage and outcomes are by period."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -37,7 +35,7 @@ from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.model_card import FILES
 from vfl_flower.results.report.features import drifts
-from vfl_flower.results.report.subsets import rates
+from vfl_flower.results.report.segments import rates
 from vfl_flower.tasks.inference.evaluation import evaluate
 from vfl_flower.tools.cli import main
 

@@ -1,7 +1,5 @@
 """Code of a user may write to its arguments: nobody else sees that."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -28,16 +26,14 @@ class Copies(nn.Module):
         self.last = nn.Linear(len(sample), size)
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.last(x * 2 + 1)
-        return h
+        return self.last(x * 2 + 1)
 
 
 class Writes(Copies):
     """The same, in the memory of the input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.last(x.mul_(2).add_(1))
-        return h
+        return self.last(x.mul_(2).add_(1))
 
 
 class Top(nn.Module):
@@ -50,8 +46,7 @@ class Top(nn.Module):
         self.last = nn.Linear(sum(sizes), outputs)
 
     def forward(self, h: Tensor) -> Tensor:
-        z: Tensor = self.last(h.mul_(2) if self.writes else h * 2)
-        return z
+        return self.last(h.mul_(2) if self.writes else h * 2)
 
 
 class WritesTop(Top):

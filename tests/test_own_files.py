@@ -1,7 +1,5 @@
 """Organisations with their own files: common rows, columns, and what others learn of them."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """A privacy mechanism from outside the package: one file and an entry point."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The wheel works in a clean environment, and the bundle works on a plain SuperLink."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

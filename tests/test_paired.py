@@ -1,7 +1,5 @@
 """Paired tests of models on the same people: DeLong, McNemar, and what the federation adds."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cases of tests with many parameters hold all pairs of values."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 from tests.pairwise import cases

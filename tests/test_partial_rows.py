@@ -1,7 +1,5 @@
 """Rows that some parties lack: top models of any subset, training, alignment, predictions."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter
@@ -27,7 +25,7 @@ from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.data.at_party import load_partition
-from vfl_flower.data.row_mask import draw_row_masks
+from vfl_flower.data.split import draw_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import predict_local
 from vfl_flower.models import top_layers
@@ -63,7 +61,7 @@ class Average(nn.Module):
     def forward(self, h: Tensor, present: Tensor) -> Tensor:
         blocks = h.view(len(h), len(self.sizes), -1)
         mean = blocks.sum(1) / present.sum(1, keepdim=True).clamp_min(1)
-        return self.last(mean)  # type: ignore[no-any-return]
+        return self.last(mean)
 
 
 class MeanOfAll(Average):
@@ -412,7 +410,7 @@ class Flat(nn.Module):
         self.last = nn.Linear(sample.numel(), size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(x.view(len(x), -1))  # type: ignore[no-any-return]
+        return self.last(x.view(len(x), -1))
 
 
 def test_scalar_privacy_counts_the_rows_of_a_mini_batch_whoever_has_them(run: Start) -> None:

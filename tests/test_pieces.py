@@ -1,7 +1,5 @@
 """Ids that come in pieces: the same alignment, and nothing more for a side that lies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +13,13 @@ from flwr.app import Context, Message
 from tests.aligning import IDS, STRANGE, LabelHolder, asked, count_of, in_a_later_run, node_in
 from tests.organisations import Organisations, change, cut, forget_alignments, small
 from vfl_flower import client_app
-from vfl_flower.alignment import party_rows, pieces
+from vfl_flower.alignment import pieces, store
 from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import match, outputs
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.at_label_holder import own_table
-from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.sources import source_of
+from vfl_flower.data.split import Alignment
 from vfl_flower.party import inputs
 from vfl_flower.party.session import largest_order
 from vfl_flower.protocol.systems import resolve
@@ -69,7 +67,7 @@ def aligned(world: Organisations, client: Any = client_app.app, **keys: Any) -> 
     made: Alignment = align(grid, config, own, str(grid.run_id))
     used = [np.asarray(own.id_column)[made.rows].tolist()]
     for party, context in enumerate(grid.contexts.values()):
-        rows = party_rows.saved_state(context)["rows"]
+        rows = store.saved_state(context)["rows"]
         ids = np.asarray(own_source_ids(world, party))
         used.append([int(ids[row]) if row >= 0 else None for row in rows])
     return made, used
@@ -142,8 +140,7 @@ class InPieces(LabelHolder):
     def send(self, piece: int, ids: list[bytes], more: bool, **words: Any) -> Aligned:
         arrays = {"ids": self.a.of_ids(ids)}
         words = {"method": "psi", "piece": piece, "more": more, **words}
-        answer: Aligned = asked(self.node, AlignOrder(arrays=arrays, **words), Aligned)
-        return answer
+        return asked(self.node, AlignOrder(arrays=arrays, **words), Aligned)
 
 
 def test_own_ids_come_after_the_last_piece_alone(node: Context) -> None:
@@ -194,10 +191,10 @@ def test_a_piece_out_of_turn_is_refused(node: Context, piece: int) -> None:
         holder.send(piece or 5, IDS[:7], True)
     holder.send(0, IDS[:7], True)
     holder.send(1, IDS[7:14], True)
-    before = party_rows.saved_state(node)["key"].tobytes()
+    before = store.saved_state(node)["key"].tobytes()
     if not piece:
         holder.send(0, IDS[:7], True)  # begins anew, by another secret
-        assert party_rows.saved_state(node)["key"].tobytes() != before
+        assert store.saved_state(node)["key"].tobytes() != before
         return
     with pytest.raises(VflError, match=f"was sent piece {piece} of the ids out of turn"):
         holder.send(piece, IDS[14:21], False)
@@ -223,7 +220,7 @@ def test_a_piece_has_a_bounded_size(node: Context) -> None:
         holder.send(0, IDS[:8], True)
     with pytest.raises(VflError, match="was sent a blinded id more than once"):
         holder.send(0, [*IDS[:6], IDS[0]], True)
-    assert "turn" not in party_rows.saved_state(node)
+    assert "turn" not in store.saved_state(node)
     node.node_config["max-ids"] = 1000
     most = largest_order(node)
     assert most == 2**16 + 32 * 2**18 + 4 * 1000
@@ -277,11 +274,11 @@ def test_a_file_is_read_once_in_an_alignment_and_anew_after_it_has_changed(
 def test_a_party_without_sets_keeps_no_secret_after_the_last_piece(node: Context) -> None:
     node.node_config["alignment-days"] = 0
     InPieces(node, IDS).send(0, IDS[:7], True)
-    assert "key" in party_rows.saved_state(node)
+    assert "key" in store.saved_state(node)
     holder = InPieces(node, IDS)
     for piece in range(10):
         holder.send(piece, IDS[7 * piece : 7 * piece + 7] if piece < 2 else [], piece < 1)
-    names = party_rows.saved_state(node).keys()
+    names = store.saved_state(node).keys()
     assert names == {"at", "shown", "asked", "file"}
 
 
@@ -303,7 +300,7 @@ def test_a_piece_does_not_tell_where_an_id_stands_in_the_file(
         monkeypatch.setattr("vfl_flower.alignment.blinded_ids.shuffled", within)
     holder = InPieces(node, IDS)
     holder.send(0, IDS[:7], True)
-    at = party_rows.saved_state(node)["at"]
+    at = store.saved_state(node)["at"]
     spread = [np.ptp(at[start : start + PIECE]) for start in range(0, 56, PIECE)]
     assert (min(spread) > PIECE) == whole
 

@@ -1,7 +1,5 @@
 """A test by day finds each fault that is planted in a copy of the code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

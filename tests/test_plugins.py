@@ -1,7 +1,5 @@
 """A user's paper, codec, estimator, runtime, data and models: one file each."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Predictions of a trained model by id, and refused predictions."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -60,8 +58,7 @@ SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 def summary_of(path: Path) -> dict[str, Any]:
     """Return the summary that `predict` writes beside its table."""
-    found: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-    return found
+    return json.loads(path.with_suffix(".json").read_text())
 
 
 def by_hand(organisations: Organisations, out: str, labels: Path) -> tuple[list[Any], Any]:

@@ -1,7 +1,5 @@
 """Models of the transformers library: what is read from a folder, what learns, what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

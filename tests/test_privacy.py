@@ -1,7 +1,5 @@
 """Noise on embeddings, and what it is said to be worth."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -30,7 +28,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
 from vfl_flower.protocol.privacy.noise import Perturbation
-from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
+from vfl_flower.protocol.privacy.scalars import epsilon_of_theorem_6
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid

@@ -1,7 +1,5 @@
 """Progress: what is shown of a run, where, and by which processes."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

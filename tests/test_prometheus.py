@@ -1,7 +1,5 @@
 """`observer='prometheus'`: `/metrics` of a training run, which has the numbers of its results."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The check of prose finds what a reader must read twice, and reads prose alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.prose import MOST_WORDS, of_file, problems

@@ -1,7 +1,5 @@
 """The peak memory that a run reports, and the versions of both sides."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

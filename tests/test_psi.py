@@ -1,7 +1,5 @@
 """Private set intersection: ids as bytes, the group, both sides' steps, and threads."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -6,8 +6,6 @@ Then everything that anybody but the label holder may read must be equal, byte b
 noise, each of these outputs differs: so the game could tell.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -41,7 +39,7 @@ from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.run_metrics import RunMetrics
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.protocol.privacy import noise
-from vfl_flower.protocol.privacy.randomise import Randomised
+from vfl_flower.protocol.privacy.labels import Randomised
 from vfl_flower.protocol.privacy.scalars import NoisyScalars
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.report import report

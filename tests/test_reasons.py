@@ -1,7 +1,5 @@
 """Reasons for one score: each participant's contribution, split among its columns."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Alignments that are used again: when they are, when they are not, and who can have it so."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 import threading

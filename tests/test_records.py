@@ -1,7 +1,5 @@
 """Messages to Flower records and back, and what is refused on arrival."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import fields, replace
 from functools import partial
@@ -26,6 +24,7 @@ from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.party.state import load_arrays, load_large, load_scalars, save_groups
+from vfl_flower.transport import wire
 from vfl_flower.transport.messages import (
     DescribeOrder,
     Description,
@@ -37,15 +36,6 @@ from vfl_flower.transport.messages import (
     TrainOrder,
     Upload,
     checked,
-)
-from vfl_flower.transport.wire import (
-    pack,
-    read_order,
-    read_reply,
-    to_failure,
-    to_message,
-    to_reply,
-    unpack,
 )
 
 AnyArray = NDArray[Any]
@@ -89,11 +79,11 @@ def over_the_wire(message: Message) -> Message:
 
 
 def sent(order: Order) -> Message:
-    return over_the_wire(to_message(order, 7, 60.0))
+    return over_the_wire(wire.to_message(order, 7, 60.0))
 
 
 def answered(payload: Payload, order: Order = ORDERS[1]) -> Message:
-    return over_the_wire(to_reply(payload, sent(order)))
+    return over_the_wire(wire.to_reply(payload, sent(order)))
 
 
 def reply_of(content: RecordDict) -> Message:
@@ -119,14 +109,14 @@ def assert_same(ours: dict[str, AnyArray], theirs: dict[str, AnyArray]) -> None:
 
 @given(named_arrays)
 def test_arrays_survive_packing(ours: dict[str, AnyArray]) -> None:
-    assert_same(ours, unpack(pack(ours)))
+    assert_same(ours, wire.unpack(wire.pack(ours)))
 
 
 @given(arrays)
 def test_arrays_that_are_not_contiguous_survive_packing(array: AnyArray) -> None:
-    assert_same({"a": array.T}, unpack(pack({"a": array.T})))
+    assert_same({"a": array.T}, wire.unpack(wire.pack({"a": array.T})))
     if array.ndim:
-        assert_same({"a": array[::-2]}, unpack(pack({"a": array[::-2]})))
+        assert_same({"a": array[::-2]}, wire.unpack(wire.pack({"a": array[::-2]})))
 
 
 @given(st.sampled_from(ORDERS), named_arrays)
@@ -135,7 +125,7 @@ def test_orders_survive_a_message(order: Order, ours: dict[str, AnyArray]) -> No
     message = sent(replace(order, arrays=ours))
     assert message.metadata.message_type == order.kind
     assert message.metadata.dst_node_id == 7
-    received = read_order(message, type(order))
+    received = wire.read_order(message, type(order))
     assert replace(received, arrays={}) == order
     assert_same(ours, received.arrays)
 
@@ -143,7 +133,7 @@ def test_orders_survive_a_message(order: Order, ours: dict[str, AnyArray]) -> No
 @given(st.sampled_from(ANSWERS), named_arrays)
 def test_answers_survive_a_message(answer: Payload, ours: dict[str, AnyArray]) -> None:
     ours = named_for(answer, ours)
-    received = read_reply(answered(replace(answer, arrays=ours)), type(answer))
+    received = wire.read_reply(answered(replace(answer, arrays=ours)), type(answer))
     assert replace(received, arrays={}) == answer
     assert_same(ours, received.arrays)
 
@@ -154,56 +144,59 @@ def test_a_call_brings_what_a_message_would_without_making_records(
 ) -> None:
     order = replace(order, arrays=named_for(order, ours))
     answer = replace(answer, arrays=named_for(answer, ours))
-    message = to_message(order, 7, 60.0, call=True)
-    reply = to_reply(answer, message)
-    received = read_order(message, type(order)), read_reply(reply, type(answer))
+    message = wire.to_message(order, 7, 60.0, call=True)
+    reply = wire.to_reply(answer, message)
+    received = wire.read_order(message, type(order)), wire.read_reply(reply, type(answer))
     for payload, came in zip((order, answer), received, strict=True):
         assert replace(came, arrays={}) == replace(payload, arrays={})
         assert_same(payload.arrays, came.arrays)
         assert not any(array.flags.writeable for array in came.arrays.values())
         assert all(array.flags.writeable for array in payload.arrays.values())
-    anew = read_order(over_the_wire(message), type(order)), read_reply(reply, type(answer))
+    anew = (
+        wire.read_order(over_the_wire(message), type(order)),
+        wire.read_reply(reply, type(answer)),
+    )
     assert_same(order.arrays, anew[0].arrays)  # and if it must leave, it can
 
 
 def test_a_call_is_checked_as_a_message_is() -> None:
     order: Any = ORDERS[1]
-    call = partial(to_message, node_id=7, ttl=60.0, call=True)
+    call = partial(wire.to_message, node_id=7, ttl=60.0, call=True)
     with pytest.raises(VflError, match="whose epoch must be a whole number"):
-        read_order(call(replace(order, epoch=1.5)), TrainOrder)
+        wire.read_order(call(replace(order, epoch=1.5)), TrainOrder)
     with pytest.raises(VflError, match="whose steps must be at least 1"):
-        read_order(call(replace(order, steps=0)), TrainOrder)
+        wire.read_order(call(replace(order, steps=0)), TrainOrder)
     with pytest.raises(VflError, match="more than the 7 that it may have"):
-        read_order(call(replace(order, arrays={"a": np.zeros(1)})), TrainOrder, 7)
+        wire.read_order(call(replace(order, arrays={"a": np.zeros(1)})), TrainOrder, 7)
     with pytest.raises(VflError, match="whose number is missing"):
-        read_order(call(order), EvaluateOrder)
+        wire.read_order(call(order), EvaluateOrder)
     with pytest.raises(VflError, match="an unknown array 'a'"):
         told = replace(ANSWERS[0], arrays={"a": np.zeros(1)})
-        read_reply(to_reply(told, call(order)), Description)
+        wire.read_reply(wire.to_reply(told, call(order)), Description)
 
 
 def test_what_is_changed_in_the_records_of_a_call_is_what_it_says() -> None:
-    message = to_message(ORDERS[1], 7, 60.0, call=True)
+    message = wire.to_message(ORDERS[1], 7, 60.0, call=True)
     scalars = message.content["scalars"]
     assert isinstance(scalars, ConfigRecord)
     scalars["exchange"] = 77
-    assert read_order(message, TrainOrder).exchange == 77
-    message = to_message(ORDERS[1], 7, 60.0, call=True)
+    assert wire.read_order(message, TrainOrder).exchange == 77
+    message = wire.to_message(ORDERS[1], 7, 60.0, call=True)
     message.content = RecordDict()
     with pytest.raises(VflError, match="scalars"):
-        read_order(message, TrainOrder)
+        wire.read_order(message, TrainOrder)
 
 
 def test_arrays_received_are_read_only() -> None:
-    received = unpack(pack({"a": np.zeros(3)}))["a"]
+    received = wire.unpack(wire.pack({"a": np.zeros(3)}))["a"]
     with pytest.raises(ValueError, match="read-only"):
         received[0] = 1.0
 
 
 def test_packing_is_the_file_format_of_numpy() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(pack({"a": array})["a"].numpy(), array)
-    assert_same({"a": array}, unpack(ArrayRecord({"a": Array(array)})))
+    np.testing.assert_array_equal(wire.pack({"a": array})["a"].numpy(), array)
+    assert_same({"a": array}, wire.unpack(ArrayRecord({"a": Array(array)})))
 
 
 @given(named_arrays)
@@ -247,7 +240,7 @@ def test_large_state_leaves_as_it_is_by_then() -> None:
 
 # --- what is refused ----------------------------------------------------------------------------
 
-WHOLE = pack({"a": np.arange(6, dtype=np.float32).reshape(2, 3)})["a"]
+WHOLE = wire.pack({"a": np.arange(6, dtype=np.float32).reshape(2, 3)})["a"]
 DIRTY = {
     "one byte short": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, WHOLE.data[:-1]),
     "one byte more": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, WHOLE.data + b"\0"),
@@ -270,7 +263,7 @@ DIRTY = {
 @pytest.mark.parametrize("array", DIRTY.values(), ids=DIRTY.keys())
 def test_corrupted_array_is_refused(array: Array) -> None:
     with pytest.raises(VflError, match="'a' whose bytes do not decode"):
-        unpack(ArrayRecord({"a": array}))
+        wire.unpack(ArrayRecord({"a": array}))
     content = RecordDict(
         {
             "scalars": ConfigRecord(
@@ -280,13 +273,13 @@ def test_corrupted_array_is_refused(array: Array) -> None:
         }
     )
     with pytest.raises(VflError, match="'a' whose bytes do not decode"):
-        read_reply(reply_of(content), Upload)
+        wire.read_reply(reply_of(content), Upload)
 
 
 @given(st.text(), st.lists(st.integers(-3, 2**40), max_size=3).map(tuple), st.binary())
 def test_nonsense_for_an_array_is_refused(dtype: str, shape: tuple[int, ...], data: bytes) -> None:
     with pytest.raises(VflError):
-        unpack(ArrayRecord({"a": Array(dtype, shape, "numpy.ndarray", data)}))
+        wire.unpack(ArrayRecord({"a": Array(dtype, shape, "numpy.ndarray", data)}))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +295,7 @@ def test_scalar_that_is_missing_or_of_a_wrong_type_is_refused(field: str, wrong:
     else:
         scalars[field] = wrong
     with pytest.raises(VflError, match=field):
-        read_order(message, TrainOrder)
+        wire.read_order(message, TrainOrder)
 
 
 def test_whole_number_and_truth_value_are_told_apart() -> None:
@@ -311,7 +304,7 @@ def test_whole_number_and_truth_value_are_told_apart() -> None:
     assert isinstance(scalars, ConfigRecord)
     scalars["exchange"] = True
     with pytest.raises(VflError, match="whose exchange must be a whole number"):
-        read_order(message, TrainOrder)
+        wire.read_order(message, TrainOrder)
 
 
 RECORDS = {
@@ -327,17 +320,17 @@ RECORDS = {
 @pytest.mark.parametrize("content", RECORDS.values(), ids=RECORDS.keys())
 def test_answer_of_other_records_is_refused(content: RecordDict) -> None:
     with pytest.raises(VflError):
-        read_reply(reply_of(content), Upload)
+        wire.read_reply(reply_of(content), Upload)
 
 
 def test_answer_to_another_order_is_refused() -> None:
     with pytest.raises(VflError, match="Description"):
-        read_reply(answered(ANSWERS[1]), Description)
+        wire.read_reply(answered(ANSWERS[1]), Description)
 
 
 def test_failure_is_told_by_its_sentence() -> None:
     with pytest.raises(VflError, match=r"^failed: no such file\.$"):
-        read_reply(over_the_wire(to_failure("no such file.", sent(ORDERS[0]))), Upload)
+        wire.read_reply(over_the_wire(wire.to_failure("no such file.", sent(ORDERS[0]))), Upload)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +339,7 @@ def test_failure_is_told_by_its_sentence() -> None:
 def test_error_of_flower_is_told_in_one_line(reason: str | None, told: str) -> None:
     message = Message(Error(code=3, reason=reason), reply_to=sent(ORDERS[1]))
     with pytest.raises(VflError) as error:
-        read_reply(message, Upload)
+        wire.read_reply(message, Upload)
     assert str(error.value) == told
 
 
@@ -383,7 +376,7 @@ def test_checked_refuses_another_name() -> None:
 def test_bytes_are_the_arrays_bytes(ours: dict[str, AnyArray]) -> None:
     upload = replace(ANSWERS[1], arrays=ours)
     assert upload.nbytes == sum(array.nbytes for array in ours.values())
-    assert read_reply(answered(upload), Upload).nbytes == upload.nbytes
+    assert wire.read_reply(answered(upload), Upload).nbytes == upload.nbytes
 
 
 class Scales:

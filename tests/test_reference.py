@@ -1,7 +1,5 @@
 """Each page of `strategies.reference` and the strategy of that name take the same steps."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import defaultdict
@@ -26,13 +24,13 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import flat
 from vfl_flower.protocol.codecs.top_k import TopK
 from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.estimators.shared_labels import SharedLabels
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.protocol.uploads import Arrival
 
 PARTIES = 3
 SIZE = 4

@@ -1,7 +1,5 @@
 """Several rows of a person in a party's file: the last one, means, and sequences."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from tests.organisations import ID, Organisations, change, cut, forget_alignment
 from tests.test_matching import SHORT, World, people
 from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data import on_disk, repeated_rows
-from vfl_flower.data.on_disk import LargeTable
-from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.data.on_disk import LargeTable, SequenceColumn
 from vfl_flower.data.sources import source_of
 from vfl_flower.launch.engines import predict_local, run_local, run_supernodes
 

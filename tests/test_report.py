@@ -1,7 +1,5 @@
 """`vfl report`: what a run counts by party, and the page that is made of results folders."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

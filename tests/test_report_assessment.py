@@ -1,7 +1,5 @@
 """Sections of the report about a model's figures, segments, features and drift."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

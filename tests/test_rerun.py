@@ -1,7 +1,5 @@
 """A finished run is repeated to the last bit, and a rerun releases nothing new."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys and certificates are renewed in the middle of a run, as docs/how-to/rotate-keys.md says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """deploy/run.sh, with a `flwr` that does what a test says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A SuperNode serves several runs at once: a training or a prediction beside a service."""
 
-from __future__ import annotations
-
 import inspect
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Noise on scalars and on the top model: its deviation, what counts it, and what it is worth."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable
@@ -40,19 +38,17 @@ from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
 from vfl_flower.protocol.privacy.gaussian import calibrated, most_steps
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
-from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
-from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarAccountant
+from vfl_flower.protocol.privacy.scalars import (
+    GUARANTEE,
+    ScalarAccountant,
+    calibrated_by_theorem_vi5,
+    epsilon_of_theorem_vi5,
+)
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.results.figures import headline
-from vfl_flower.transport.messages import (
-    CheckpointOrder,
-    DescribeOrder,
-    EvaluateOrder,
-    TrainOrder,
-    Turn,
-)
+from vfl_flower.transport import messages
 
 DPZV = {
     **{"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8},
@@ -144,12 +140,12 @@ def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
     keys = {**DPZV, "noise-seed": 0, "embedding-activation": "none"}
     config = resolve(keys)
     party = Party(config, 0, 2, 1)
-    party.describe(DescribeOrder(outputs=1))
-    test = party.evaluate(EvaluateOrder(exchange=1)).arrays["embedding"]
+    party.describe(messages.DescribeOrder(outputs=1))
+    test = party.evaluate(messages.EvaluateOrder(exchange=1)).arrays["embedding"]
     with torch.no_grad():
         clean = party.learner.model(torch.from_numpy(party.inputs.block.test))
     np.testing.assert_allclose(test, clean.numpy(), atol=1e-6)
-    order = TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
+    order = messages.TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
     pair = party.train(order).arrays
     assert np.abs(pair["plus"] - pair["minus"]).max() < 1.0  # two mu along one direction
 
@@ -767,8 +763,7 @@ def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
 
     def divided(batch: int) -> list[int]:
         config = resolve({**DPZV, **kind, "batch-size": batch})
-        found: list[int] = sampling_of(config, ROWS).divisors(np.array([ROWS], np.int32)).tolist()
-        return found
+        return sampling_of(config, ROWS).divisors(np.array([ROWS], np.int32)).tolist()
 
     assert divided(ROWS) == divided(100 * ROWS) == [ROWS]
 
@@ -825,10 +820,10 @@ def test_no_label_that_epsilon_covers_ends_a_run_by_its_loss(privacy: str) -> No
 
 
 def test_an_order_whose_uploads_nobody_counts_is_not_sent() -> None:
-    class Another(Turn):
+    class Another(messages.Turn):
         kind = "query.another"
 
     log, _ = scalar_log(4, noise_multiplier=3.0)
-    log.ordered(0, CheckpointOrder(exchange=1, number=1))  # it uploads nothing
+    log.ordered(0, messages.CheckpointOrder(exchange=1, number=1))  # it uploads nothing
     with pytest.raises(TypeError, match="Another may upload rows that nobody counts"):
         log.ordered(0, Another(exchange=1))

@@ -1,7 +1,5 @@
 """Our scikit-learn estimators are what scikit-learn expects, as far as they can be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 As in `tests.test_secure_attacks`, each attack works where its defence is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +22,8 @@ from vfl_flower.data.split import divide
 from vfl_flower.party import session as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import keys as sum_keys
+from vfl_flower.protocol.aggregation import masks
 from vfl_flower.protocol.aggregation.masks import Masks, check_tags
 from vfl_flower.transport.early_messages import KeyMade, KeyOrder
 from vfl_flower.transport.flower_internals import begin_task
@@ -202,8 +200,7 @@ def own(party: Party, parties: Parties, rows: Any) -> Rows:
         party.inputs.block.preparation,
     )
     assert preparation
-    found: Rows = party.learner.embeddings(prepared(source, np.array(rows), preparation)).numpy()
-    return found
+    return party.learner.embeddings(prepared(source, np.array(rows), preparation)).numpy()
 
 
 @pytest.mark.parametrize("defended", [True, False])
@@ -306,7 +303,7 @@ def test_whose_embeddings_are_too_large_is_not_told(
     one = between.live[0, 3].party
     window = [one._draw(replace(PASS, first=at), b"").ids[0] for at in (0, 1)]
     x = np.asarray(one.inputs.block.train[window])
-    assert fixed_point.BOUND / (0.1 * most) == pytest.approx(abs(x[0] @ x[1] + 1), rel=0.02)
+    assert masks.BOUND / (0.1 * most) == pytest.approx(abs(x[0] @ x[1] + 1), rel=0.02)
 
 
 # --- what remains -------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ The label holder here sends any messages, and adds up the answers. The tests com
 secrets that they read from the parties' own processes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +26,8 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import session as between
 from vfl_flower.party import state_file
-from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import keys as sum_keys
+from vfl_flower.protocol.aggregation import masks
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Offer, check_tags, place_of
 from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder, SetOrder
@@ -421,7 +419,7 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
         sent = asked(parties.nodes[0], EvaluateOrder(exchange=1)).arrays["embedding"]
         uploads.append((sent, parties.embeddings(0)))
     (first, h), (second, shifted) = uploads
-    found = (second - first)[:-4] / 2.0 ** fixed_point.places(3)
+    found = (second - first)[:-4] / 2.0 ** masks.places(3)
     np.testing.assert_allclose(found, (shifted - h).ravel(), atol=1e-5)
 
 

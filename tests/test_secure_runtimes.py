@@ -1,7 +1,5 @@
 """Masked sums on Flower's own runtimes: Ray and SuperNodes, over streams and messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

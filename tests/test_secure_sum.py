@@ -1,7 +1,5 @@
 """Secure sums: the same model as without masks, by the same bytes; what cannot be is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.aggregation import masks as masking
-from vfl_flower.protocol.aggregation.fixed_point import BOUND, from_fixed, places, to_fixed
 from vfl_flower.protocol.aggregation.keys import RECORD
-from vfl_flower.protocol.aggregation.masks import Sum
+from vfl_flower.protocol.aggregation.masks import BOUND, Sum, from_fixed, places, to_fixed
 from vfl_flower.protocol.systems import resolve
 
 PARTIES = 3

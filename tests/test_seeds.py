@@ -1,7 +1,5 @@
 """`--seeds`: means and standard deviations over runs that differ in their seeds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """The online service in this process: its answers, its deadline, and what it refuses."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import json

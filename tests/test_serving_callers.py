@@ -1,7 +1,5 @@
 """Callers of one online service: none of them makes another one wait, lose a score or an id."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

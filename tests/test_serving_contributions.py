@@ -1,7 +1,5 @@
 """Contributions to scores in the online service: answers, refusals, and messages to parties."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -22,8 +20,7 @@ from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import verify
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_own_labels, own_table
-from vfl_flower.data.row_mask import Alignment
-from vfl_flower.data.split import background_rows
+from vfl_flower.data.split import Alignment, background_rows
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import run_local
 from vfl_flower.tasks.inference.serving import turns
@@ -89,8 +86,7 @@ def known(found: Served, number: int) -> list[int]:
 def explained(found: Served, *ids: int) -> list[dict[str, Any]]:
     reply = found.http.post("/v1/predict", json={"ids": ids, "explain": True})
     assert reply.status_code == 200, reply.text
-    answers: list[dict[str, Any]] = reply.json()["predictions"]
-    return answers
+    return reply.json()["predictions"]
 
 
 @pytest.mark.one_by_day

@@ -1,7 +1,5 @@
 """The HTTP front of a service against strangers and callers: heads, bodies, connections, tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

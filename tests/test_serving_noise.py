@@ -1,7 +1,5 @@
 """Noise on embeddings in the online service: fresh for each score, and counted for each row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

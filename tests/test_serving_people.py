@@ -1,7 +1,5 @@
 """The online service where people have no common id: a caller describes a person by columns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,10 +44,7 @@ class Clinic(World):
 
     def rows(self, start: int = KNOWN, stop: int = ALL) -> list[dict[str, Any]]:
         """Rows of people as JSON has them."""
-        rows: list[dict[str, Any]] = json.loads(
-            self.people.drop(columns="label")[start:stop].to_json(orient="records")
-        )
-        return rows
+        return json.loads(self.people.drop(columns="label")[start:stop].to_json(orient="records"))
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +65,7 @@ def some(
 def ask(found: Served, *rows: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     reply = found.http.post("/v1/predict", json={"people": rows, **more})
     assert reply.status_code == 200, reply.text
-    answers: list[dict[str, Any]] = reply.json()["predictions"]
-    return answers
+    return reply.json()["predictions"]
 
 
 @pytest.mark.one_by_day

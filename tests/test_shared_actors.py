@@ -1,7 +1,5 @@
 """Parties that share actors."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterable
@@ -27,27 +25,10 @@ from vfl_flower.party import session as between
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport import shared_actor
+from vfl_flower.transport import flower_internals, shared_actor, wire
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.flower_internals import (
-    begin_task,
-    from_bytes,
-    set_message_id,
-    state_from_bytes,
-    state_to_bytes,
-    to_bytes,
-)
 from vfl_flower.transport.messages import Arrays, DescribeOrder, Order, TrainOrder, Upload
 from vfl_flower.transport.shared_actor import SharedActorAnswer, SharedActorOrder, SharedActors
-from vfl_flower.transport.wire import (
-    pack_many,
-    read_order,
-    read_reply,
-    to_failure,
-    to_message,
-    to_reply,
-    unpack_many,
-)
 
 PARTIES = 20
 KEYS: dict[str, Any] = {
@@ -86,8 +67,8 @@ class Nodes(Transport):
         for message in messages:
             self.sent.append(message)
             keys.append(str(len(self.sent)))
-            set_message_id(message, keys[-1])
-            arrived = from_bytes(to_bytes(message))
+            flower_internals.set_message_id(message, keys[-1])
+            arrived = flower_internals.from_bytes(flower_internals.to_bytes(message))
             if message.metadata.dst_node_id in self.broken:
                 error = Error(code=1, reason="the node is gone")
                 self._replies[keys[-1]] = Message(error, reply_to=message)
@@ -96,9 +77,11 @@ class Nodes(Transport):
             if self.forget:
                 between.forget(77)
                 shared_actor._served.clear()
-                context.state = state_from_bytes(state_to_bytes(context.state))
+                context.state = flower_internals.state_from_bytes(
+                    flower_internals.state_to_bytes(context.state)
+                )
             reply = client_app.app(arrived, context)
-            self._replies[keys[-1]] = from_bytes(to_bytes(reply))
+            self._replies[keys[-1]] = flower_internals.from_bytes(flower_internals.to_bytes(reply))
         return keys
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -114,7 +97,7 @@ class Nodes(Transport):
 
 @pytest.fixture(autouse=True)
 def nothing_served() -> None:
-    begin_task()
+    flower_internals.begin_task()
     between.forget(77)
     shared_actor._served.clear()
 
@@ -218,35 +201,35 @@ def test_an_answer_may_be_as_large_as_was_due_when_it_was_asked_for() -> None:
     there.expect({TrainOrder.kind: 10**6, DescribeOrder.kind: 0})
 
     def large(message: Message, context: Context) -> Message:
-        found = unpack_many(read_order(message, SharedActorOrder).arrays["packed"])
+        found = wire.unpack_many(wire.read_order(message, SharedActorOrder).arrays["packed"])
         answers = []
         for node, order in found:
-            call = to_message(cast(Order, order), node, 60.0, call=True)
+            call = wire.to_message(cast(Order, order), node, 60.0, call=True)
             arrays: Arrays = {"embedding": np.zeros((500, 100), np.float32)}
-            answers.append(to_reply(Upload(party=0, exchange=1, arrays=arrays), call))
-        return to_reply(SharedActorAnswer(arrays={"packed": pack_many(answers)}), message)
+            answers.append(wire.to_reply(Upload(party=0, exchange=1, arrays=arrays), call))
+        return wire.to_reply(SharedActorAnswer(arrays={"packed": wire.pack_many(answers)}), message)
 
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=False)
     nodes = there.get_node_ids()
     with patch.object(client_app, "app", large):
         first = there.push_messages(
-            [to_message(order, node, 60.0, call=True) for node in nodes[:9]]
+            [wire.to_message(order, node, 60.0, call=True) for node in nodes[:9]]
         )
-        there.push_messages([to_message(DescribeOrder(outputs=1), nodes[-1], 60.0, call=True)])
+        there.push_messages([wire.to_message(DescribeOrder(outputs=1), nodes[-1], 60.0, call=True)])
     for reply in there.pull_messages(first):
-        assert read_reply(reply, Upload).arrays["embedding"].shape == (500, 100)
+        assert wire.read_reply(reply, Upload).arrays["embedding"].shape == (500, 100)
 
 
 def test_a_real_node_is_no_shared_actor() -> None:
     transport = Nodes(1, KEYS)
     context = transport.contexts_of[10]
     del context.node_config["simulated"]
-    order = to_message(DescribeOrder(outputs=1), 2, 60.0, call=True)
-    message = SharedActorOrder(parties=2, arrays={"packed": pack_many([order])})
-    (key,) = transport.push_messages([to_message(message, 10, 60.0)])
+    order = wire.to_message(DescribeOrder(outputs=1), 2, 60.0, call=True)
+    message = SharedActorOrder(parties=2, arrays={"packed": wire.pack_many([order])})
+    (key,) = transport.push_messages([wire.to_message(message, 10, 60.0)])
     (reply,) = transport.pull_messages([key])
     with pytest.raises(VflError, match="is one party, and no shared actor"):
-        read_reply(reply, SharedActorAnswer)
+        wire.read_reply(reply, SharedActorAnswer)
 
 
 # --- many messages as one -------------------------------------------------------------------------
@@ -259,10 +242,10 @@ def test_what_is_packed_comes_as_it_was() -> None:
         "c": np.bool_([1]),
     }
     order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True, arrays=arrays)
-    calls = [to_message(order, 7, 60.0, call=True), to_message(order, 8, 60.0, call=True)]
-    upload = to_reply(Upload(party=1, exchange=1, arrays=arrays), calls[0])
-    failure = to_failure("is broken.", calls[1], out_of_step=True)
-    found = unpack_many(pack_many([*calls, upload, failure]))
+    calls = [wire.to_message(order, 7, 60.0, call=True), wire.to_message(order, 8, 60.0, call=True)]
+    upload = wire.to_reply(Upload(party=1, exchange=1, arrays=arrays), calls[0])
+    failure = wire.to_failure("is broken.", calls[1], out_of_step=True)
+    found = wire.unpack_many(wire.pack_many([*calls, upload, failure]))
     assert [node for node, _ in found[:2]] == [7, 8]
     for _, payload in found[:3]:
         assert not isinstance(payload, VflError)
@@ -270,23 +253,23 @@ def test_what_is_packed_comes_as_it_was() -> None:
             np.testing.assert_array_equal(payload.arrays[name], array)
             assert payload.arrays[name].dtype == array.dtype
     came: Any = found[0][1]
-    again = to_message(came, 7, 60.0, call=True)
-    assert read_order(again, TrainOrder).steps == 4
+    again = wire.to_message(came, 7, 60.0, call=True)
+    assert wire.read_order(again, TrainOrder).steps == 4
     assert str(found[3][1]) == "is broken." and type(found[3][1]).__name__ == "OutOfStepError"
 
 
 def test_a_call_that_was_looked_at_is_packed_as_it_then_says() -> None:
     order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
-    call = to_message(order, 7, 60.0, call=True)
+    call = wire.to_message(order, 7, 60.0, call=True)
     assert call.content["scalars"]
-    ((node, payload),) = unpack_many(pack_many([call]))
+    ((node, payload),) = wire.unpack_many(wire.pack_many([call]))
     assert node == 7 and isinstance(payload, TrainOrder) and payload.steps == 4
 
 
 def test_a_failure_that_does_not_say_why_is_told_so() -> None:
     order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
-    call = to_message(order, 7, 60.0, call=True)
-    ((_, cause),) = unpack_many(pack_many([Message(Error(code=1), reply_to=call)]))
+    call = wire.to_message(order, 7, 60.0, call=True)
+    ((_, cause),) = wire.unpack_many(wire.pack_many([Message(Error(code=1), reply_to=call)]))
     assert isinstance(cause, VflError) and str(cause) == "it did not say why"
 
 
@@ -305,14 +288,14 @@ def test_odd_heads_are_refused_with_a_sentence(head: Any) -> None:
     said = json.dumps(head).encode()
     packed = np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)
     with pytest.raises(VflError, match="messages that do not decode"):
-        unpack_many(packed)
+        wire.unpack_many(packed)
 
 
 def test_a_head_that_is_nested_without_end_is_refused_with_a_sentence() -> None:
     said = b"[" * 100_000
     packed = np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)
     with pytest.raises(VflError, match="messages that do not decode"):
-        unpack_many(packed)
+        wire.unpack_many(packed)
 
 
 @pytest.mark.parametrize(
@@ -324,10 +307,10 @@ def test_what_does_not_unpack_is_refused_with_a_sentence(cut: slice) -> None:
     order = TrainOrder(
         exchange=1, epoch=2, first=3, steps=4, coordinated=True, arrays={"a": np.ones(9)}
     )
-    packed = pack_many([to_message(order, 7, 60.0, call=True)])
-    assert len(unpack_many(packed)) == 1
+    packed = wire.pack_many([wire.to_message(order, 7, 60.0, call=True)])
+    assert len(wire.unpack_many(packed)) == 1
     with pytest.raises(VflError, match="messages that do not decode"):
-        unpack_many(packed[cut])
+        wire.unpack_many(packed[cut])
 
 
 # --- Ray ------------------------------------------------------------------------------------------

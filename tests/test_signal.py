@@ -1,7 +1,5 @@
 """A run says before it starts when noise is too much, and after it ends when it learned nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

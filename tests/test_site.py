@@ -1,7 +1,5 @@
 """The site: the built pages have all of the code, and every field of a summary is described."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Sources of a party besides a table in memory: images, texts, sequences, and large tables."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -36,14 +34,13 @@ from vfl_flower.data import (
     table_file,
     tables,
 )
-from vfl_flower.data.augmentation import augmented, crop_flip
 from vfl_flower.data.ids import id_kind
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
-from vfl_flower.data.on_disk import LargeTable, RowFile
+from vfl_flower.data.on_disk import LargeTable, RowFile, SequenceColumn
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.row_mask import Alignment
-from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.data.samples import augmented, crop_flip
 from vfl_flower.data.source import Preparation, Source
+from vfl_flower.data.split import Alignment
 from vfl_flower.data.text import TextColumn
 from vfl_flower.party import inputs
 from vfl_flower.party.party import Party

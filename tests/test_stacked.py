@@ -1,7 +1,5 @@
 """Parties of one process that are computed together, against the same parties one by one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial
@@ -81,8 +79,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def one_by_one(message: Message, context: Context) -> Message:
     """The ClientApp, as any that serves no turns of many parties."""
-    reply: Message = client_app.app(message, context)
-    return reply
+    return client_app.app(message, context)
 
 
 def assert_same(run: Start, keys: dict[str, Any], parties: int = PARTIES) -> None:

@@ -1,7 +1,5 @@
 """Starting a run: when Flower is asked twice, what it is blamed for, and what is let go of."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

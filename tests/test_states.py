@@ -1,7 +1,5 @@
 """States of parties and the checkpoint: of one run and moment, in folders of their owner's."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pickle

@@ -1,7 +1,5 @@
 """`vfl sweep`: what is searched, how trials are chosen, stopped and gone on with, what is left."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -30,9 +28,8 @@ from vfl_flower.results.figures import chosen_by
 from vfl_flower.results.report import report
 from vfl_flower.tools import sweep as sweeping
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.sweep import results, sweep, trial
-from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
-from vfl_flower.tools.sweep.study import Study
+from vfl_flower.tools.sweep import sweep, trial
+from vfl_flower.tools.sweep.study import Choice, Range, Study, of_trial, search_of
 from vfl_flower.tools.sweep.trial import run_trial, run_trials
 
 BASE: dict[str, Any] = {"strategy": "split-nn", "dataset": "breast-cancer", "epochs": 8}
@@ -202,7 +199,7 @@ class Crew:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing, which takes most of the time."""
-    monkeypatch.setattr(results, "write_report", lambda _: None)
+    monkeypatch.setattr(sweeping, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
 
@@ -215,8 +212,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
-    return found
+    return json.loads((folder / "sweep.json").read_text())
 
 
 def swept(out: Path, trials: int = 20, crew: Crew | None = None, **more: Any) -> dict[str, Any]:
@@ -231,7 +227,7 @@ def test_the_best_is_found_and_what_falls_behind_is_stopped(folder: Path) -> Non
     assert [each["number"] for each in trials] == list(range(30))
     states = {each["state"] for each in trials}
     assert states == {"finished", "stopped", "failed"}
-    best = results.best(found)
+    best = sweeping.best(found)
     assert best["figure"] == max(e["figure"] for e in trials if e["state"] == "finished")
     assert 0.05 < best["keys"]["party-lr"] < 0.2
     later = [abs(math.log10(e["keys"]["party-lr"]) + 1) for e in trials[15:]]
@@ -345,9 +341,9 @@ def test_without_optuna_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_table_has_the_best_first_and_a_line_that_runs_it(folder: Path) -> None:
     found = in_(folder)
-    head, first, *lines = results.table(folder).splitlines()
+    head, first, *lines = sweeping.table(folder).splitlines()
     assert head.split()[:3] == ["trial", "party-lr", "window"]
-    best = results.best(found)
+    best = sweeping.best(found)
     assert first.split()[0] == str(best["number"])
     assert any(line.startswith("30 trials: ") for line in lines)
     assert any(line.startswith("Importance: party-lr 0.") for line in lines)
@@ -361,7 +357,7 @@ def test_any_configuration_can_be_pasted() -> None:
     node = {"file": "party's file.csv", "id": "x"}
     trial = {"number": 0, "state": "finished", "figure": 1.0, "keys": {"window": 8}}
     about = {"keys": keys, "node_configs": [node, node], "parties": 2, "seeds": 3}
-    words = shlex.split(results.line({**about, "trials": [trial]}))
+    words = shlex.split(sweeping.line({**about, "trials": [trial]}))
     assert opened(pairs([words[3]], "-c")) == {**keys, "window": 8}
     assert words[4::2] == ["--node-config", "--node-config", "--seeds"]
     assert pairs([words[5]], "--node-config") == node and words[-1] == "3"
@@ -376,7 +372,7 @@ def test_the_page_shows_trials_importance_and_the_line(folder: Path) -> None:
     assert {key: row["importance"] for key, row in shares.items()} == {
         key: f"{share:.2f}" for key, share in found["importance"].items()
     }
-    best = results.best(found)
+    best = sweeping.best(found)
     assert next(iter(page.table("trial", "party-lr"))) == str(best["number"])
     assert page.points("validation accuracy by trial")
 
@@ -548,7 +544,7 @@ def test_trials_run_side_by_side_in_processes(tmp_path: Path) -> None:
 def test_a_command_that_was_ended_goes_on_where_it_was(tmp_path: Path, end: int) -> None:
     out, place = tmp_path / "out", tmp_path / "places"
     place.mkdir()
-    keys = results.pasted({k: v for k, v in {**BASE, "epochs": 4}.items() if k != "strategy"})
+    keys = sweeping.pasted({k: v for k, v in {**BASE, "epochs": 4}.items() if k != "strategy"})
     command = [sys.executable, "-m", "vfl_flower.tools.cli", "sweep", "split-nn", "-c", keys]
     command += ["--search", SEARCH[0], "--trials", "10", "--jobs", "2", "--out", str(out)]
     environment = {**os.environ, "TMPDIR": str(place)}
@@ -597,6 +593,6 @@ def test_a_process_that_ends_by_itself_is_one_sentence(
 
 
 def test_every_key_that_cannot_be_searched_is_a_key() -> None:
-    from vfl_flower.tools.sweep.search import NOT_SEARCHED
+    from vfl_flower.tools.sweep.study import NOT_SEARCHED
 
     assert NOT_SEARCHED - {"validation-fraction"} <= KEYS.keys()

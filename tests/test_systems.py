@@ -1,7 +1,5 @@
 """Every zeroth-order system, black boxes, codecs, and what no paper has combined: all learns."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

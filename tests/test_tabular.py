@@ -1,7 +1,5 @@
 """The bottom model of tables: its encoding, its members, and where `auto` chooses it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

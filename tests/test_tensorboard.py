@@ -1,7 +1,5 @@
 """`observer='tensorboard'`: figures of evaluations, and nothing else, as TensorBoard reads them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several runs on the same people: the epsilon that is printed is that of all of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.privacy.together import Claim, in_words, of_several, together
 from vfl_flower.results.figures import headline
 from vfl_flower.results.report import report
+from vfl_flower.tools import sweep
 from vfl_flower.tools.seeds import mean, repeated
-from vfl_flower.tools.sweep import results
-from vfl_flower.tools.sweep.results import table
+from vfl_flower.tools.sweep import table
 from vfl_flower.tools.sweep.study import Study
 from vfl_flower.tools.sweep.trial import run_trial
 
@@ -159,7 +157,7 @@ def test_a_sweep_prints_the_epsilon_of_all_trials_those_stopped_included(
 def test_a_trial_that_was_cut_short_counts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "write_report", lambda _: None)
+    monkeypatch.setattr(sweep, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
     class Spending(Crew):

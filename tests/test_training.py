@@ -1,7 +1,5 @@
 """Optimizers, schedules, clipping and precision: what torch does, in windows too."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -19,8 +17,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import loss_per_row
-from vfl_flower.models.optimizers import build_optimizer
-from vfl_flower.models.rates import Rates
+from vfl_flower.models.optimizers import Rates, build_optimizer
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import (
     arrays_of,

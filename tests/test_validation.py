@@ -1,7 +1,5 @@
 """Validation: rows held out to choose by, when training stops, and the best model everywhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -484,8 +482,7 @@ def loses_all_at_the_end(message: Message, context: Context) -> Message:
     if at_the_end and context.node_config["partition-id"] == 1 and not LOST:
         LOST.append(1)
         context.state.clear()
-    reply: Message = client_app.app(message, context)
-    return reply
+    return client_app.app(message, context)
 
 
 LOST: list[int] = []

@@ -1,7 +1,5 @@
 """A run's log names the parties that the run waits for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from typing import Any

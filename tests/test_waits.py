@@ -3,8 +3,6 @@
 A pretended GPU counts the waits, so no GPU is needed. `test_cuda` compares what is learned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

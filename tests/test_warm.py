@@ -1,7 +1,5 @@
 """Tasks that are forked from a warm process: what they share, and what they must not share."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -70,8 +68,7 @@ def tasks(place: Path) -> Iterator[WarmTasks]:
 
 def told(path: Path) -> dict[str, Any]:
     until(lambda: path.exists() and path.read_text().endswith("}"))
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())
 
 
 def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_token(

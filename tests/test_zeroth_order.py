@@ -1,7 +1,5 @@
 """Zeroth-order estimates against true gradients, and every half of the exchange by hand."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any
@@ -33,10 +31,10 @@ from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions import window as directions_module
 from vfl_flower.protocol.directions.differences import values_of_pairs
 from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.ends import Arrival, Reading
 from vfl_flower.protocol.estimators.zeroth_order import Pair, ZerothOrder
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import TrainOrder
 
 SECRET = b"secret"
@@ -141,8 +139,7 @@ def at(model: nn.Module, shift: Tensor, x: Tensor) -> Tensor:
         name: p.detach() + part.view_as(p)
         for (name, p), part in zip(model.named_parameters(), parts, strict=True)
     }
-    outputs: Tensor = functional_call(model, shifted, (x,))
-    return outputs
+    return functional_call(model, shifted, (x,))
 
 
 def drawn(config: RunConfig, model: nn.Module, steps: int = len(LENGTHS)) -> Tensor:

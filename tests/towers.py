@@ -1,7 +1,5 @@
 """User models that tests name: ``tests.towers:NAME``."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Sequence
@@ -28,8 +26,7 @@ class Conv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = functional.relu(self.norm(self.first(x[:, None])))
-        h: Tensor = self.last(self.drop(z).flatten(1))
-        return h
+        return self.last(self.drop(z).flatten(1))
 
 
 class Normal(nn.Module):
@@ -42,8 +39,7 @@ class Normal(nn.Module):
         self.last = nn.Linear(len(sample), size)
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.last(self.drop(self.norm(x)))
-        return h
+        return self.last(self.drop(self.norm(x)))
 
 
 class Half(nn.Module):
@@ -56,8 +52,7 @@ class Half(nn.Module):
         self.unused = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.last(torch.tanh(self.fixed(x)))
-        return h
+        return self.last(torch.tanh(self.fixed(x)))
 
 
 class Named(nn.Module):
@@ -69,8 +64,7 @@ class Named(nn.Module):
         self.numbers = nn.Linear(len(sample["numbers"]), size)
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
-        h: Tensor = self.words(x["words"]).mean(1) + self.numbers(x["numbers"])
-        return h
+        return self.words(x["words"]).mean(1) + self.numbers(x["numbers"])
 
 
 class Step(nn.Module):
@@ -195,8 +189,7 @@ class Top(nn.Module):
         self.last = nn.Linear(width, outputs)
 
     def forward(self, h: Tensor) -> Tensor:
-        outputs: Tensor = self.last(self.drop(functional.relu(self.norm(self.first(h)))))
-        return outputs
+        return self.last(self.drop(functional.relu(self.norm(self.first(h)))))
 
 
 def wide_top(sizes: Sequence[int], outputs: int) -> nn.Module:

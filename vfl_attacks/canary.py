@@ -29,18 +29,17 @@ from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.ends import Arrival, Reading
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings
 from vfl_flower.protocol.privacy.gaussian import epsilon_of
-from vfl_flower.protocol.privacy.labels import RandomisedLabels
+from vfl_flower.protocol.privacy.labels import Randomised, RandomisedLabels
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
-from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.privacy.scalars import NoisyScalars, ScalarAccountant
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
-from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import EmbedOrder, RejoinOrder, TrainOrder
 
 Scores = NDArray[np.float64]

@@ -24,13 +24,13 @@ from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.party import about
 from vfl_flower.party.state import load_about, load_large
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.aggregation.fixed_point import Ints, from_fixed
+from vfl_flower.protocol.aggregation.masks import Ints, from_fixed
 from vfl_flower.protocol.aggregation.secure import Secure
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.ends import Reading
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
-from vfl_flower.protocol.uploads import Reading
 from vfl_flower.transport.messages import (
     Arrays,
     CheckpointOrder,

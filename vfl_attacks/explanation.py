@@ -27,7 +27,7 @@ from vfl_flower.data import samples
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.launch.engines import explain_local
-from vfl_flower.protocol.aggregation.fixed_point import from_fixed
+from vfl_flower.protocol.aggregation.masks import from_fixed
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference import explain as at_label_holder
 from vfl_flower.tasks.inference.party import explain

@@ -27,8 +27,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import own_table
-from vfl_flower.data.keys import KeyTable
-from vfl_flower.data.match_rules import ID, Part, Rule, parse
+from vfl_flower.data.keys import ID, KeyTable, Part, Rule, parse
 from vfl_flower.data.memory import NO_COLUMN, Frame, held
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import Table

@@ -12,10 +12,10 @@ from vfl_attacks.labels import Finding, finding
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import partition_columns
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import Groups
-from vfl_flower.data.raw_columns import partition_columns
-from vfl_flower.protocol.privacy.randomise import kept_share
+from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.tasks.information.exact_sums import Shown
 from vfl_flower.tasks.information.label_holder import counted_bins
 

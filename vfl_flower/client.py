@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vfl_flower.config.checks import is_loopback
@@ -125,8 +124,7 @@ class Scores:
 
     def model(self) -> dict[str, Any]:
         """Return what the service says of its model: strategy, figures, classes, parties."""
-        found: dict[str, Any] = self._call("GET", "/v1/model")
-        return found
+        return self._call("GET", "/v1/model")
 
     def close(self) -> None:
         """Close the connection."""
@@ -135,12 +133,7 @@ class Scores:
     def __enter__(self) -> Scores:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _predict(

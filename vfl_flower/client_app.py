@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from vfl_flower.alignment import at_party, party_rows, reuse
+from vfl_flower.alignment import at_party, reuse, store
 from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
@@ -67,8 +67,7 @@ O = TypeVar("O", bound=Order)  # noqa: E741
 A = TypeVar("A", bound=Payload)
 Serve = Callable[[Context, O], Payload]
 
-_served: dict[type[Order], Serve[Any]] = {}
-"""Kind of order -> the function that serves it."""
+_served: dict[type[Order], Serve[Any]] = {}  # kind of order -> the function that serves it
 
 
 class PartyApp(ClientApp):
@@ -331,7 +330,7 @@ def _keep_first(context: Context) -> None:
     A run can resume from its beginning. The party may also have been told its rows, and then the
     label holder could not tell it again.
     """
-    if _keeps_states(context) or party_rows.is_aligned(context):
+    if _keeps_states(context) or store.is_aligned(context):
         session.save(context, 0)
 
 

@@ -1,7 +1,5 @@
 """The Flower ServerApp of the label holder: configuration in, results folder out."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal
@@ -21,25 +19,14 @@ from strategies.vertical import Vertical, strategy_of
 from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.alignment.store import home
-from vfl_flower.config import logs, names
-from vfl_flower.config.errors import (
-    ConfigError,
-    Terminated,
-    VflError,
-    places,
-    raised,
-    terminating,
-    why,
-)
+from vfl_flower.config import errors, logs, names
 from vfl_flower.config.files import remove_older, write_whole
-from vfl_flower.config.flower_table import given_to_flower
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
-from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.config.run_config import RunConfig, given_to_flower, parse
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.row_mask import Alignment
-from vfl_flower.data.split import held_out_again, used_by
+from vfl_flower.data.split import Alignment, held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.about_data import of_people
@@ -49,7 +36,7 @@ from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.results import Results, distilled_folder, in_use, results_folder
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
-from vfl_flower.results.coverage import coverage
+from vfl_flower.results.figures import coverage
 from vfl_flower.results.summary import Summary
 from vfl_flower.tasks.inference.explain import explain
 from vfl_flower.tasks.inference.predict import predict
@@ -97,25 +84,25 @@ def main(grid: Grid, context: Context) -> None:
         serve(grid, context)
         return
     try:
-        with terminating(signal.SIGINT):  # Flower's own handlers leave a run no time to save
+        with errors.terminating(signal.SIGINT):  # Flower's own handlers leave a run no time to save
             serve(grid, context)
-    except Terminated as error:
+    except errors.Terminated as error:
         notice.warning("%s", error)  # Flower takes it unless `flwr stop` has ended the run
         signal.raise_signal(error.number)  # now Flower tells its SuperLink
         raise
     except Exception as error:
-        if not isinstance(error, VflError):
-            log.error("%s", places(error))
-        raise VflError(_outside(error)) from None
+        if not isinstance(error, errors.VflError):
+            log.error("%s", errors.places(error))
+        raise errors.VflError(_outside(error)) from None
 
 
 def _outside(error: BaseException) -> str:
     """Say what ended a run, without a text that may quote data."""
-    if isinstance(error, VflError):
+    if isinstance(error, errors.VflError):
         return error.outside
     if isinstance(error, Exception):
-        return f"The label holder's process {raised(error)}"
-    return why(error)
+        return f"The label holder's process {errors.raised(error)}"
+    return errors.why(error)
 
 
 def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> None:
@@ -163,7 +150,7 @@ def _serve(
 def _align(transport: Transport, config: RunConfig, own: Table | None, run: str) -> None:
     """Align rows without training, and write a summary with their number."""
     if own is None:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"dataset = {config.data.dataset!r} is divided, and has no ids to align: name the "
             "label holder's file by dataset='files:PATH'."
         )
@@ -184,7 +171,7 @@ def _train(
     if own:
         own.check()
         if config.data.match and mechanism_of(config).hides_labels and not own.names_people:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"Noise on labels counts people by their ids, and {own.path} has no column "
                 f"{own.id!r}. Add a column of ids of your own, and name it by id."
             )
@@ -226,7 +213,7 @@ def _train_in(
                 config = config.with_values({"test-fraction": labels.share_tested})
             fixed = found or not own  # else there may be new rows
             if before and fixed and labels.differ_from(before.about_labels):
-                raise ConfigError(
+                raise errors.ConfigError(
                     f"{config.data.called} has other rows, classes or values than when the run in "
                     f"{config.running.resume or config.running.grow} began: put back the data of "
                     "that run."
@@ -248,7 +235,7 @@ def _train_in(
                 figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
                 used = strategy.config if strategy else config
                 results.finish(summarise(used, transport, figures, failure), top)
-        except VflError as error:
+        except errors.VflError as error:
             if failure is None:
                 raise
             log.warning("%s", error)  # the error that ended the run is raised
@@ -271,9 +258,8 @@ def _streams(transport: Transport, config: RunConfig, nonce: str = "") -> Iterat
 
 
 def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
-    """Return the labels of the common rows."""
     if config.data.align == "any" and not config.data.min_parties and not own.feature_names:
-        raise ConfigError(
+        raise errors.ConfigError(
             "min-parties = 0 needs columns at the label holder, which has none. Leave it out."
         )
     if not keeper.found:
@@ -281,12 +267,12 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         common = aligned(transport, config, own, keeper.run, None, order)
         keeper.rows, keeper.present = common.rows, common.present
         if keeper.again and not np.array_equal(keeper.rows, keeper.again.rows):
-            raise ConfigError(
+            raise errors.ConfigError(
                 "A rerun needs the alignment of the run to repeat. Ids or rules have changed, a "
                 "side has lost it, or people have withdrawn. Restore it, or train anew."
             )
     elif len(own.ids) <= keeper.rows.max():
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{own.path} has lost rows since the run in {config.running.resume} began. "
             "Restore its rows. After a withdrawal, train anew."
         )

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
-from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
 Q, MU = 20, 1e-2

@@ -32,9 +32,8 @@ from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import step_along
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks
-from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
 

@@ -23,9 +23,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.at_party import FeatureBlock, load_partition
-from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.samples import Samples
+from vfl_flower.data.samples import Samples, augmented
 from vfl_flower.data.source import signs_in
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper

@@ -5,8 +5,6 @@ result equals `split-nn` with ``party-lr = 0``, for one exchange a party. The ga
 this baseline is the gain of training the parties.
 """
 
-from __future__ import annotations
-
 from strategies.vertical import Vertical
 from vfl_flower.config.errors import DivergedError
 from vfl_flower.label_holder.label_holder import LabelHolder

@@ -1,7 +1,5 @@
 """Baselines, which show the gain of federating and of training the parties."""
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import System
 
 FROZEN = System(

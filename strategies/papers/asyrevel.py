@@ -16,8 +16,6 @@ slower than the others.
 The algorithm on one page: ``strategies/reference/asyrevel.py``.
 """
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import ALL, ONE, System
 
 ASYREVEL = System(

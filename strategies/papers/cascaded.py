@@ -10,8 +10,6 @@ shared mini-batch. For it Adam is the default, as for AsyREVEL; the paper's is p
 The algorithm on one page: ``strategies/reference/cascaded.py``.
 """
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import ONE, System
 
 CASCADED = System(

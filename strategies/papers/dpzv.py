@@ -16,8 +16,6 @@ the defaults here: ``bottom-model = "mlp"`` and ``top-model = "mlp"``.
 The algorithm on one page: ``strategies/reference/dpzv.py``.
 """
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import ONE, System
 
 DPZV = System(

@@ -21,8 +21,6 @@ CVFL's SGD, since Adam follows the errors of directly compressed embeddings.
 The algorithm on one page: ``strategies/reference/ef_vfl.py``.
 """
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import System
 
 EF_VFL = System(

@@ -7,8 +7,6 @@ calls it SVFL.
 The algorithm on one page: ``strategies/reference/split_nn.py``.
 """
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import System
 
 SPLIT_NN = System(

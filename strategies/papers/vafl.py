@@ -15,8 +15,6 @@ more evenly.
 The algorithm on one page: ``strategies/reference/vafl.py``.
 """
 
-from __future__ import annotations
-
 from vfl_flower.protocol.system import HALF, ONE, System
 
 VAFL = System(

@@ -11,8 +11,6 @@ where Eq. (15) and (17) have d for both: so E[phi u u^T] is the identity.
 Notation: q parties; B rows in a mini-batch; E numbers in an embedding; d parameters of a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -21,8 +19,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-Draw = Callable[[], Tensor]
-"""Gives a new direction u, [d]."""
+Draw = Callable[[], Tensor]  # gives a new direction u, [d]
 
 
 def at(model: nn.Module, w: Tensor, x: Tensor) -> Tensor:
@@ -31,8 +28,7 @@ def at(model: nn.Module, w: Tensor, x: Tensor) -> Tensor:
     for name, parameter in model.named_parameters():
         named[name] = w[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
-    outputs: Tensor = functional_call(model, named, (x,))
-    return outputs
+    return functional_call(model, named, (x,))
 
 
 class Party:

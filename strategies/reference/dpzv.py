@@ -36,8 +36,7 @@ def at(model: nn.Module, w: Tensor, x: Tensor) -> Tensor:
     for name, parameter in model.named_parameters():
         named[name] = w[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
-    outputs: Tensor = functional_call(model, named, (x,))
-    return outputs
+    return functional_call(model, named, (x,))
 
 
 def on_sphere(model: nn.Module) -> Draw:
@@ -46,8 +45,7 @@ def on_sphere(model: nn.Module) -> Draw:
 
     def draw() -> Tensor:
         u = torch.randn(d)
-        scaled: Tensor = math.sqrt(d) * u / u.norm()
-        return scaled
+        return math.sqrt(d) * u / u.norm()
 
     return draw
 

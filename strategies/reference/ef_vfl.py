@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Compressor = Callable[[Tensor], Tensor]
-"""The operator C on a block of embeddings, [B, E]."""
+Compressor = Callable[[Tensor], Tensor]  # the operator C on a block of embeddings, [B, E]
 
 
 def top_k(keep: float) -> Compressor:
@@ -86,8 +85,7 @@ class Server:
         """
         h = [each[rows] for each in self.surrogates]
         h[k] = (h[k] if exact is None else exact).detach().requires_grad_()
-        gradient: Tensor = torch.autograd.grad(self._loss(h, rows), h[k])[0]
-        return gradient
+        return torch.autograd.grad(self._loss(h, rows), h[k])[0]
 
     def step(self, rows: Tensor) -> None:
         """Line 2 for k = 0: step x_0 at the surrogates."""

@@ -6,8 +6,6 @@ centralised SGD: the gradient crosses the cut as one row for each embedding.
 Notation: M parties; B rows in a mini-batch; E numbers in an embedding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -25,8 +23,7 @@ class Party:
     def embed(self, rows: Tensor) -> Tensor:
         """Return the embeddings of these rows, [B, E]: what leaves the party."""
         self.embedding = self.model(self.features[rows])
-        sent: Tensor = self.embedding.detach()
-        return sent
+        return self.embedding.detach()
 
     def update(self, gradient: Tensor) -> None:
         """Step along the gradient of the loss by the embeddings, [B, E]."""

@@ -10,8 +10,6 @@ and there is no regulariser r.
 Notation: M parties; B rows in a mini-batch; E numbers in an embedding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -29,8 +27,7 @@ class Client:
     def upload(self, rows: Tensor) -> Tensor:
         """Line 5: return h_{n,m} = h_m(theta_m; x_{n,m}) of a mini-batch, [B, E]."""
         self.embedding = self.model(self.features[rows])
-        sent: Tensor = self.embedding.detach()
-        return sent
+        return self.embedding.detach()
 
     def update(self, gradient: Tensor) -> None:
         """Line 7, Eq. (4a): step along the answer to the query, [B, E]."""

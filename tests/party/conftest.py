@@ -1,7 +1,5 @@
 """Nodes, in a process that has served nothing yet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

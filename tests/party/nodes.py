@@ -1,7 +1,5 @@
 """A real node with its own file, to which tests send orders in any sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +8,7 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower import client_app
-from vfl_flower.alignment import party_rows
+from vfl_flower.alignment import store
 from vfl_flower.party import session as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.transport.flower_internals import state_from_bytes
@@ -33,10 +31,10 @@ Node = Callable[..., Context]
 def align(context: Context, rows: Array | None = None) -> None:
     """Tell a party which of its rows all have."""
     rows = np.arange(ROWS) if rows is None else rows
-    digest = party_rows.digest_of(own_source(context), rows)
+    digest = store.digest_of(own_source(context), rows)
     name = np.full(32, ord("a"), np.uint8)
     context.state["aligned"] = pack(
-        {"rows": rows, "digest": digest, "name": name, "method": party_rows.PSI}
+        {"rows": rows, "digest": digest, "name": name, "method": store.PSI}
     )
 
 

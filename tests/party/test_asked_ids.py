@@ -1,7 +1,5 @@
 """How many ids a party is asked about: a count that no order, run or restart makes less."""
 
-from __future__ import annotations
-
 import stat
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The table of checks holds: each way to build a party refuses what it checks, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

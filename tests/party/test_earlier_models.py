@@ -1,7 +1,5 @@
 """A party that begins by a model of an earlier run: what it looks into, and its rules."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

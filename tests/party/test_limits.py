@@ -1,7 +1,5 @@
 """How much a party gives away: counts that no restart makes less."""
 
-from __future__ import annotations
-
 import stat
 import time
 from collections.abc import Callable
@@ -23,16 +21,8 @@ from vfl_flower.party import limits, state_file
 from vfl_flower.party import session as between
 from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import state_to_bytes
-from vfl_flower.transport.messages import (
-    Description,
-    EmbedOrder,
-    EvaluateOrder,
-    Predicted,
-    PredictOrder,
-    RejoinOrder,
-    ResumeOrder,
-)
 
 # --- how often, how long ------------------------------------------------------------------------
 
@@ -49,11 +39,11 @@ TOO_OFTEN = "^failed: Party 0 refuses to upload a row more often than it allows:
 
 def test_uploads_of_a_row_end_whatever_asks_for_them(node: Node, tmp_path: Path) -> None:
     context = node({"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     ids = np.array([3, 7], np.int32)
-    asked(context, EmbedOrder(exchange=2, arrays={"ids": ids, "gradient": gradient()}))
-    asked(context, EvaluateOrder(exchange=3))
+    asked(context, messages.EmbedOrder(exchange=2, arrays={"ids": ids, "gradient": gradient()}))
+    asked(context, messages.EvaluateOrder(exchange=3))
     counts = counted(tmp_path)
     assert counts.sum() == 48 + 2 + 12 and len(counts) == ROWS and counts.max() == 2
     (path,) = tmp_path.glob("*.uploads")
@@ -65,15 +55,15 @@ def test_uploads_of_a_row_end_whatever_asks_for_them(node: Node, tmp_path: Path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.Linear, "forward", computes_nothing)
-        for order in (train(4), EmbedOrder(exchange=4, arrays={"ids": ids[:1]})):
+        for order in (train(4), messages.EmbedOrder(exchange=4, arrays={"ids": ids[:1]})):
             with pytest.raises(VflError, match=TOO_OFTEN):
                 asked(context, order)
     assert (counted(tmp_path) == counts).all() and state_to_bytes(context.state) == before
-    asked(context, EvaluateOrder(exchange=4))
+    asked(context, messages.EvaluateOrder(exchange=4))
     with pytest.raises(VflError, match=TOO_OFTEN):
-        asked(context, EvaluateOrder(exchange=5))
+        asked(context, messages.EvaluateOrder(exchange=5))
     without = np.setdiff1d(np.arange(48), ids).astype(np.int32)
-    asked(context, EmbedOrder(exchange=5, arrays={"ids": without}))
+    asked(context, messages.EmbedOrder(exchange=5, arrays={"ids": without}))
     assert counted(tmp_path).min() == counted(tmp_path).max() == 2
 
 
@@ -82,12 +72,12 @@ def again_from_an_older_state(context: Context, kept: bytes) -> None:
 
 
 def again_from_the_start(context: Context, kept: bytes) -> None:
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
 
 
 def again_in_another_order(context: Context, kept: bytes) -> None:
     align(context, np.arange(ROWS)[::-1])
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
 
 
 def again_from_another_file(context: Context, kept: bytes) -> None:
@@ -96,7 +86,7 @@ def again_from_another_file(context: Context, kept: bytes) -> None:
     write(small(ROWS + 20).drop(columns="label")[::-1], path)
     context.node_config["file"] = str(path)
     align(context, np.arange(20, 20 + ROWS))
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +100,7 @@ def test_no_restart_makes_the_count_of_uploads_less(
     node: Node, again: Callable[[Context, bytes], None], tmp_path: Path
 ) -> None:
     context = node({"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     kept = state_to_bytes(context.state)
     asked(context, train(1))
     asked(context, train(2, gradient=gradient()))
@@ -126,17 +116,17 @@ def test_a_party_without_a_state_goes_on_with_its_count_or_not_at_all(
     other_node: Callable[..., Context], tmp_path: Path, lost: bool
 ) -> None:
     context = other_node("breast-cancer", {"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1, steps=2))
     asked(context, train(2, steps=2, gradient=gradient(16)))
     restarted(context)
-    rejoin = RejoinOrder(exchange=9, outputs=1)
+    rejoin = messages.RejoinOrder(exchange=9, outputs=1)
     if lost:
         next(tmp_path.glob("*.uploads")).unlink()
         with pytest.raises(VflError, match="since it has no count of its earlier uploads"):
-            asked(context, rejoin, Description)
+            asked(context, rejoin, messages.Description)
         return
-    asked(context, rejoin, Description)
+    asked(context, rejoin, messages.Description)
     with pytest.raises(VflError, match=TOO_OFTEN):
         asked(context, train(10, steps=2))
     asked(context, train(10, steps=2, first=2))  # other rows
@@ -144,12 +134,12 @@ def test_a_party_without_a_state_goes_on_with_its_count_or_not_at_all(
 
 def test_runs_that_go_on_from_one_another_share_a_count(node: Node, tmp_path: Path) -> None:
     context = node({"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     state_file.save(context, 1)
     for run, after in ((2, None), (3, TOO_OFTEN)):  # both from the same checkpoint
         later = node({"max-uploads": 2}, run_id=run)
-        described = asked(later, ResumeOrder(run="1", number=1), Description)
+        described = asked(later, messages.ResumeOrder(run="1", number=1), messages.Description)
         assert described.exchange == 1
         if after is None:
             asked(later, train(2, gradient=gradient()))
@@ -163,7 +153,7 @@ def test_a_count_that_is_lost_or_damaged_or_was_never_made_ends_the_run(
     node: Node, tmp_path: Path
 ) -> None:
     context = node({"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     (path,) = tmp_path.glob("*.uploads")
     whole = path.read_bytes()
@@ -178,7 +168,7 @@ def test_a_count_that_is_lost_or_damaged_or_was_never_made_ends_the_run(
     with pytest.raises(VflError, match=unknown):
         asked(context, train(2, gradient=gradient()))
     before_the_rule = node(run_id=5)
-    asked(before_the_rule, DESCRIBE, Description)
+    asked(before_the_rule, DESCRIBE, messages.Description)
     asked(before_the_rule, train(1))
     before_the_rule.node_config["max-uploads"] = 100
     with pytest.raises(VflError, match=unknown):
@@ -189,19 +179,19 @@ def test_a_pair_is_two_uploads_and_without_test_rows_evaluations_add_up(
     node: Node, tmp_path: Path
 ) -> None:
     context = node({"max-uploads": 3}, strategy="syn-zoo", **{"test-fraction": 0.0})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1, steps=8))
     assert (counted(tmp_path) == 2).all()
     difference = np.zeros(8, np.float32)
-    asked(context, EvaluateOrder(exchange=2, arrays={"difference": difference}))
+    asked(context, messages.EvaluateOrder(exchange=2, arrays={"difference": difference}))
     assert (counted(tmp_path) == 3).all()
     with pytest.raises(VflError, match="max-uploads = 3"):
-        asked(context, EvaluateOrder(exchange=3))
+        asked(context, messages.EvaluateOrder(exchange=3))
 
 
 def test_a_disk_that_keeps_no_count_ends_the_run(node: Node) -> None:
     context = node({"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     sentence = r"cannot count what it releases\. See its own log"
     with full_after(0), pytest.raises(VflError, match=sentence):
         asked(context, train(1))
@@ -210,7 +200,7 @@ def test_a_disk_that_keeps_no_count_ends_the_run(node: Node) -> None:
 
 def test_epochs_end_whatever_the_orders_say(node: Node) -> None:
     context = node({"max-epochs": 2}, epochs=2)
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     of_epoch = steps_per_epoch(resolve(context.run_config), 48)
     assert of_epoch == 6
     asked(context, train(1))
@@ -219,7 +209,7 @@ def test_epochs_end_whatever_the_orders_say(node: Node) -> None:
     for order in (train(3, 1, gradient=gradient()), train(3, 1, epoch=1, gradient=gradient())):
         with pytest.raises(VflError, match=sentence):
             asked(context, order)
-    asked(context, EvaluateOrder(exchange=3, arrays={"gradient": gradient()}))
+    asked(context, messages.EvaluateOrder(exchange=3, arrays={"gradient": gradient()}))
 
 
 @pytest.mark.parametrize("most", [0, 20, 60, None])
@@ -227,7 +217,7 @@ def test_predictions_are_counted_over_runs_and_restarts(
     node: Node, tmp_path: Path, most: int | None
 ) -> None:
     context = node()
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     state_file.save(context, 1)
     own = {"min-rows": 20, **({} if most is None else {"max-predictions": most})}
     served = 0
@@ -236,8 +226,8 @@ def test_predictions_are_counted_over_runs_and_restarts(
         predicting = node(own, run_id=run)
         align(predicting, np.arange(20))
         try:
-            order = PredictOrder(run="1", number=1)
-            served += len(asked(predicting, order, Predicted).arrays["embedding"])
+            order = messages.PredictOrder(run="1", number=1)
+            served += len(asked(predicting, order, messages.Predicted).arrays["embedding"])
         except VflError as error:
             assert str(error) == (
                 f"failed: Party 0 refuses to predict 20 rows: its rule is max-predictions = {most}."
@@ -282,11 +272,11 @@ def test_predictions_of_a_day_are_counted_ahead_for_that_day_alone(
 
 def test_predictions_by_a_model_are_uploads_of_its_run(node: Node) -> None:
     context = node({"max-uploads": 2})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     state_file.save(context, 1)
-    order = PredictOrder(run="1", number=1)
-    asked(context, order, Predicted)
+    order = messages.PredictOrder(run="1", number=1)
+    asked(context, order, messages.Predicted)
     for run in (1, 2):
         with pytest.raises(VflError, match=TOO_OFTEN):
-            asked(node({"max-uploads": 2}, run_id=run), order, Predicted)
+            asked(node({"max-uploads": 2}, run_id=run), order, messages.Predicted)

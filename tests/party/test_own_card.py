@@ -1,7 +1,5 @@
 """A party's own card says what the party sent, its rows, its columns and its rules."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A party's own learning rates, optimizer and schedule: what its node configuration may say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every rule of a party holds for every message, first, whatever the run configuration says."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from tests.aligning import IDS, NAME
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
 from tests.party.test_rules import BROKEN
 from vfl_flower import client_app
-from vfl_flower.alignment import at_party, party_rows, psi
+from vfl_flower.alignment import psi, store
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.party import builder, state_file
@@ -25,28 +23,7 @@ from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.party import model, scoring
 from vfl_flower.tasks.information import party as information
-from vfl_flower.transport.early_messages import (
-    AgreeOrder,
-    Aligned,
-    AlignOrder,
-    ColumnBinsOrder,
-    CommonOrder,
-    ConfirmOrder,
-    EarlyOrder,
-    EvidenceOrder,
-    InformationOrder,
-    KeyOrder,
-    OpenSetOrder,
-    ReuseOrder,
-    SeekOrder,
-    SetOrder,
-)
-from vfl_flower.transport.explain_messages import (
-    ExplainOrder,
-    FiguresOrder,
-    PermuteOrder,
-    ReasonsOrder,
-)
+from vfl_flower.transport import early_messages, explain_messages
 from vfl_flower.transport.messages import (
     CheckpointOrder,
     DescribeOrder,
@@ -90,32 +67,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 OF_MODEL = "predict", "explain"
 BLINDED = Blinding().of_ids(IDS)
-EARLY: list[EarlyOrder] = [
-    SetOrder(
+EARLY: list[early_messages.EarlyOrder] = [
+    early_messages.SetOrder(
         arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
     ),
-    AlignOrder(method="psi", arrays={"ids": BLINDED}),
-    AlignOrder(method="psi", anew=False, arrays={"ids": BLINDED}),
-    CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
-    ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
-    ReuseOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
-    OpenSetOrder(
+    early_messages.AlignOrder(method="psi", arrays={"ids": BLINDED}),
+    early_messages.AlignOrder(method="psi", anew=False, arrays={"ids": BLINDED}),
+    early_messages.CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
+    early_messages.ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
+    early_messages.ReuseOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
+    early_messages.OpenSetOrder(
         arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
     ),
-    KeyOrder(),
-    *(InformationOrder(), ColumnBinsOrder(), EvidenceOrder(kept=0.75)),
+    early_messages.KeyOrder(),
+    *(
+        early_messages.InformationOrder(),
+        early_messages.ColumnBinsOrder(),
+        early_messages.EvidenceOrder(kept=0.75),
+    ),
 ]
 LATER: list[Order] = [
     *(train(2, gradient=gradient()), EvaluateOrder(exchange=2), RestoreOrder(exchange=2, number=1)),
-    *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), AgreeOrder()),
-    *(ScoreOrder(arrays={"rows": np.zeros(1, np.int32)}), SeekOrder(known=1)),
-    PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
-    *(FiguresOrder(metric="auc", grain=0.0, rows=1), ReasonsOrder(request="a", total=0.0)),
-    *(RejoinOrder(exchange=5, outputs=1), KeyOrder(), *EARLY),
+    *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), early_messages.AgreeOrder()),
+    *(ScoreOrder(arrays={"rows": np.zeros(1, np.int32)}), early_messages.SeekOrder(known=1)),
+    explain_messages.PermuteOrder(party=0, first=0, count=1, repeat=0, start=0, stop=1),
+    *(
+        explain_messages.FiguresOrder(metric="auc", grain=0.0, rows=1),
+        explain_messages.ReasonsOrder(request="a", total=0.0),
+    ),
+    *(RejoinOrder(exchange=5, outputs=1), early_messages.KeyOrder(), *EARLY),
 ]
 OF_STATE: list[Order] = [
     *(ResumeOrder(run="1", number=1), PredictOrder(run="1", number=1)),
-    *(ServeOrder(run="1", number=1), ExplainOrder(run="1", number=1, repeats=1)),
+    *(ServeOrder(run="1", number=1), explain_messages.ExplainOrder(run="1", number=1, repeats=1)),
 ]
 
 
@@ -146,8 +130,7 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (information, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
-        (at_party, ["save_state"]),
-        (party_rows, ["save_state"]),
+        (store, ["save_state"]),
     ):
         for name in names:
             monkeypatch.setattr(where, name, touched)
@@ -267,17 +250,19 @@ def test_ids_are_told_only_to_a_run_that_keeps_to_the_rules(
         monkeypatch.setattr(client_app, "check_order", lambda context, order: None)
         context = node(own)
         context.run_config = {**KEYS, **breaks, **variant}
-        assert asked(context, align, Aligned).arrays["again"].shape == (60, 32)
+        assert asked(context, align, early_messages.Aligned).arrays["again"].shape == (60, 32)
         return
     context = node(own)
     context.run_config = {**KEYS, **breaks, **variant}
     with pytest.raises(VflError, match=what):
-        asked(context, align, Aligned)
+        asked(context, align, early_messages.Aligned)
     context.run_config = {**KEYS, **keeps, **variant}
     if "resume" in variant or "grow" in variant or variant.get("task") in OF_MODEL:
         context.run_config = {"dataset": KEYS["dataset"], **variant}
     told = json.dumps({**KEYS, **keeps})
-    assert len(asked(context, replace(align, config=told), Aligned).arrays["own"]) == 60
+    assert (
+        len(asked(context, replace(align, config=told), early_messages.Aligned).arrays["own"]) == 60
+    )
 
 
 def test_a_configuration_that_cannot_be_read_is_refused(node: Node) -> None:

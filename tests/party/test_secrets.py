@@ -1,7 +1,5 @@
 """A party's secret hides its first model, and its noise never repeats."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +19,8 @@ from vfl_flower.party import session as between
 from vfl_flower.party import state, state_file
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import state_to_bytes
-from vfl_flower.transport.messages import (
-    Arrays,
-    Description,
-    EvaluateOrder,
-    Order,
-    RejoinOrder,
-    ResumeOrder,
-)
 from vfl_flower.transport.stream import session
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 
@@ -41,8 +32,7 @@ def solved(embedding: Array, **keys: Any) -> Array:
     model = build_bottom(resolve({**KEYS, **keys}), 0, torch.zeros(2), 8)
     (layer,) = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
     weight, bias = (each.detach().double().numpy() for each in (layer.weight, layer.bias))
-    found: Array = np.linalg.lstsq(weight, (embedding - bias).T, rcond=None)[0].T
-    return found
+    return np.linalg.lstsq(weight, (embedding - bias).T, rcond=None)[0].T
 
 
 @pytest.mark.parametrize("permitted", [True, False])
@@ -53,7 +43,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
     explained = []
     for run in range(1, 16):  # a model of some secret is not far from that of the seed
         context = node({**seed, "columns": "f0,f1"}, run_id=run, **seed)
-        asked(context, DESCRIBE, Description)
+        asked(context, DESCRIBE, messages.Description)
         sent = asked(context, train(1)).arrays["embedding"]
         party = between.live[0, 1].party
         assert party.pending
@@ -94,7 +84,7 @@ def test_a_model_follows_from_every_word_of_its_secret() -> None:
 PERTURBED = {"privacy": "perturbed-embedding", "embedding-noise": 3.0, "embedding-bound": 1.0}
 
 
-def in_session(context: Context, orders: list[Order], keep: bool = True) -> list[Any]:
+def in_session(context: Context, orders: list[messages.Order], keep: bool = True) -> list[Any]:
     """Return a party's answers to orders that come over one stream."""
     replies: list[Any] = []
 
@@ -109,42 +99,39 @@ def in_session(context: Context, orders: list[Order], keep: bool = True) -> list
     return replies
 
 
-def by_a_session(context: Context) -> Arrays:
+def by_a_session(context: Context) -> messages.Arrays:
     """The SuperNode has lost its state too, and the last file is read."""
     restarted(context)
-    return in_session(context, [train(3, gradient=gradient())])[0].arrays  # type: ignore[no-any-return]
+    return in_session(context, [train(3, gradient=gradient())])[0].arrays
 
 
-def by_a_session_of_the_same_supernode(context: Context) -> Arrays:
+def by_a_session_of_the_same_supernode(context: Context) -> messages.Arrays:
     """The process alone was killed, in whose SuperNode the state is that of its beginning."""
     restarted(context, state_to_bytes(context.state))
-    return in_session(context, [train(3, gradient=gradient())])[0].arrays  # type: ignore[no-any-return]
+    return in_session(context, [train(3, gradient=gradient())])[0].arrays
 
 
-def by_a_rejoin(context: Context) -> Arrays:
+def by_a_rejoin(context: Context) -> messages.Arrays:
     restarted(context)
     # By who says that less was served than has been.
     with pytest.raises(VflError, match="was asked to repeat message"):
-        asked(context, RejoinOrder(exchange=2, outputs=1), Description)
+        asked(context, messages.RejoinOrder(exchange=2, outputs=1), messages.Description)
     restarted(context)
     state_file.place(context, 1).write_bytes(state_file.place(context, 0).read_bytes())
-    asked(context, RejoinOrder(exchange=2, outputs=1), Description)
-    arrays: Arrays = asked(context, train(3)).arrays
-    return arrays
+    asked(context, messages.RejoinOrder(exchange=2, outputs=1), messages.Description)
+    return asked(context, train(3)).arrays
 
 
-def by_a_resume(context: Context) -> Arrays:
+def by_a_resume(context: Context) -> messages.Arrays:
     context.state, context.run_id = RecordDict(), 2
     between.live.clear()
-    asked(context, ResumeOrder(run="1", number=1), Description)
-    arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
-    return arrays
+    asked(context, messages.ResumeOrder(run="1", number=1), messages.Description)
+    return asked(context, train(3, gradient=gradient())).arrays
 
 
-def as_it_was(context: Context) -> Arrays:
+def as_it_was(context: Context) -> messages.Arrays:
     """The same state, as if nothing had happened: another process may serve it at once."""
-    arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
-    return arrays
+    return asked(context, train(3, gradient=gradient())).arrays
 
 
 @pytest.mark.parametrize(
@@ -155,10 +142,10 @@ def as_it_was(context: Context) -> Arrays:
     ],
 )
 def test_noise_comes_never_twice_when_a_message_is_served_again(
-    node: Node, back: Callable[[Context], Arrays]
+    node: Node, back: Callable[[Context], messages.Arrays]
 ) -> None:
     context = node({"columns": "f0,f1"}, **PERTURBED)
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     asked(context, train(2, gradient=gradient()))
     state_file.save(context, 1)
@@ -175,26 +162,28 @@ def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node
     """Else it would be learnt from directions that nobody has gone along."""
     keys = {"strategy": "syn-zoo", "party-lr": 0.1, "optimizer": "sgd", "columns": "f0,f1"}
     context = node({"columns": keys.pop("columns")}, **keys)
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     feedback = {"difference": np.arange(1.0, 7, dtype=np.float32)}
     untouched, another = copy.deepcopy(context), copy.deepcopy(context)
-    expected = asked(untouched, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    expected = asked(untouched, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays[
+        "embedding"
+    ]
     state_file.save(context)
     restarted(context)
-    (answer,) = in_session(context, [EvaluateOrder(exchange=2, arrays=feedback)])
+    (answer,) = in_session(context, [messages.EvaluateOrder(exchange=2, arrays=feedback)])
     np.testing.assert_array_equal(answer.arrays["embedding"], expected)
     scalars = another.state["scalars"]  # the control: by another secret it learns something else
     assert isinstance(scalars, ConfigRecord)
     scalars["pending-secret"] = bytes(16)
     between.live.clear()
-    other = asked(another, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    other = asked(another, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     assert np.abs(other - expected).max() > 1e-4
 
 
 def test_a_permitted_seed_stays(node: Node) -> None:
     context = node({"noise-seed": 5}, **PERTURBED, **{"noise-seed": 5})
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     asked(context, train(1))
     state_file.save(context, 1)
     first = asked(context, train(2, gradient=gradient())).arrays["embedding"]
@@ -221,7 +210,7 @@ def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path
 @pytest.mark.parametrize("own", [{"min-rows": 1000}, {"align": "ids"}])
 def test_a_rule_about_rows_holds_for_an_alignment_of_before(node: Node, own: Any) -> None:
     context = node()
-    asked(context, DESCRIBE, Description)
+    asked(context, DESCRIBE, messages.Description)
     later = node(own)
     later.state = context.state
     between.live.clear()

@@ -1,7 +1,5 @@
 """A service's part in a party's limits: by day, by row, and half of the ids."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A party that stays in this process trains without writing its state after each message."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A party's state is its model's own memory: what must hold of it all the same."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator
@@ -25,16 +23,8 @@ from vfl_flower.party import state
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.directions import window as directions_module
+from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
-from vfl_flower.transport.messages import (
-    DescribeOrder,
-    Description,
-    EvaluateOrder,
-    Order,
-    RejoinOrder,
-    TrainOrder,
-    Upload,
-)
 from vfl_flower.transport.wire import read_reply, to_message
 
 Arrays = dict[str, NDArray[Any]]
@@ -69,21 +59,21 @@ def one_process() -> Iterator[None]:
 def node(keys: dict[str, Any]) -> Context:
     of_party: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": True}
     context = Context(7, 2, of_party, RecordDict(), dict(keys))
-    asked(context, DescribeOrder(outputs=1), Description)
+    asked(context, messages.DescribeOrder(outputs=1), messages.Description)
     return context
 
 
-def sent(context: Context, order: Order) -> Message:
+def sent(context: Context, order: messages.Order) -> Message:
     return client_app.app(to_message(order, 2, 60), context)
 
 
-def asked(context: Context, order: Order, kind: Any = Upload) -> Any:
+def asked(context: Context, order: messages.Order, kind: Any = messages.Upload) -> Any:
     return read_reply(sent(context, order), kind)
 
 
-def turn(exchange: int, feedback: Arrays | None = None) -> TrainOrder:
+def turn(exchange: int, feedback: Arrays | None = None) -> messages.TrainOrder:
     first = 2 * (exchange - 1)
-    order = TrainOrder(exchange=exchange, epoch=0, first=first, steps=2, coordinated=False)
+    order = messages.TrainOrder(exchange=exchange, epoch=0, first=first, steps=2, coordinated=False)
     return replace(order, arrays=feedback or {})
 
 
@@ -110,8 +100,7 @@ def party() -> Party:
 def elsewhere(context: Context) -> Context:
     """The same state, in another process."""
     between.live.clear()
-    after: Context = copy.deepcopy(context)
-    return after
+    return copy.deepcopy(context)
 
 
 # --- once, and as it is -------------------------------------------------------------------------
@@ -153,10 +142,12 @@ def test_what_leaves_the_process_stays_as_it_was_then(
     feedback = feedback_of(keys, upload)
     left = Context(7, 2, context.node_config, passed_on(context.state), context.run_config)
     before = model_of(left)
-    expected = asked(context, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    expected = asked(context, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays[
+        "embedding"
+    ]
     assert same(model_of(left), before) and not same(model_of(context), before)
     between.live.clear()
-    found = asked(left, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    found = asked(left, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     np.testing.assert_array_equal(found, expected)
     assert same(model_of(left), model_of(context))
 
@@ -167,10 +158,10 @@ def test_two_states_in_one_process_do_not_touch_each_other() -> None:
     feedback = feedback_of(KEYS, asked(context, turn(1)))
     other = copy.deepcopy(context)
     before = model_of(context)
-    asked(other, EvaluateOrder(exchange=2, arrays=feedback))
+    asked(other, messages.EvaluateOrder(exchange=2, arrays=feedback))
     learned = model_of(other)
     assert same(model_of(context), before) and not same(learned, before)
-    asked(context, EvaluateOrder(exchange=2, arrays={"gradient": -feedback["gradient"]}))
+    asked(context, messages.EvaluateOrder(exchange=2, arrays={"gradient": -feedback["gradient"]}))
     assert same(model_of(other), learned)
     for name, values in model_of(context).items():  # a step to the other side
         np.testing.assert_allclose(values - before[name], before[name] - learned[name], atol=1e-6)
@@ -188,7 +179,7 @@ def test_a_state_that_nobody_holds_costs_no_copy(monkeypatch: pytest.MonkeyPatch
     assert not settled
     held = context.state["model"]  # the control
     context.state = pickle.loads(pickle.dumps(context.state))
-    asked(context, EvaluateOrder(exchange=4, arrays=feedback))
+    asked(context, messages.EvaluateOrder(exchange=4, arrays=feedback))
     assert settled == [held]
 
 
@@ -217,20 +208,22 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     with monkeypatch.context() as patch:  # when the model has learned, and embeds anew
         patch.setattr(Learner, "embeddings", raises)
         with pytest.raises(VflError, match="not enough memory"):
-            asked(context, EvaluateOrder(exchange=2, arrays=feedback))
+            asked(context, messages.EvaluateOrder(exchange=2, arrays=feedback))
     twice = copy.deepcopy(context)
     failed = context if goes_on == "here" else elsewhere(context)
     between_ = model_of(failed)
-    asked(failed, RejoinOrder(exchange=3, outputs=1), Description)
-    asked(failed, EvaluateOrder(exchange=4))
+    asked(failed, messages.RejoinOrder(exchange=3, outputs=1), messages.Description)
+    asked(failed, messages.EvaluateOrder(exchange=4))
     between.live.clear()
-    asked(whole, EvaluateOrder(exchange=2, arrays=feedback))
+    asked(whole, messages.EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(failed), between_) and same(model_of(failed), model_of(whole))
     between.live.clear()
-    sent(twice, EvaluateOrder(exchange=2, arrays=feedback))
+    sent(twice, messages.EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(twice), between_)  # if it is sent the same once more
     again = copy.deepcopy(failed)
-    sent(again, EvaluateOrder(exchange=5, arrays=feedback))  # which no window awaits any more
+    sent(
+        again, messages.EvaluateOrder(exchange=5, arrays=feedback)
+    )  # which no window awaits any more
     assert same(model_of(again), between_)
 
 

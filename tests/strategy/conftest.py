@@ -1,7 +1,5 @@
 """Fixtures for tests of the strategy's parts."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 

@@ -24,13 +24,13 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.metrics import Metrics
 from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.ends import Arrival, Reading
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.privacy.accountant import Accountant
 from vfl_flower.protocol.privacy.journal import Mark
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import set_message_id
 from vfl_flower.transport.messages import (

@@ -1,7 +1,5 @@
 """Windows that follow the time of exchanges and the training loss."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Callbacks: a user's own watch a run, stop it and save it; ours are built the same way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints: when one is kept, what is in it, and what goes on from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Enrolment: parties that do not fit are refused."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Parties that fail, come back, or have an older state than they should."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

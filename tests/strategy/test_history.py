@@ -1,7 +1,5 @@
 """The history: what its entries say."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Flower's hooks, overridden in a subclass of the strategy, and the arguments of its ``start``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The messenger: what is sent, taken, counted and refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -236,8 +234,7 @@ def test_one_message_at_most_is_ever_in_flight_to_a_party(keys: dict[str, Any]) 
         served += mine
         if mine and served % 7 == 6 and config.running.on_party_failure == "continue":
             return Message(Error(code=3, reason="node is gone"), reply_to=message)
-        reply: Message = client_app.app(message, context)
-        return reply
+        return client_app.app(message, context)
 
     failing: Any = client
     strategy = strategy_of(config)(config, load_labels(config))

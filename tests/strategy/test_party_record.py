@@ -1,7 +1,5 @@
 """Party records: the state of a party between its messages."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

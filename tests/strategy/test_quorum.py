@@ -1,7 +1,5 @@
 """Quorums: who is answered, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """The budget: windows of steps, within epochs and the budget; when evaluations are due."""
 
-from __future__ import annotations
-
 import json
 import random
 from fractions import Fraction

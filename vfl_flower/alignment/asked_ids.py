@@ -16,8 +16,6 @@ by deleting the file, and can read it:
 keys are days since 1970.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -202,7 +200,6 @@ def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
 
 @contextmanager
 def _opened(context: Context) -> Iterator[Ledger]:
-    """Open the party's count."""
     party = context.node_config.get("partition-id")
     path = home("", context) / f"party-{party}.ids"
     sentence = "cannot count the ids that it is asked about: its own log says why."

@@ -3,8 +3,6 @@
 The party's half is `at_party`. Its docstring says what each side learns.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets
@@ -24,8 +22,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
-from vfl_flower.data.row_mask import Alignment
-from vfl_flower.data.split import newest
+from vfl_flower.data.split import Alignment, newest
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
@@ -43,8 +40,7 @@ notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 RowOrder = Callable[[Places], Places]
 """Function from rows to a permutation: the position from which to take each row."""
-Questions = Mapping[int, Introduction]
-"""Node -> the party's question about its rows."""
+Questions = Mapping[int, Introduction]  # node -> the party's question about its rows
 
 
 def align(
@@ -307,7 +303,6 @@ class _Steps:
         return Alignment(name, self.rows, self.present, *about)
 
     def _answer(self, question: Introduction, party: int, node: int) -> psi.Points:
-        """Return the answer to a question, or raise `VflError`."""
         point = checked(question.arrays, "question", "uint8", (1, 32))
         if not self.sets:
             return self.blinding.again(point)

@@ -33,22 +33,9 @@ import time
 import numpy as np
 from flwr.app import Context
 
-from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, pieces, psi
+from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, pieces, psi, store
 from vfl_flower.alignment.blinded_ids import IdSet
-from vfl_flower.alignment.party_rows import (
-    IDS,
-    PSI,
-    check_fewest,
-    check_file,
-    check_method,
-    digest_of,
-    rules_of,
-    save_state,
-    saved_state,
-    text_of,
-)
 from vfl_flower.alignment.psi import Points
-from vfl_flower.alignment.store import check_name
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
@@ -78,13 +65,15 @@ def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> Se
     The party says so only to the label holder of that alignment, who proves it.
     """
     assert own.party is not None
-    save_state(context)
-    rules = rules_of(context, "psi")
+    store.save_state(context)
+    rules = store.rules_of(context, "psi")
     found = blinded_ids.find(context, own, order, rules) if rules.align == "psi" else None
     if not found:
         return SetKept(party=own.party, parties=parties)
     name = np.frombuffer(found.stored.name.encode(), np.uint8)
-    save_state(context, set=name, known=np.array([found.known]), at=found.at, file=digest_of(own))
+    store.save_state(
+        context, set=name, known=np.array([found.known]), at=found.at, file=store.digest_of(own)
+    )
     return SetKept(party=own.party, parties=parties, arrays={"proof": found.proof})
 
 
@@ -97,11 +86,11 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     if order.rule:
         return by_rules.blind(context, own, parties, order)
     by_rules.check_ids(own)
-    rules, theirs = rules_of(context, order.method), order.arrays.get("ids", np.zeros(0))
-    check_method(rules, order.method)
+    rules, theirs = store.rules_of(context, order.method), order.arrays.get("ids", np.zeros(0))
+    store.check_method(rules, order.method)
     places = 0
     if order.method == "ids":
-        check_fewest(rules, len(own.ids))
+        store.check_fewest(rules, len(own.ids))
         with pieces.sent():
             psi.check_points(theirs)
             arrays = _ask_about_all(context, own, theirs)
@@ -116,8 +105,12 @@ def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
         raise VflError(f"{len(theirs)} blinded digests instead of one. Start the run anew.")
     question, answer = psi.challenge([psi.digest_of_all(own.ids)], theirs)
     rows = by_id(own.ids)
-    about = {"digest": digest_of(own, rows), "method": IDS, "file": digest_of(own)}
-    save_state(context, told=rows, answer=answer, **about)
+    about = {
+        "digest": store.digest_of(own, rows),
+        "method": store.IDS,
+        "file": store.digest_of(own),
+    }
+    store.save_state(context, told=rows, answer=answer, **about)
     return {"question": question}
 
 
@@ -129,7 +122,7 @@ def _blind(
     The number is the number of all these outputs.
     """
     assert own.party is not None
-    kept, file = saved_state(context), digest_of(own)
+    kept, file = store.saved_state(context), store.digest_of(own)
     if not order.piece:
         if not order.anew and "known" not in kept:
             raise VflError(
@@ -137,15 +130,15 @@ def _blind(
             )
         kept = ({"file": file} if order.anew else kept) | pieces.begun()
     changed = pieces.taken(kept, order, theirs)
-    check_file(kept, file)
+    store.check_file(kept, file)
     asked, known, in_set = len(changed["sent"]), 0, "set" in kept
     if in_set:
         new, known = asked - len(kept["sent"]), int(kept["known"][0])
         asked_ids.count(context, rules, theirs)
-        stored = blinded_ids.asked(context, own.party, text_of(kept["set"]), new, rules)
+        stored = blinded_ids.asked(context, own.party, store.text_of(kept["set"]), new, rules)
         asked = stored.asked
     if not order.more:
-        check_fewest(rules, asked)
+        store.check_fewest(rules, asked)
     if not in_set:
         asked_ids.count(context, rules, theirs)
         kept = kept if order.piece else kept | blinded_ids.fresh(own)
@@ -166,7 +159,7 @@ def _blind(
     more = {"shown": shown.astype(np.uint8), "asked": np.array([asked])}
     keeps = in_set or blinded_ids.lets(context, rules)
     kept = pieces.state_after(kept, changed, more, set() if keeps else {"key", "points"})
-    save_state(context, **kept)
+    store.save_state(context, **kept)
     return answer, (len(at) - known) * (not order.more)
 
 
@@ -176,10 +169,10 @@ def _blind(
 def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
     """Answer with a question about the rows that the label holder names."""
     assert own.party is not None
-    kept, places = saved_state(context), order.arrays.get("places", np.zeros(0))
+    kept, places = store.saved_state(context), order.arrays.get("places", np.zeros(0))
     if "shown" not in kept or places.dtype != np.int32 or places.ndim != 1:
         raise VflError("was told rows that it was not asked about. Start the run anew.")
-    check_file(kept, digest_of(own))
+    store.check_file(kept, store.digest_of(own))
     at, asked, has = kept["at"], int(kept["asked"][0]), np.flatnonzero(places != -1)
     named = places[has]
     if not len(named) or named.min() < 0 or named.max() >= len(at) or at[named].min() < 0:
@@ -196,7 +189,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
         used[mine] = True
         if hint := hint_of_forms(own.ids, used):
             log.warning("Party %d, by its own ids: %s.", own.party, hint)
-    check_fewest(rules_of(context, "psi"), len(mine))
+    store.check_fewest(store.rules_of(context, "psi"), len(mine))
     held = order.arrays.get("held", np.zeros(1, np.int32))
     if held.dtype != np.int32 or held.shape != (1,) or not 0 <= held[0] < len(places):
         raise VflError("was told a wrong number of test rows. Start the run anew.")
@@ -213,11 +206,11 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     of_set = {name: kept[name] for name in kept if name.partition(".")[0] in _OF_SET}
     if "key" in kept:
         of_set["marks"] = blinded_ids.keyed_hashes(own.ids, kept["key"])[at]
-    about = {"digest": digest_of(own, mine), "method": PSI, "file": kept["file"]}
+    about = {"digest": store.digest_of(own, mine), "method": store.PSI, "file": kept["file"]}
     about |= {"held": held} if held[0] else {}
     about |= {name: kept[name] for name in ("rules", "bits") if name in kept}
     proved_by = {"secret": np.frombuffer(secret, np.uint8), "places": named}
-    save_state(context, told=rows, **proved_by, **about, **of_set)
+    store.save_state(context, told=rows, **proved_by, **about, **of_set)
     arrays: Arrays = {"question": question, "rows": has[some].astype(np.int32)}
     return Introduction(party=own.party, parties=parties, arrays=arrays)
 
@@ -230,10 +223,10 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
 
     If it has not, raise an error: it must begin anew.
     """
-    kept = saved_state(context)
+    kept = store.saved_state(context)
     if "told" not in kept:
         raise VflError("was told to use rows, but was told none. Start the run anew.")
-    save_state(context)
+    store.save_state(context)
     answer, by_psi = order.arrays.get("answer", np.zeros(0)), "secret" in kept
 
     def proves() -> bool:
@@ -243,16 +236,16 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
 
     if not asked_ids.judge(context, Rules.of(context.node_config), proves):
         if "set" in kept:
-            blinded_ids.forget(context, party, text_of(kept["set"]))
+            blinded_ids.forget(context, party, store.text_of(kept["set"]))
         raise ConfigError(
             f"Party {party} has other ids than the label holder has shown to know. align = 'ids' "
             "needs the same ids on both sides. Set align = 'psi' to find the common ids."
         )
-    check_name(order.alignment)
+    store.check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
     lasting = "digest", "method", "file", "rules", "bits", "held"
     which = {name: kept[name] for name in lasting if name in kept}
-    save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
+    store.save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
     if by_psi:
         _keep_set(context, party, kept, answer[-1:])
     return Introduction(party=party, parties=parties)
@@ -260,9 +253,9 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
 
 def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None:
     """Note in the party's set that the label holder knows the ids of these rows."""
-    rules, places = rules_of(context, "psi"), kept["places"]
+    rules, places = store.rules_of(context, "psi"), kept["places"]
     if "set" in kept:
-        blinded_ids.shown(context, party, text_of(kept["set"]), places, rules)
+        blinded_ids.shown(context, party, store.text_of(kept["set"]), places, rules)
     elif "key" in kept:  # a new set
         shown = np.zeros(len(kept["at"]), bool)
         shown[places] = True

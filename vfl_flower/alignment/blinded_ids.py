@@ -52,8 +52,7 @@ log = logging.getLogger("flwr")
 
 NAMES = 30
 """Number of set names in an order. Most names are random."""
-OF_HOLDER = "of-"
-"""Prefix of the names of the label holder's files."""
+OF_HOLDER = "of-"  # prefix of the names of the label holder's files
 
 
 @dataclass(frozen=True)

@@ -30,24 +30,14 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, pieces, psi
+from vfl_flower.alignment import asked_ids, pieces, psi, store
 from vfl_flower.alignment.blinded_ids import where
-from vfl_flower.alignment.party_rows import (
-    check_file,
-    check_method,
-    digest_of,
-    rules_of,
-    save_state,
-    saved_state,
-    text_of,
-)
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
 from vfl_flower.alignment.rule_figures import RuleFigures
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.keys import KeyTable, expected_false
-from vfl_flower.data.match_rules import MOST_RULES, Rule, parse
+from vfl_flower.data.keys import MOST_RULES, KeyTable, Rule, expected_false, parse
 from vfl_flower.data.source import Source
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
@@ -61,8 +51,7 @@ _FEW, _REPEATED = 5, 0.01  # rows with the same key of the first rule, and their
 _LARGER = 0.01  # `match-error` of a hint; an even larger one is no advice
 MATCHED = b"vfl-flower psi matched|"
 """Name of the outputs that prove that the label holder knows a matched key."""
-LACKS = "match-columns"
-"""Rule of a party that lacks columns of a rule."""
+LACKS = "match-columns"  # rule of a party that lacks columns of a rule
 
 
 # --- the label holder -----------------------------------------------------------------------------
@@ -219,26 +208,26 @@ class RuleSteps:
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
     """Blind the label holder's keys of a rule again, and the keys of the party's people."""
     assert own.party is not None
-    rule, rules = one_rule(order.rule), rules_of(context, "psi")
-    check_method(rules, "psi")
-    keys, file = keys_of(own), digest_of(own)
+    rule, rules = one_rule(order.rule), store.rules_of(context, "psi")
+    store.check_method(rules, "psi")
+    keys, file = keys_of(own), store.digest_of(own)
     theirs = order.arrays.get("ids", np.zeros(0))
     answer = Aligned(party=own.party, parties=parties)
     if order.piece:
-        kept = saved_state(context)
-        same = "turn" in kept and text_of(kept["rules"]).splitlines()[-1] == str(rule)
+        kept = store.saved_state(context)
+        same = "turn" in kept and store.text_of(kept["rules"]).splitlines()[-1] == str(rule)
         changed = pieces.taken(kept if same else {}, order, theirs)
-        check_file(kept, file)
+        store.check_file(kept, file)
     else:
         kept = _begun(context, rules, len(keys), file, order)
         changed = pieces.taken(kept | pieces.begun(), order, theirs)
-        texts = text_of(kept["rules"]).splitlines()
+        texts = store.text_of(kept["rules"]).splitlines()
         if not len(theirs) or str(rule) in texts or len(texts) >= MOST_RULES:
             raise VflError("was asked about a rule twice, or without keys. Start the run anew.")
         log.info("Party %d is asked to match people by %s", own.party, rule)
         rows, ambiguous, why = counted(keys, rule, rules, np.flatnonzero(kept["left"]))
         if why:
-            save_state(context, **kept)
+            store.save_state(context, **kept)
             if why == LACKS:
                 return replace(answer, missing=", ".join(keys.missing(rule)))
             return replace(answer, why=why)
@@ -263,7 +252,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     arrays = pieces.answered(changed, theirs, key, len(rows), outputs)
     more = {"asked": asked, "shown": np.zeros(len(kept["at"]), np.uint8)}
     kept = pieces.state_after(kept, changed, more, {"key"})
-    save_state(context, **kept)
+    store.save_state(context, **kept)
     return replace(answer, places=len(rows) * (not order.more), arrays=arrays)
 
 
@@ -308,12 +297,12 @@ def _begun(
             **{"asked": np.zeros(1, np.int64), "rules": none.astype(np.uint8)},
             **{"bits": np.zeros(0), "file": file},
         }
-    kept, matched = saved_state(context), order.arrays.get("matched", none.astype(np.int32))
+    kept, matched = store.saved_state(context), order.arrays.get("matched", none.astype(np.int32))
     if "left" not in kept or "turn" in kept:
         raise VflError(
             "was asked about a later rule, and has seen no first one. Start the run anew."
         )
-    check_file(kept, file)
+    store.check_file(kept, file)
     tags, proof = pieces.joined(kept, "tags"), order.arrays.get("proof", _NO_POINT)
     valid = matched.dtype == np.int32 and matched.ndim == 1
     if not valid or (len(matched) and not 0 <= matched.min() <= matched.max() < len(tags)):
@@ -323,7 +312,7 @@ def _begun(
         return not len(matched) or np.array_equal(pieces.proof_of(tags[matched]), proof)
 
     if not asked_ids.judge(context, rules, proves):
-        save_state(context)
+        store.save_state(context)
         raise VflError("was told people whose keys the label holder has not shown to know.")
     if len(matched):
         kept["left"] = kept["left"].copy()
@@ -333,7 +322,7 @@ def _begun(
 
 def keys_at(own: Source, kept: Arrays, places: Places) -> list[bytes]:
     """Return the keys at places of a party's order, of all rules together."""
-    rules = [rule for text in text_of(kept["rules"]).splitlines() for rule in parse(text)]
+    rules = [rule for text in store.text_of(kept["rules"]).splitlines() for rule in parse(text)]
     return _keys_by(keys_of(own), rules, kept["at"][places], kept["by"][places])
 
 

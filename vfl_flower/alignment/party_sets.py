@@ -3,8 +3,6 @@
 The party's half is `blinded_ids`.
 """
 
-from __future__ import annotations
-
 import hmac
 import logging
 import secrets

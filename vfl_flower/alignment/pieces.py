@@ -10,8 +10,6 @@ counts all ids as if they had come at once, and an id that comes again counts on
 its ids after the last piece only, since its rule `min-rows` needs the number of all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import secrets

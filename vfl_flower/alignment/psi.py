@@ -66,8 +66,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.ids import by_id, chosen, in_pieces
 
-Points = NDArray[np.uint8]
-"""Encoded elements of ristretto255, [n, 32]."""
+Points = NDArray[np.uint8]  # encoded elements of ristretto255, [n, 32]
 
 Places = NDArray[np.int64]
 

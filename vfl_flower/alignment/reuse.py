@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Context
 
-from vfl_flower.alignment import party_rows
+from vfl_flower.alignment import store
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import RowOrder, align
 from vfl_flower.alignment.psi import Places, Points
@@ -36,11 +36,10 @@ from vfl_flower.alignment.store import StoredAlignment
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.match_rules import parse
+from vfl_flower.data.keys import parse
 from vfl_flower.data.normalised import VERSION
-from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.data.split import newest
+from vfl_flower.data.split import Alignment, newest
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Reused, ReuseOrder
@@ -211,14 +210,14 @@ def _method(config: RunConfig) -> str:
 
 def store_rows(context: Context, party: int, parties: int) -> None:
     """Store a party's confirmed rows for later runs."""
-    arrays, rules = party_rows.confirmed(context), Rules.of(context.node_config)
+    arrays, rules = store.confirmed(context), Rules.of(context.node_config)
     if context.node_config.get("source") == "memory":
         return
     folder = files.home("alignments", context)
     files.forget_old(folder, party, rules)
     if not rules.alignment_days:
         return
-    name, file = party_rows.text_of(arrays["name"]), arrays["file"].tobytes().hex()
+    name, file = store.text_of(arrays["name"]), arrays["file"].tobytes().hex()
     path = files.of_party(folder, name, party)
     try:
         if not path.exists():  # a label holder who knows a name must not replace its alignment
@@ -255,7 +254,7 @@ def _used(context: Context, own: Source, rules: Rules, stored: StoredAlignment) 
     if not _are_places(stored.arrays["rows"], own, least=-1):  # -1 for a row that it lacks
         return _GONE
     try:
-        party_rows.use(context, stored.arrays)
+        store.use(context, stored.arrays)
     except VflError as error:
         log.warning("The party %s", error)
         return _ENDED

@@ -1,7 +1,5 @@
 """Figures of the rules that match people, and their table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -38,11 +38,11 @@ from numpy.typing import NDArray
 from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, party_sets, pieces, psi
 from vfl_flower.alignment.at_label_holder import lasting_blinding
 from vfl_flower.alignment.blinded_ids import FoundSet, keyed_hashes, where
-from vfl_flower.alignment.party_rows import check_method, rules_of
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
+from vfl_flower.alignment.store import check_method, rules_of
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.match_rules import MOST_RULES, parse
+from vfl_flower.data.keys import MOST_RULES, parse
 from vfl_flower.data.source import Source
 from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
@@ -89,8 +89,7 @@ class _Known:
             self.order = np.argsort(self.points, kind="stable")
         mine, ordered = _as_one(points), self.points[self.order]
         at = np.searchsorted(ordered, mine).clip(max=len(ordered) - 1)
-        found: Places = np.where(ordered[at] == mine, self.order[at], -1)
-        return found
+        return np.where(ordered[at] == mine, self.order[at], -1)
 
 
 class Seeker:
@@ -208,8 +207,7 @@ class Seeker:
 
 def _as_one(points: Points) -> NDArray[np.bytes_]:
     """Return points [n, 32] as an array [n] that can be sorted."""
-    found: NDArray[np.bytes_] = np.ascontiguousarray(points).view("S32")[:, 0]
-    return found
+    return np.ascontiguousarray(points).view("S32")[:, 0]
 
 
 # --- a party ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, shown
 from vfl_flower.config.names import MUST, alike, is_name
 from vfl_flower.config.options import DataConfig
-from vfl_flower.data.match_rules import ID, parse
+from vfl_flower.data.keys import ID, parse
 from vfl_flower.data.memory import NO_COLUMN, ArraySource, DataSetSource, Frame
 from vfl_flower.data.own_columns import match_columns_of, signs_of
 from vfl_flower.data.source import Source

@@ -35,14 +35,12 @@ class Options(TypedDict, total=False):
     align: Literal["psi", "any", "ids"] | None
     min_parties: int | None
     match: str | None
-    presence: float | None
     test_fraction: float | None
     validation_fraction: float | None
     bottom_model: Code | None
     model_args: str | None
     embedding_size: int | None
     top_model: Code | None
-    top_args: str | None
     combine: Literal["concat", "mean", "sum"] | None
     aggregation: Code | None
     loss: Code | None

@@ -103,7 +103,6 @@ class Model:
         return f"<table>{rows}</table>"
 
     def _about(self) -> dict[str, str]:
-        """Return what a reader wants to know of the model first."""
         about = {"folder": str(self.folder)}
         if not (self.folder / "summary.json").exists():
             return {"result": "unfinished", **about}
@@ -160,8 +159,7 @@ class Model:
     @property
     def classes(self) -> list[Any]:
         """The classes, in the order of `predict_proba`'s columns; empty for regression."""
-        classes: list[Any] = _checkpoint(self.folder).about_labels["classes"]
-        return classes
+        return _checkpoint(self.folder).about_labels["classes"]
 
     def predict(self, features: Features = (), *, own: Any = None, id: str = "") -> Any:
         """Return the class or number of each row, [N]; with ids, a pandas Series by id.
@@ -221,8 +219,7 @@ class Model:
                 "The rows with labels have one class only, so there are no figures of two classes. "
                 "Give rows of both classes."
             )
-        found: dict[str, Any] = figures["assessment"]
-        return found
+        return figures["assessment"]
 
     def _by_id(self, values: Any, frame: Any, own: Any, id: str) -> Any:
         """Return predictions by id; without ids, by the index of ``own`` if rules match people."""
@@ -344,7 +341,6 @@ def quiet() -> Iterator[None]:
 
 
 def _checkpoint(folder: Path) -> Checkpoint:
-    """Return the label holder's half of a model."""
     summary = folder / "summary.json"
     if summary.is_file() and not (folder / checkpoint.FILE).exists():
         said = json.loads(summary.read_text())

@@ -150,8 +150,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
     def _both(self, x: Any, y: Any, **how: Any) -> tuple[Any, Array]:
         """Return checked rows and labels: a pandas frame as it is, all else as numbers [N, F]."""
         if not _is_frame(x):
-            found: tuple[Any, Array] = validate_data(self, x, y, dtype=np.float64, **how)
-            return found
+            return validate_data(self, x, y, dtype=np.float64, **how)
         _, y = check_X_y(np.zeros((len(x), 1)), y, **how)
         return validate_data(self, x, skip_check_array=True), y
 
@@ -241,14 +240,12 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each class, [N, classes]."""
         parts = self._parts(self._checked(X))
-        found: Array = self.model_.predict_proba(parts)
-        return found
+        return self.model_.predict_proba(parts)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the class of each row, [N]."""
         parts = self._parts(self._checked(X))
-        found: Array = self.classes_[self.model_.predict(parts)]
-        return found
+        return self.classes_[self.model_.predict(parts)]
 
 
 class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
@@ -274,5 +271,4 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the number of each row, [N]."""
         parts = self._parts(self._checked(X))
-        found: Array = self.model_.predict(parts)
-        return found
+        return self.model_.predict(parts)

@@ -134,7 +134,6 @@ def _train(
     progress: bool | None = None,
     **options: Any,
 ) -> Model:
-    """Train as `train` describes."""
     for name, value in {"engine": engine, "out": out, "id": id}.items():
         if not isinstance(value, str | Path | None):
             columns = " Join several columns of ids to one." * (name == "id")

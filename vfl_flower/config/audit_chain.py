@@ -160,7 +160,8 @@ def checked(
             following, fields, number = file.readline(), fields_of(line), end.lines + 1
             if fields is None:
                 unfinished = not line.endswith(b"\n")  # the process is writing it, or was killed
-                if number == 1 or not (unfinished or _event(following) == TORN):
+                said_torn = (fields_of(following) or {}).get("event") == TORN
+                if number == 1 or not (unfinished or said_torn):
                     raise _changed(path, number)
             elif fields["line"] != number:
                 raise VflError(
@@ -313,10 +314,6 @@ def fields_of(line: bytes) -> dict[str, Any] | None:
         return None
     fits = all(isinstance(found.get(name), kind) for name, kind in _TYPES.items())
     return found if fits else None
-
-
-def _event(line: bytes) -> str:
-    return str((fields_of(line) or {}).get("event"))
 
 
 def _opened(path: Path) -> Any:

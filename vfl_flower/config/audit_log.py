@@ -42,7 +42,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from vfl_flower.config.audit_chain import (
@@ -114,12 +113,7 @@ class AuditLog:
     def __enter__(self) -> AuditLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -44,8 +44,7 @@ class InvalidError(ValueError):
         self.name = name
 
 
-Check = Callable[[Any], Any]
-"""Return a permitted value; raise `InvalidError` for any other value."""
+Check = Callable[[Any], Any]  # return a permitted value; raise `InvalidError` for any other value
 
 
 def check_of(kind: Any) -> Check:

@@ -10,8 +10,6 @@ knows by its columns. In any other csv file `'=1` is an id as it was written. Pa
 apostrophe.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Sequence

@@ -300,8 +300,7 @@ class SumError(VflError):
         )
 
 
-BY_NODE = "The party on node "
-"""Name of a party whose number is not known, followed by its node."""
+BY_NODE = "The party on node "  # name of a party whose number is not known, followed by its node
 
 
 class PartyError(VflError):

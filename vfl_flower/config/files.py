@@ -3,8 +3,6 @@
 All files of a run derive from data. So files have mode 0600 and folders 0700, with any umask.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import grp

@@ -8,8 +8,6 @@ The standard library does this in few lines. A library's formatter would have to
 two points: Flower's handler ignores formatters, and the text of an error must stay out.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -5,8 +5,6 @@ simulations it can also be the import path of your own code: ``file.py:NAME`` or
 ``package.module:NAME``. Nothing is imported before it is needed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -221,7 +219,7 @@ SERVER_UPDATES = Registry(
     "server_updates",
     {
         "first-order": "vfl_flower.protocol.server_update.gradient:ByGradient",
-        "zeroth-order": "vfl_flower.protocol.server_update.differences:ByDifferences",
+        "zeroth-order": "vfl_flower.protocol.server_update.gradient:ByDifferences",
     },
     parts=("step", "by_differences"),
 )
@@ -232,8 +230,8 @@ DIRECTIONS = Registry(
     "directions",
     {
         "gaussian": "vfl_flower.protocol.directions.base:DirectionSet",
-        "sphere": "vfl_flower.protocol.directions.sphere:Sphere",
-        "scaled-sphere": "vfl_flower.protocol.directions.sphere:ScaledSphere",
+        "sphere": "vfl_flower.protocol.directions.base:Sphere",
+        "scaled-sphere": "vfl_flower.protocol.directions.base:ScaledSphere",
     },
     parts=("fill", "length"),
 )
@@ -244,8 +242,8 @@ SAMPLINGS = Registry(
     "samplings",
     {
         "shuffle": "vfl_flower.protocol.sampling.base:Sampling",
-        "poisson": "vfl_flower.protocol.sampling.poisson:Poisson",
-        "replacement": "vfl_flower.protocol.sampling.replacement:Replacement",
+        "poisson": "vfl_flower.protocol.sampling.base:Poisson",
+        "replacement": "vfl_flower.protocol.sampling.base:Replacement",
     },
     parts=("draw", "divisors", "uploaded"),
 )
@@ -255,7 +253,7 @@ CODECS = Registry(
     "codec",
     "codecs",
     {
-        "identity": "vfl_flower.protocol.codecs.identity:Identity",
+        "identity": "vfl_flower.protocol.codecs.halves:Identity",
         "top-k": "vfl_flower.protocol.codecs.top_k:TopK",
         "qsgd": "vfl_flower.protocol.codecs.qsgd:QSGD",
         "float16": "vfl_flower.protocol.codecs.halves:Float16",
@@ -317,7 +315,7 @@ DATASETS = Registry(
         "csv": "vfl_flower.data.formats:table",
         "parquet": "vfl_flower.data.formats:table",
         "svmlight": "vfl_flower.data.formats:svmlight",
-        "hf": "vfl_flower.data.hugging_face:hugging_face",
+        "hf": "vfl_flower.data.formats:hugging_face",
     },
 )
 """Partitioned data sets, `data.partitioned.PartitionedData`, by the prefix before a colon."""
@@ -329,11 +327,11 @@ AUGMENTATIONS = Registry(
     "augment",
     "augmentations",
     {
-        "none": "vfl_flower.data.augmentation:none",
-        "crop-flip": "vfl_flower.data.augmentation:crop_flip",
+        "none": "vfl_flower.data.samples:none",
+        "crop-flip": "vfl_flower.data.samples:crop_flip",
     },
 )
-"""Augmentations of samples in training passes: `data.augmentation.Augment`."""
+"""Augmentations of samples in training passes: `data.samples.Augment`."""
 
 MECHANISMS = Registry(
     "privacy",

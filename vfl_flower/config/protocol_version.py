@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "fef563e4a7e279319b6f2d6263e5e0c5807a38201061acf4c1a8d4bdf885c014"
+DIGEST = "863a459bf95c77572de9d4f09264b513121951b6149c4dd45425dee8e175c170"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -1,7 +1,5 @@
 """Provenance of a run: code, package versions and memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -35,7 +35,6 @@ from vfl_flower.config.options import (
 )
 from vfl_flower.config.options.option import Key
 
-_FLOWER = "flower"  # engine of examples that `flwr run` starts
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # option=value, as Flower reads it
 
 # A text without quotes. A match begins at no other letter of a name, so that it takes little time.
@@ -44,8 +43,7 @@ _BARE = re.compile(r"(?<![\w.-])([\w.-]+)=(?!true\b|false\b)([A-Za-z./~][^\s'\"]
 _NO_SETTINGS = "is no settings. Write name=value for each, with a space between two."
 _TRUTHS = {"true": True, "false": False}
 
-AUTO = "auto"
-"""Value of an option that the chosen system, the data or the runtime decides."""
+AUTO = "auto"  # value of an option that the chosen system, the data or the runtime decides
 
 
 @dataclass(frozen=True)
@@ -61,24 +59,18 @@ class RunConfig:
         "the alignment for later runs. `information` computes the information value of each "
         "column.",
         example="task='predict' model='runs/a'",
-        engine=_FLOWER,
         choices=("train", "predict", "distil", "serve", "explain", "align", "information"),
-        related=("model", "without", "dataset"),
     )
     model: str = key(
         "",
         "Names the results folder of the run whose model is used.",
         example="task='predict' model='runs/a'",
-        engine=_FLOWER,
-        related=("task", "without"),
     )
     without: str = key(
         "",
         "Names parties to leave out of a prediction or an explanation, as in '0,3'. The model must "
         "be trained on subsets of the parties.",
         example="task='predict' model='runs/a' without='0,3'",
-        engine=_FLOWER,
-        related=("task", "subsets"),
     )
     explain: bool = key(
         False,
@@ -86,8 +78,6 @@ class RunConfig:
         "of the parties decide which columns they tell.",
         example="task='predict' model='runs/a' explain=true",
         expert=True,
-        engine=_FLOWER,
-        related=("task", "model"),
     )
     information: str = key(
         "noisy",
@@ -96,18 +86,14 @@ class RunConfig:
         "the bins of its rows, and gets exact counts. Each party must allow `exact` in its node "
         "configuration.",
         example="task='information' information='exact'",
-        engine=_FLOWER,
         choices=("noisy", "exact"),
-        related=("task", "epsilon", "min-bin"),
     )
     min_bin: int = key(
         20,
         "Sets the least rows of each class in a bin of a column. Smaller bins are merged.",
         example="task='information' min-bin=50",
         expert=True,
-        engine=_FLOWER,
         least=1,
-        related=("task", "information"),
     )
     repeats: int = key(
         1,
@@ -115,9 +101,7 @@ class RunConfig:
         "shorter. Each one is an upload of every explained row. Real parties permit 1.",
         example="task='explain' model='runs/a' repeats=5",
         expert=True,
-        engine=_FLOWER,
         least=1,
-        related=("task",),
     )
     strategy: str = key(
         "split-nn",
@@ -125,7 +109,6 @@ class RunConfig:
         example="strategy='vafl'",
         basic=True,
         registry=plugins.SYSTEMS,
-        related=("estimator", "quorum", "privacy"),
     )
     data: DataConfig = field(default_factory=DataConfig)
     models: ModelConfig = field(default_factory=ModelConfig)
@@ -209,8 +192,9 @@ def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
                 "the shared top model."
             )
             about["example"] = re.sub(r"([a-z]+)=", rf"{prefix}\1=", about["example"])
-            about["related"] = (name, *(prefix + other for other in about["related"]))
             about["basic"], about["expert"] = False, True
+        if about["example"].startswith("task="):
+            about["engine"] = "flower"  # `flwr run` starts it
         type_of = types[str(spec.type).split(" |")[0]]
         keys.append(Key(prefix + name, section, spec.name, type_of, spec.default, **about))
     return keys
@@ -245,7 +229,6 @@ _EXPERT = Key(
     "a `System` has them among its defaults. `vfl list NAME` explains each.",
     example="strategy='cascaded' expert='mu=0.0001 directions=sphere'",
     values=", ".join(name for name, each in KEYS.items() if each.expert),
-    related=("strategy",),
 )
 OPTIONS: dict[str, Key] = {
     each.name: each
@@ -337,3 +320,40 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
             advice = "Write straight quotes, ' and \", instead of curly ones."
         raise ConfigError(f"{said} {given!r} cannot be read. {advice}") from error
     return found
+
+
+SHOWN = (
+    *("strategy", "dataset", "label", "target", "id"),
+    *("epochs", "batch-size", "party-lr", "seed", "out"),
+)
+"""Options that pyproject.toml shows to a user of Flower. No system has its own default for one
+whose default is a value."""
+
+
+def flower_defaults() -> dict[str, Any]:
+    """Return the table ``[tool.flwr.app.config]`` of pyproject.toml: `SHOWN`, then all others.
+
+    Flower refuses options that the table lacks, and passes on the table's value of each option
+    that a user omits.
+    """
+    shown = {name: AUTO if KEYS[name].auto else KEYS[name].default for name in SHOWN}
+    return shown | {name: AUTO for name in OPTIONS if name not in shown}
+
+
+def given_to_flower(raw: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+    """Return the options of a Flower run that a user named, or changed in pyproject.toml."""
+    table = flower_defaults()
+    return {key: raw[key] for key in raw if key in named or raw[key] != table.get(key)}
+
+
+def packed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with all expert settings in the option ``expert``: the reverse of `opened`."""
+    values = opened(values)
+    expert = {name: value for name, value in values.items() if name in KEYS and KEYS[name].expert}
+    rest = {name: value for name, value in values.items() if name not in expert}
+    words = (f"{name}={_text(value)}" for name, value in expert.items())
+    return {**rest, "expert": shlex.join(words)} if expert else rest
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

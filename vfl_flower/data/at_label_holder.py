@@ -4,8 +4,6 @@
 holder. Before training, both sides check that they use the same rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -22,9 +20,8 @@ from vfl_flower.data.labels import Labels, as_known, class_weights, digest_of_la
 from vfl_flower.data.on_disk import of_size
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.partitioned import decisive, opened, version_of
-from vfl_flower.data.row_mask import Alignment, row_masks_of
 from vfl_flower.data.source import Compact, Preparation
-from vfl_flower.data.split import digest_of_rows, divide, split
+from vfl_flower.data.split import Alignment, digest_of_rows, divide, row_masks_of, split
 from vfl_flower.data.tables import Table
 
 

@@ -6,7 +6,9 @@ rows from the number of rows alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,14 +19,21 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data import augmentation
-from vfl_flower.data.augmentation import Augment
+from vfl_flower.data import samples
 from vfl_flower.data.drift import Watch, sampled
 from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
-from vfl_flower.data.row_mask import Alignment, RowMask, row_masks_of
+from vfl_flower.data.samples import Augment
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
-from vfl_flower.data.split import background_rows, digest_of_rows, divide, split
+from vfl_flower.data.split import (
+    Alignment,
+    RowMask,
+    background_rows,
+    digest_of_rows,
+    divide,
+    row_masks_of,
+    split,
+)
 from vfl_flower.data.tables import Table
 
 _MANY_PIXELS = 2**27  # bytes of images in single precision; above, keep their pixels as bytes
@@ -57,7 +66,7 @@ class FeatureBlock:
     alignment: str = ""
     train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    augment: Augment = augmentation.none
+    augment: Augment = samples.none
     row_masks: tuple[RowMask, RowMask] | None = None
     validation: int = 0
     shares: Watch | None = None
@@ -116,14 +125,7 @@ def load_own_features(
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
-    if isinstance(own, OwnColumns) and (
-        wrong := dict(signs_of(own.monotonic).items() ^ preparation.monotone.items())
-    ):
-        raise own.wrong(
-            "has other monotonic columns than its model, or `monotonic` names no column of "
-            "numbers. Write 'a:+,b:-'.",
-            f"monotonic = {own.monotonic!r}. Look at {', '.join(map(repr, wrong))}.",
-        )
+    _check_monotonic(own, preparation)
     samples = [prepared(own, part, preparation) for part in (train, test)]
     shares = None
     if watched:
@@ -151,6 +153,18 @@ def _check_no_labels(own: Source, label: str) -> None:
         raise ConfigError(
             f"{own.whose} has a column of the label's name, so the label would predict itself. "
             "Leave that column out, or name the feature columns by `columns`."
+        )
+
+
+def _check_monotonic(own: Source, preparation: Preparation) -> None:
+    """Raise `ConfigError` unless the owner names the columns that the model is monotonic in."""
+    if isinstance(own, OwnColumns) and (
+        wrong := dict(signs_of(own.monotonic).items() ^ preparation.monotone.items())
+    ):
+        raise own.wrong(
+            "has other monotonic columns than its model, or `monotonic` names no column of "
+            "numbers. Write 'a:+,b:-'.",
+            f"monotonic = {own.monotonic!r}. Look at {', '.join(map(repr, wrong))}.",
         )
 
 
@@ -199,7 +213,7 @@ def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
 def _with_presence(
     block: FeatureBlock, config: RunConfig, party: int, parties: int
 ) -> FeatureBlock:
-    """Keep a party's rows of a partitioned data set (`row_mask.row_masks_of`)."""
+    """Keep a party's rows of a partitioned data set (`row_masks_of`)."""
     numbers = block.train_rows, block.test_rows
     has = row_masks_of(config, numbers, parties)
     known = RowMask.of(has[0][:, party]), RowMask.of(has[1][:, party])
@@ -250,3 +264,75 @@ def _load_part(
             "Fill them in, or drop those rows at every party."
         )
     return ArrayBlock(train, test, **about)
+
+
+@dataclass(frozen=True)
+class RawColumns:
+    """A participant's columns in its training rows.
+
+    alignment : statement about the rows, as in `transport.messages.Description`.
+    rows : number n of its training rows.
+    read : function that yields the name and the values [n] of each column (`Source.raw_columns`).
+    people : function that returns a number for the person of each row, [n]: by its id if it has
+        one, or else the row's number.
+    """
+
+    alignment: str
+    rows: int
+    read: Callable[[], Iterator[tuple[str, Array]]]
+    people: Callable[[], NDArray[np.uint64]]
+
+
+def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
+    """Return a participant's own columns.
+
+    Raise `ConfigError` if it has none of the training rows.
+    """
+    places, *_ = divide(data, len(common.rows), common.held_out)
+    train = training_rows(own, common.rows[places])
+    read, people = partial(_checked, own, train), partial(own.people, train)
+    return RawColumns(common.name, len(train), read, people)
+
+
+def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the columns, which must be there and have no dates."""
+    if isinstance(own, Table):
+        own.check_features()
+    has_columns = False
+    for name, values in own.raw_columns(places):
+        if values.dtype == object and any(isinstance(each, date) for each in values):
+            assert isinstance(own, Table)
+            raise own.wrong(
+                "has a column of dates. Set dates='days', or leave it out by `columns`.",
+                f"column {name!r} has dates.",
+            )
+        has_columns = True
+        yield name, values
+    if not has_columns:
+        raise ConfigError(f"{own.whose} has no columns of numbers or texts. Give it a table.")
+
+
+def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns:
+    """Return a party's columns of a partitioned data set. Their names are their numbers.
+
+    Raise `ConfigError` if the data set is no table of numbers.
+    """
+    data = decisive(config.data)
+    dataset = opened(data, version_of(data))
+    parts = dataset.features(Columns(data, False, party, parties))
+    train, _, (numbers, test_numbers, _) = split(data, parts)
+    if dataset.made or train.ndim != 2 or train.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{config.data.called} has no columns of numbers, and task = 'information' bins "
+            "columns. Name a table by dataset."
+        )
+    alignment = digest_of_rows(numbers, test_numbers)
+    if config.data.presence < 1:
+        mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
+        train, numbers = train[mask], numbers[mask]
+
+    def read() -> Iterator[tuple[str, Array]]:
+        for number, column in enumerate(train.T):
+            yield str(number), column.astype(np.float64)
+
+    return RawColumns(alignment, len(train), read, lambda: numbers.astype(np.uint64))

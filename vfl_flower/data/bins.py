@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.arrays import Array
 from vfl_flower.data.column_types import text_of
 
-MOST = 10
-"""Bins of a column's known values, by default."""
+MOST = 10  # bins of a column's known values, by default
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ parquet file and a frame with the same values give the same rows, whatever their
 the types of its training rows (`Preparation`), and later files are read by these.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, time
@@ -19,8 +17,7 @@ import numpy as np
 Kinds = Mapping[str, str]
 """Column -> "empty", "truth", "whole", "number" or "text"; typed columns are left out."""
 
-CODE = r"^\s*(?:-?0[0-9]|\+)"
-"""Expression of a text that is a code, not a number."""
+CODE = r"^\s*(?:-?0[0-9]|\+)"  # expression of a text that is a code, not a number
 _WHOLE = r"^(0|-?[1-9][0-9]*)$"
 _UNNAMED = r"\s*|Unnamed: \d+|__index_level_\d+__"
 _OTHERS = ("date", "datetime", "datetime64", "timedelta", "time", "period", "interval", "bytes")
@@ -198,7 +195,6 @@ def _common(one: str, other: str) -> str:
 
 
 def _converted(column: Any, kind: str) -> Any:
-    """Return an Arrow array of texts as this kind."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -23,17 +23,13 @@ from vfl_flower.config.files import whole
 from vfl_flower.data.bins import Bins
 
 Counts = NDArray[np.int64]
-Columns = Iterable[tuple[str, Array]]
-"""Columns by name, each [rows]."""
+Columns = Iterable[tuple[str, Array]]  # columns by name, each [rows]
 
-MODERATE, LARGE = 0.1, 0.25
-"""Indices above which drift is moderate, and large."""
+MODERATE, LARGE = 0.1, 0.25  # indices above which drift is moderate, and large
 LEAST = 200
 """Least new rows that get an index. At 200 rows, chance alone rarely reaches 0.1."""
-FLOOR = 1e-4
-"""Least share of a bin in an index: the logarithm of no share is infinite."""
-HIDING = 0.25
-"""Spread of the logarithm of a random factor that hides an index."""
+FLOOR = 1e-4  # least share of a bin in an index: the logarithm of no share is infinite
+HIDING = 0.25  # spread of the logarithm of a random factor that hides an index
 _CHANCE = 0.001  # most chance that a warning is false, over all columns of a watch
 _ROWS, _FEWEST, _VALUES = 20_000, 1_000, 10_000_000  # that `sampled` keeps
 
@@ -47,8 +43,7 @@ def _terms(then: Counts, now: Counts) -> NDArray[np.float64]:
     A share below `FLOOR` counts as `FLOOR`.
     """
     p, q = (np.maximum(counts / counts.sum(), FLOOR) for counts in (then, now))
-    terms: NDArray[np.float64] = (q - p) * np.log(q / p)
-    return terms
+    return (q - p) * np.log(q / p)
 
 
 def stability_index(then: Counts, now: Counts) -> float:

@@ -1,7 +1,5 @@
 """Columns of a pandas frame: kinds, missing values, and conversion to numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -16,8 +14,7 @@ def is_missing(values: Array) -> Array:
     """Return which values are missing: None, NaN, or pandas' missing values."""
     import pandas as pd
 
-    missing: Array = pd.isna(values)
-    return missing
+    return pd.isna(values)
 
 
 _THOUSANDS = r"\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*"
@@ -152,8 +149,7 @@ def raw_columns(frame: Any, places: Array, dates: Collection[str]) -> Iterator[t
 
 def floats(columns: Any) -> Array:
     """Return numbers as floats, also from pandas types with their own missing values."""
-    numbers: Array = columns.to_numpy(np.float64, na_value=np.nan)
-    return numbers
+    return columns.to_numpy(np.float64, na_value=np.nan)
 
 
 def numeric(frame: Any) -> list[str]:
@@ -171,8 +167,7 @@ def medians_of(numbers: Array) -> list[float]:
     medians = np.median(numbers, axis=0)  # NaN where a value is missing
     for at in np.flatnonzero(np.isnan(medians)):
         medians[at] = np.nanmedian(numbers[:, at])
-    values: list[float] = medians.tolist()
-    return values
+    return medians.tolist()
 
 
 def texts_of(column: Any) -> list[str]:

@@ -1,7 +1,5 @@
 """Ids of rows: their kind, and their form as bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +15,7 @@ _AT_ONCE = 65536  # ids to encode at a time
 _DIGITS = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _POWERS = 10 ** np.arange(20, dtype=np.uint64)
 
-People = NDArray[np.uint64]
-"""A number for each person, [n]."""
+People = NDArray[np.uint64]  # a number for each person, [n]
 
 
 def people_of_rows(dataset: str, rows: NDArray[Any]) -> People:

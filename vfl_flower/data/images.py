@@ -10,8 +10,6 @@ An image has at most 2**25 pixels (5,792 x 5,792), and a file 256 MiB. Reading o
 about half a gigabyte.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

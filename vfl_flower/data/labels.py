@@ -150,8 +150,7 @@ class Labels:
         chances = np.maximum(counts, 1) / np.maximum(counts, 1).sum()
         if len(chances) == 2:
             return [float(np.log(chances[1] / chances[0]))]
-        outputs: list[float] = np.log(chances).tolist()
-        return outputs
+        return np.log(chances).tolist()
 
     @property
     def outputs(self) -> int:
@@ -206,8 +205,7 @@ def _counts(labels: Array, classes: int, kept: float) -> Array:
     """Return the rows of each class, [classes]; estimated if ``kept`` is below 1."""
     counts = np.bincount(labels, minlength=classes)
     other = (1 - kept) / max(1, classes - 1)
-    estimated: Array = np.maximum((counts - other * len(labels)) / (kept - other), 1)
-    return estimated
+    return np.maximum((counts - other * len(labels)) / (kept - other), 1)
 
 
 def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:

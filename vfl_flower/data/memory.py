@@ -4,8 +4,6 @@ This process holds them under a name. The run configuration (``dataset = "memory
 parties' node configurations (``source = "memory"``, ``held = "NAME"``) use the name.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

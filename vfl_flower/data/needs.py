@@ -1,22 +1,12 @@
 """Needs of a table, such as options for its texts and dates: all of them in one message."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vfl_flower.data.frames import (
-    NO_COMMAS,
-    POINTS,
-    content_of,
-    days_of,
-    floats,
-    of_texts,
-    texts_of,
-)
+from vfl_flower.data import frames
 from vfl_flower.data.own_columns import OwnColumns
 
 MOST_VALUES = 100  # values of a text column; each becomes a column
@@ -40,9 +30,9 @@ _KINDS = {  # kind -> words for one column, and what to do
 }
 _HINTS = {
     "other dates": "Write dates as 2024-01-31, and set dates='days', to use them.",
-    "commas between thousands": f"{NO_COMMAS}, or write points if they are decimal commas, to use "
-    "the numbers.",
-    "decimal commas": f"{POINTS}, to use the numbers.",
+    "commas between thousands": f"{frames.NO_COMMAS}, or write points if they are decimal commas, "
+    "to use the numbers.",
+    "decimal commas": f"{frames.POINTS}, to use the numbers.",
     "infinite values": "Replace infinite values, to use the columns.",
     "words among numbers": "missing-words counts these words as missing values: correct them if "
     "they are none.",
@@ -72,7 +62,7 @@ class Need(NamedTuple):
         if self.kind in _KINDS:
             wrong, advice = _KINDS[self.kind]
             return f"has {wrong}. {advice}", f"column {self.column!r} has {self.note or 'none'}."
-        why = of_texts(column)
+        why = frames.of_texts(column)
         if self.kind == OTHER_WORDS:
             why = f", since it has texts among its numbers. {_HINTS[self.kind]}"
         return (
@@ -89,7 +79,7 @@ def needs_of(own: OwnColumns, frame: Any, learns: bool = True) -> Iterator[Need]
     for name, column in frame.items():
         missing = int(column.isna().sum())
         if column.dtype.kind in "biuf":
-            infinite = int(np.isinf(floats(column)).sum())
+            infinite = int(np.isinf(frames.floats(column)).sum())
             if infinite:
                 yield Need("infinite values", name, f"{infinite} in {len(column)} rows")
         elif missing < len(column):
@@ -102,12 +92,12 @@ def needs_of(own: OwnColumns, frame: Any, learns: bool = True) -> Iterator[Need]
 
 
 def _of_texts(own: OwnColumns, name: str, column: Any) -> Iterator[Need]:
-    if own.dates == "days" and days_of(column) is not None:
+    if own.dates == "days" and frames.days_of(column) is not None:
         return
     few = len(frequent(column)) > 0
     if own.text == "one-hot" and few:
         return
-    content, words = content_of(column)
+    content, words = frames.content_of(column)
     options: dict[str, str] = {}
     if content == "dates":
         options = {"dates": "days"}
@@ -115,9 +105,9 @@ def _of_texts(own: OwnColumns, name: str, column: Any) -> Iterator[Need]:
         options = {"missing-words": ",".join(dict.fromkeys([*own.words, *words]))}
         options["missing"] = "median"
         known = column[~column.astype(str).isin(words)]
-        if days_of(known) is not None:
+        if frames.days_of(known) is not None:
             options["dates"] = "days"
-        elif content_of(known)[0] == "other dates":
+        elif frames.content_of(known)[0] == "other dates":
             content, options = "other dates", {}
         elif not all(map(nameable, words)):
             content, options = OTHER_WORDS, {}
@@ -143,7 +133,7 @@ def frequent(column: Any) -> list[str]:
     These are all values, or the most frequent ones, 100 at most. The list is empty if less than
     half of the rows have them: names and numbers of customers are no categories.
     """
-    counts = Counter(texts_of(column))
+    counts = Counter(frames.texts_of(column))
     if len(counts) <= MOST_VALUES:
         return sorted(counts)
     most = sorted(counts, key=lambda each: (-counts[each], each))[:MOST_VALUES]
@@ -153,9 +143,9 @@ def frequent(column: Any) -> list[str]:
 
 def told_of(column: Any, values: Sequence[str]) -> str:
     """Return what the owner should know of a column whose texts become columns: a predicate."""
-    if (known := len(set(texts_of(column)))) > len(values):
+    if (known := len(set(frames.texts_of(column)))) > len(values):
         return f"has {known} texts, and the {len(values)} most frequent ones become columns"
-    content = content_of(column)[0]
+    content = frames.content_of(column)[0]
     odd = content in (
         "dates",
         "other dates",

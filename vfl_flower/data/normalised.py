@@ -40,8 +40,7 @@ _PLAIN = str.maketrans(
     | dict.fromkeys(map(chr, range(0x02B0, 0x0300)))  # letters that names use as apostrophes
 )
 
-ORDERS = ("year-month-day", "day-month-year", "month-day-year")
-"""Orders of the parts of a date."""
+ORDERS = ("year-month-day", "day-month-year", "month-day-year")  # orders of the parts of a date
 
 _YEAR_FIRST = re.compile(r"([0-9]{4})([-/. ])([0-9]{1,2})\2([0-9]{1,2})(?:[T ].*)?")
 _YEAR_LAST = re.compile(r"([0-9]{1,2})([-/. ])([0-9]{1,2})\2([0-9]{4})(?:[T ].*)?")

@@ -28,7 +28,7 @@ from vfl_flower.config.files import make_folder
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.samples import Arrays
-from vfl_flower.data.source import Preparation, Source
+from vfl_flower.data.source import Moments, Preparation, Source, scaled
 from vfl_flower.data.table_file import TableFile, is_csv
 from vfl_flower.transport.flower_internals import flower_home
 
@@ -76,7 +76,6 @@ class KeptSource(Source):
 
     @cached_property
     def _files(self) -> list[RowFile]:
-        """Return the file, once there is one."""
         return []
 
     @abstractmethod
@@ -230,3 +229,68 @@ def _told() -> Iterator[None]:
             f"cannot keep its rows on its disk ({error.strerror}). Make room in the folder "
             "vfl-flower of FLWR_HOME."
         ) from None
+
+
+@dataclass(frozen=True)
+class SequenceColumn(KeptFile):
+    """A parquet file whose only feature column holds lists, or a file of rows of people."""
+
+    piece: ClassVar[int] = 1024
+
+    length: int = 0  # T; 0: length of the longest sequence in the training rows
+
+    def learn(self, train: Array) -> Preparation:
+        """Return length, signals, and mean and deviation of each signal."""
+        wanted, moments, longest = np.zeros(self.count, bool), Moments(), 1
+        wanted[train] = True
+        signals = 0
+        for _, piece in self._pieces(wanted, Preparation({}, {}, [], [])):
+            for values in self._values(piece, signals):
+                signals = values.shape[1]
+                longest = max(longest, len(values))
+                moments.add(values)
+        if not signals:
+            raise self.wrong(
+                "has no sequence in the training rows. Fill some in.", "all are empty."
+            )
+        shape = [self.length or longest, signals]
+        names = self.feature_names if self.repeats == "sequence" else ()  # to keep their order
+        return Preparation(dict.fromkeys(names, 0.0), {}, *moments.result(), shape=shape)
+
+    def _needed(self, preparation: Preparation) -> list[str]:
+        return self._check_columns(preparation) if preparation.numbers else self.feature_names
+
+    def _encode(self, piece: Any, preparation: Preparation) -> Array:
+        length, signals = preparation.shape
+        mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
+        rows = np.zeros((len(piece), length, signals), np.float32)
+        for row, values in zip(rows, self._values(piece, signals), strict=True):
+            last = scaled(values, mean, deviation)[-length:]
+            row[length - len(last) :] = last
+        if not np.isfinite(rows).all():
+            raise self.wrong(
+                "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
+            )
+        return rows
+
+    def _values(self, piece: Any, signals: int) -> list[Array]:
+        """Return the values [T, signals] of each row of a piece."""
+        sequences = []
+        for place, *cells in piece.itertuples(name=None):
+            cell = cells[0] if len(cells) == 1 else np.stack(cells, 1)  # of numeric columns
+            try:
+                values = np.array([np.asarray(each, np.float64) for each in cell], np.float64)
+            except (TypeError, ValueError):
+                values = np.full((1, 1, 1), np.nan)
+            if not values.size:
+                values = np.zeros((0, signals or 1))
+            values = values[:, None] if values.ndim == 1 else values
+            signals = signals or values.shape[1]
+            if values.ndim > 2 or values.shape[1] != signals or not np.isfinite(values).all():
+                raise self.wrong(
+                    "has a sequence with missing or infinite values, or of other signals than the "
+                    "others. Correct it.",
+                    f"row {place}.",
+                )
+            sequences.append(values)
+        return sequences

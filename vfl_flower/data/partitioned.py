@@ -1,6 +1,6 @@
 """Partitioned data sets: parties read their columns, the label holder the labels.
 
-`config.plugins.DATASETS` names the data sets of `data.formats` and `data.hugging_face`, by the
+`config.plugins.DATASETS` names the data sets of `data.formats` and `data.formats`, by the
 prefix in ``dataset='npz:PATH'``. To add one, write such a function. A data set of your own is
 ``dataset='waves.py:open_waves'``, or ``'waves.py:open_waves:PATH'`` if it reads a path.
 """
@@ -76,7 +76,7 @@ def open_dataset(data: DataConfig) -> PartitionedData:
 
     Raise `ConfigError` if there is no such kind of data set, or no such file.
     """
-    if own := _code(data.dataset):
+    if own := code_of(data.dataset):
         return _opener(own[0])(data, own[1])
     kind, _, place = data.dataset.partition(":")
     ours = kind in DATASETS.known
@@ -100,16 +100,10 @@ def open_dataset(data: DataConfig) -> PartitionedData:
 
 
 def _opener(name: str) -> Callable[[DataConfig, str], PartitionedData]:
-    opener: Callable[[DataConfig, str], PartitionedData] = DATASETS.load(name)
-    return opener
+    return DATASETS.load(name)
 
 
-def is_code(dataset: str) -> bool:
-    """Return whether ``dataset`` begins with an import path."""
-    return _code(dataset) is not None
-
-
-def _code(dataset: str) -> tuple[str, str] | None:
+def code_of(dataset: str) -> tuple[str, str] | None:
     """Return the import path that ``dataset`` begins with, and the path after it, if any."""
     module, _, rest = dataset.partition(":")
     name, colon, path = rest.partition(":")
@@ -141,7 +135,7 @@ def version_of(data: DataConfig) -> Any:
     if not place:
         return ()
     paths = [Path(expanduser(place))]
-    if own := _code(data.dataset):
+    if own := code_of(data.dataset):
         paths = [Path(expanduser(each)) for each in (kind, own[1] or kind)]
     files = [
         file

@@ -5,8 +5,6 @@ model sees what a file without the earlier rows has. ``mean`` and ``sequence`` r
 columns at a time. Then memory holds one row of each person, or all numbers of the columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +15,7 @@ from numpy.typing import NDArray
 from vfl_flower.data.frames import floats
 from vfl_flower.data.table_file import TableError, TableFile
 
-People = NDArray[np.int64]
-"""The number of each row's person, [rows]."""
+People = NDArray[np.int64]  # the number of each row's person, [rows]
 
 _ROWS = 65536  # rows to read at a time
 _AT_ONCE = 2**26  # bytes of numbers to read at a time

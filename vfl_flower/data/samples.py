@@ -1,17 +1,24 @@
-"""Samples: the input of a bottom model for a number of rows.
+"""Samples: the input of a bottom model for a number of rows, and augmentations of it.
 
 Samples are one tensor [R, ...], or a dictionary of tensors by name, as from a tokenizer
 (``input_ids`` and ``attention_mask``). A source gives the same as NumPy arrays.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.data import samples
 
 Arrays = NDArray[Any] | Mapping[str, NDArray[Any]]
 Samples = Tensor | dict[str, Tensor]
@@ -73,3 +80,84 @@ def split(samples: Samples, lengths: Sequence[int]) -> list[Samples]:
         return list(samples.split(list(lengths)))
     parts = {name: tensor.split(list(lengths)) for name, tensor in samples.items()}
     return [{name: part[step] for name, part in parts.items()} for step in range(len(lengths))]
+
+
+Augment = Callable[[Samples, Generator], Samples]
+
+_GENERATORS = Lock()  # one default generator serves all threads, and each may have a party
+_MARGIN = 4
+
+
+@contextmanager
+def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Seed the default generators of torch, NumPy and Python inside the context.
+
+    secret : seeds NumPy and Python too.
+    devices : GPUs whose generators are restored at the end, as the others are.
+    """
+    key = hashlib.sha512(f"{seed}|".encode() + secret).digest()
+    with _GENERATORS, torch.random.fork_rng(devices=list(devices)):
+        of_numpy, of_python = np.random.get_state(), random.getstate()
+        try:
+            # Not torch.manual_seed: it notes the stack for each kind of device that is not in use.
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)
+            np.random.seed(np.frombuffer(key, np.uint32))
+            random.seed(key)
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+
+
+def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Samples:
+    """Return augmented samples, the same each time. The input stays unchanged.
+
+    Raise `VflError` if it changes the number, shape or type of samples. The text is the end of a
+    sentence.
+    """
+    if augment is none:
+        return x
+    key = hashlib.sha256(secret + f"|augment|{exchange}".encode()).digest()
+    generator = Generator().manual_seed(int.from_bytes(key[:8], "little"))
+    with seeded(generator.initial_seed() >> 1):  # some use a default generator
+        made = augment(samples.each(x, torch.clone), generator)
+    if _kind(made) != _kind(x):
+        raise VflError(
+            "has an augmentation that changes the shape or the type of samples. Correct it."
+        )
+    return made
+
+
+def _kind(x: Samples) -> dict[str, tuple[Any, ...]]:
+    named = x if isinstance(x, dict) else {"": x}
+    return {name: (each.dtype, *each.shape) for name, each in named.items()}
+
+
+def none(x: Samples, generator: Generator) -> Samples:
+    """Return the samples unchanged."""
+    return x
+
+
+def crop_flip(x: Samples, generator: Generator) -> Samples:
+    """Shift images by up to 4 pixels each way, and mirror half of them.
+
+    Images are [R, H, W] or [R, H, W, colours]. Pixels from outside are zero, the mean (He et al.,
+    2016, Sec. 4.2).
+    """
+    if not isinstance(x, Tensor) or x.dim() not in (3, 4):
+        raise ConfigError(
+            "augment = 'crop-flip' is for images. Set augment='none' in the node configuration of "
+            "a party without images."
+        )
+    rows, height, width = x.shape[:3]
+    beside = (0, 0) * (x.dim() - 3)
+    padded = functional.pad(x, (*beside, *[_MARGIN] * 4))
+    down, across = torch.randint(0, 2 * _MARGIN + 1, (2, rows, 1), generator=generator)
+    mirrored = torch.rand(rows, 1, generator=generator) < 0.5
+    y, to = torch.arange(height), torch.arange(width)
+    to = torch.where(mirrored, to.flip(0), to) + across
+    which = torch.arange(rows)[:, None, None]
+    moved: Tensor = padded[which, (y + down)[:, :, None], to[:, None, :]]
+    return moved

@@ -1,7 +1,5 @@
 """Segments of rows: one for each value, or range of numbers, of a column."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +10,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.bins import Bins
 
-MISSING = "missing"
-"""The segment of rows without a value."""
+MISSING = "missing"  # the segment of rows without a value
 
 _MOST = 100  # segments of a column
 _RANGES = 5  # of a column with more numbers

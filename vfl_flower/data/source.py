@@ -4,8 +4,6 @@
 party's node configuration: ``source='waves.py:Waves'``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -153,8 +151,7 @@ class Source(ABC):
 
     def id_values(self, rows: Array) -> Array:
         """Return the ids of these rows, not encoded."""
-        values: Array = np.asarray(self.id_column)[rows]
-        return values
+        return np.asarray(self.id_column)[rows]
 
     def names(self, rows: Array) -> NDArray[np.uint64]:
         """Return a number for the id of each of these rows, the same in all files."""

@@ -1,7 +1,5 @@
 """Choose a party's source of data from its node configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,9 +9,8 @@ from vfl_flower.config.checks import InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SOURCES
 from vfl_flower.data.images import ImageColumn, ImageFolder
-from vfl_flower.data.on_disk import as_kind, of_size
+from vfl_flower.data.on_disk import SequenceColumn, as_kind, of_size
 from vfl_flower.data.own_files import OPTIONS, OwnFile
-from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Source
 from vfl_flower.data.text import TextColumn
 from vfl_flower.data.withdrawn import place

@@ -1,7 +1,5 @@
 """One message that lists what the tables of a run need, if one person has all of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -16,16 +16,7 @@ from typing import Any, BinaryIO, TextIO
 
 from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.provenance import free_memory
-from vfl_flower.data.column_types import (
-    as_frame,
-    as_ids,
-    is_text,
-    kinds_of,
-    plain,
-    typed,
-    with_names,
-    without_words,
-)
+from vfl_flower.data import column_types
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
@@ -108,12 +99,12 @@ class TableFile:
     def names(self) -> list[str]:
         """Return the names of the columns that have one."""
         if not self.is_csv:
-            return with_names(map(str, self._schema.names))
+            return column_types.with_names(map(str, self._schema.names))
         assert isinstance(self.place, Path)
         first = next(_lines(self.place), [])
         if "\0" in "".join(first):
             raise TableError(*_NUL)
-        if names := with_names(first):
+        if names := column_types.with_names(first):
             return names
         raise TableError("has no column names. Write them into its first line.", "it is blank.")
 
@@ -128,18 +119,18 @@ class TableFile:
         """Return the Arrow type of a column; text in each csv file."""
         import pyarrow as pa
 
-        return pa.string() if self.is_csv else plain(self._schema.field(name).type)
+        return pa.string() if self.is_csv else column_types.plain(self._schema.field(name).type)
 
     def read(self, names: Collection[str], texts: Collection[str] = ()) -> Any:
         """Return a pandas frame of these columns.
 
         texts : columns that stay texts, whatever they hold.
         """
-        return as_frame(_that_fit(self._typed(names, texts, None)), names)
+        return column_types.as_frame(_that_fit(self._typed(names, texts, None)), names)
 
     def frames(self, names: Collection[str], texts: Collection[str], rows: int) -> Iterator[Any]:
         """Yield pandas frames of these columns, with at most so many rows of a parquet file."""
-        return (as_frame([each], names) for each in self._typed(names, texts, rows))
+        return (column_types.as_frame([each], names) for each in self._typed(names, texts, rows))
 
     def ids(self, name: str) -> Any:
         """Return the ids in a column: numbers, or texts as they were written."""
@@ -147,8 +138,8 @@ class TableFile:
 
         whole = replace(self, words=())
         if not self.is_csv:
-            return as_frame(whole.pieces([name]), [name])[name]
-        ids = as_ids([each.column(0) for each in _that_fit(whole.pieces([name]))])
+            return column_types.as_frame(whole.pieces([name]), [name])[name]
+        ids = column_types.as_ids([each.column(0) for each in _that_fit(whole.pieces([name]))])
         if ids.dtype == object and are_predictions(self.names, name):
             return restored(pd.Series(ids)).to_numpy()
         if ids.dtype == object and (number := count_guarded(ids)):
@@ -177,11 +168,13 @@ class TableFile:
             yield from _csv_pieces(self, names)
         elif rows is None:
             self._check_memory(names)
-            yield without_words(pq.read_table(self.place, columns=list(names)), self.words)
+            yield column_types.without_words(
+                pq.read_table(self.place, columns=list(names)), self.words
+            )
         else:
             with pq.ParquetFile(self.place, buffer_size=2**16, pre_buffer=False) as file:
                 for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
-                    yield without_words(batch, self.words)
+                    yield column_types.without_words(batch, self.words)
 
     @cached_property
     def has_whole_quotes(self) -> bool:
@@ -196,12 +189,14 @@ class TableFile:
         undecided = [
             name
             for name in names
-            if name not in self._kinds and name not in texts and is_text(self.type_of(name))
+            if name not in self._kinds
+            and name not in texts
+            and column_types.is_text(self.type_of(name))
         ]
         if undecided:
-            self._kinds.update(kinds_of(self.pieces(undecided, rows)))
+            self._kinds.update(column_types.kinds_of(self.pieces(undecided, rows)))
         kinds = {**self._kinds, **dict.fromkeys(texts, "text")}
-        return (typed(each, kinds) for each in self.pieces(names, rows))
+        return (column_types.typed(each, kinds) for each in self.pieces(names, rows))
 
     def _check_memory(self, names: Collection[str]) -> None:
         """Raise `TableError` if columns of a parquet file need more memory than is free.

@@ -30,8 +30,7 @@ from vfl_flower.data.frames import (
     texts_of,
 )
 from vfl_flower.data.ids import encoded, identities, written
-from vfl_flower.data.keys import KeyTable, row_keys
-from vfl_flower.data.match_rules import ID
+from vfl_flower.data.keys import ID, KeyTable, row_keys
 from vfl_flower.data.needs import (
     EMPTY,
     Need,
@@ -151,8 +150,7 @@ class Table(OwnColumns):
 
     def labels_with_gaps(self, rows: Array) -> Array:
         """Return the label column of these rows, with missing labels."""
-        values: Array = self._read([self.label])[self.label].iloc[rows].to_numpy()
-        return values
+        return self._read([self.label])[self.label].iloc[rows].to_numpy()
 
     def segments_of(self, rows: Array) -> dict[str, Array]:
         """Return the segment columns of these rows, by name."""

@@ -5,8 +5,6 @@ the end. The mask says which of them belong to the text. Tokenizers come from `t
 the format of ``save_pretrained``. Nothing is downloaded, and no code of a tokenizer runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ by, if a table has no ids (`Table.people_in_file`). Checkpoints name their peopl
 keyed hashes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,13 +54,11 @@ class Withdrawn:
         parts = numbers.astype("<u8").tobytes()
         made = (parts[at : at + 8] for at in range(0, len(parts), 8))
         hashed = b"".join(blake2b(each, digest_size=8, key=self.secret).digest() for each in made)
-        tags: People = np.maximum(np.frombuffer(hashed, "<u8"), 1).astype(np.uint64)
-        return tags
+        return np.maximum(np.frombuffer(hashed, "<u8"), 1).astype(np.uint64)
 
     def have(self, numbers: People) -> NDArray[np.bool_]:
         """Return which people the list has, by their numbers, [n]."""
-        found: NDArray[np.bool_] = np.isin(self.tags(numbers), self.hashes)
-        return found
+        return np.isin(self.tags(numbers), self.hashes)
 
     def have_ids(self, ids: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return which people the list has, by their encoded ids, [n]."""

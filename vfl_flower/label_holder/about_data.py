@@ -1,7 +1,5 @@
 """The description of a run's data in its summary."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 
@@ -14,7 +12,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.tables import Table
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
-from vfl_flower.results.coverage import MEAN
+from vfl_flower.results.figures import MEAN
 
 Array = NDArray[Any]
 

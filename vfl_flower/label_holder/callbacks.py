@@ -6,8 +6,6 @@ callback. The built-in callbacks use the same interface: `results.Results` write
 model and checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

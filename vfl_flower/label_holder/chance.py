@@ -1,7 +1,5 @@
 """Whether a trained model predicts held-out rows better than one answer for all rows."""
 
-from __future__ import annotations
-
 import math
 
 import torch

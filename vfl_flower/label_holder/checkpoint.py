@@ -6,8 +6,6 @@ since it holds the embedding table of all rows. Each party saves its own half
 (`vfl_flower.party.state_file`), named by this file's run and number.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ well. Both can look like drift. Shares and indices are functions of what the lab
 So they reveal nothing more about labels or rows that noise hides.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path

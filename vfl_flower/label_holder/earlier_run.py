@@ -1,7 +1,5 @@
 """Configuration and checks of a run that resumes or warm-starts an earlier run."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol

@@ -6,8 +6,6 @@ model, and evaluates. The strategy sends messages and waits for answers. The est
 (`protocol.aggregation`) defines how to combine embeddings.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -45,13 +43,13 @@ from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, take
 from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.server_update.base import TopBatches
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 

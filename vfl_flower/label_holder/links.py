@@ -1,7 +1,5 @@
 """The label holder's ends of the links to all parties."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

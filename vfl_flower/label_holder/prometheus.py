@@ -4,8 +4,6 @@ The label holder answers ``GET /metrics`` at ``serve-address`` while the run tra
 a token, as for `vfl serve`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

@@ -1,7 +1,5 @@
 """Results folder of a run: history.jsonl, summary.json, model card and top.npz."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -11,8 +11,6 @@ whose embedding is never sent and always fresh. If parties may lack rows, the ro
 If every answer uses fresh embeddings alone, `WindowTable` holds the embeddings of one window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The files hold the numbers of history.jsonl, and nothing else of the run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

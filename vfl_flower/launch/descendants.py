@@ -9,8 +9,6 @@ A program that is meant to outlive its starter is not started in such a block. `
 services without one.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -24,8 +22,7 @@ from select import select
 
 import psutil
 
-MARK = "VFL_ENDS_WITH"
-"""Variable whose value is the same in all processes that end together."""
+MARK = "VFL_ENDS_WITH"  # variable whose value is the same in all processes that end together
 _GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 _MOST = 60.0  # seconds after which a process that no signal ends is left
 _LOOK = 0.5  # seconds between two looks at the parent

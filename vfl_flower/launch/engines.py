@@ -1,7 +1,5 @@
 """Start a whole run from Python: in this process, on Flower's Ray simulation, or on SuperNodes."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,8 +44,7 @@ class Finished:
     @property
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return summary
+        return json.loads((self.folder / "summary.json").read_text())
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -244,8 +241,7 @@ def explain_local(
     config, parties, node_configs = with_model(run_config, node_configs)
     use_in_process(run_config, config, parties, node_configs, client)
     out = Path(config.running.out or config.model).expanduser()
-    figures: dict[str, Any] = json.loads((out / FILE).read_text())
-    return figures
+    return json.loads((out / FILE).read_text())
 
 
 def distil_local(

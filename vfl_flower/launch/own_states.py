@@ -1,7 +1,5 @@
 """The parties' states of a run in this process or on this machine: all lie in its folder."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -25,7 +25,6 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -34,7 +33,7 @@ import tomli_w
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
-from vfl_flower.config.flower_table import packed
+from vfl_flower.config.run_config import packed
 from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.transport.flower_internals import STATES, lasting_home
 from vfl_flower.transport.flower_processes import app_of_this_package
@@ -62,12 +61,7 @@ class SuperLink:
             self._until_end = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._until_end.close()
 
     def _serve(self, stack: ExitStack) -> None:

@@ -1,7 +1,5 @@
 """Start a service on this machine: in this process, or with SuperNodes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -15,14 +13,9 @@ from typing import Any
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch import submission
 from vfl_flower.launch.engines import use_in_process, with_model
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.launch.submission import (
-    from_anywhere,
-    of_node_from_anywhere,
-    said_in,
-    sentence_of,
-)
 from vfl_flower.tasks.inference.serving.serve import ENDED, PROCESS
 
 _SERVED = re.compile(r"(The model in .* is served at .*|The tokens of its callers are in .*)")
@@ -44,14 +37,14 @@ def serve_supernodes(
 
     The signal can go to this process, or to the one that `PROCESS` names.
     """
-    node_configs = [of_node_from_anywhere(each) for each in node_configs]
+    node_configs = [submission.of_node_from_anywhere(each) for each in node_configs]
     run_config = {**run_config, "task": "serve"}
     config, parties, node_configs = with_model(run_config, node_configs)
     folder = Path(config.model).expanduser().absolute()
     log, process_file = folder / "serve.log", folder / PROCESS
     found = checkpoint.load(folder).config.data
     file = {"dataset": found.dataset} if found.own_data else {}  # perhaps relative to this folder
-    submitted = {**from_anywhere({**file, **run_config}), "model": str(folder)}
+    submitted = {**submission.from_anywhere({**file, **run_config}), "model": str(folder)}
     permitted = {"align": "ids" if found.align == "ids" else "psi"} if found.own_data else {}
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
@@ -65,11 +58,11 @@ def serve_supernodes(
         told = False
         while process.poll() is None:
             time.sleep(0.2)
-            if not told and len(said := _SERVED.findall(said_in(log, read))) > 1:
+            if not told and len(said := _SERVED.findall(submission.said_in(log, read))) > 1:
                 print(*said, sep="\n", flush=True)
                 told = True
-        said_at_end = said_in(log, read)
-        if cause := sentence_of(said_at_end):
+        said_at_end = submission.said_in(log, read)
+        if cause := submission.sentence_of(said_at_end):
             raise VflError(cause)
         if ENDED not in said_at_end:
             raise VflError(f"The service ended without an order. {log} says why.")

@@ -1,7 +1,5 @@
 """Submit a run to Flower's processes, watch it, and find out why it failed."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

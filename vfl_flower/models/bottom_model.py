@@ -4,8 +4,6 @@
 holds a module of your own.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from functools import cached_property

@@ -5,8 +5,6 @@ own**: the import path of a torch module class, or of a function that returns a 
 with one row, the embedding size and ``model-args``. docs/how-to/own-models.md has the contract.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from vfl_flower.config.errors import CodeError, ConfigError, VflError
 from vfl_flower.config.options import ModelConfig
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import RunConfig, pairs
-from vfl_flower.data import augmentation, samples
+from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottom_model import BottomModel, OwnBottom
 from vfl_flower.models.layers import Builder, PiecewiseLinear, Shape, rise
@@ -206,7 +204,7 @@ def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
     """Seed all default generators by (seed, who, secret) inside the context."""
     sequence = np.random.SeedSequence([config.training.seed, who + 1])
     words = sequence.generate_state(1, np.uint64)
-    with augmentation.seeded(int(words[0] >> np.uint64(1)), secret):
+    with samples.seeded(int(words[0] >> np.uint64(1)), secret):
         if secret:
             _seed_all_words(secret)
         yield

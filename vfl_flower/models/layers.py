@@ -4,8 +4,6 @@ Each model is a builder. It maps the shape of a sample and the embedding size to
 its activation. The last activation is empty: `ModelConfig.embedding_activation` sets it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 

@@ -7,8 +7,6 @@ so a repeated pass has the same result. Only one of several passes over a mini-b
 buffers.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vfl_flower.data import augmentation, samples
+from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.extra_state import extra_states, load_extra_states
 
@@ -102,7 +100,7 @@ def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterat
     cuda = [first.device] if first is not None and first.device.type == "cuda" else []
     seed = hashlib.sha256(key + f"|random|{step}".encode()).digest()
     try:
-        with augmentation.seeded(int.from_bytes(seed[:8], "big") >> 1, devices=cuda):
+        with samples.seeded(int.from_bytes(seed[:8], "big") >> 1, devices=cuda):
             yield
     finally:
         for name, buffer in model.named_buffers() if kept else ():

@@ -72,8 +72,7 @@ class Pretrained(nn.Module):
 
     def forward(self, x: Samples) -> Tensor:
         """Return embeddings [R, size]."""
-        embeddings: Tensor = self.head(self.pooled(x))
-        return embeddings
+        return self.head(self.pooled(x))
 
     def pooled(self, x: Samples) -> Tensor:
         """Return the backbone's pooled output, or the mean over tokens, [R, width]."""

@@ -1,7 +1,5 @@
 """Share small computations of torch among threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Top model of this project: linear layers with explicit gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -224,8 +222,7 @@ class CombiningTop(TopModel):
 
         ``rows`` are the gradient rows of the first layer's input.
         """
-        found: Tensor = vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
-        return found
+        return vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
 
 
 def one_by_one(

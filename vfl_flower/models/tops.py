@@ -113,8 +113,7 @@ class OwnTop(TopModel):
                 made: Tensor = functional_call(self.module, parameters, self.given(row[None]))
                 return made[0]
 
-            gradients: dict[str, Tensor] = vjp(outputs, dict(of_module))[1](its_signal)[0]
-            return gradients
+            return vjp(outputs, dict(of_module))[1](its_signal)[0]
 
         of_rows = [each.flatten(1) for each in vmap(of_row)(x, signal).values()]
         norms = torch.stack([each.square().sum(1) for each in of_rows]).sum(0).sqrt()

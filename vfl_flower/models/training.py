@@ -1,7 +1,5 @@
 """Optimizer steps, devices, and parameters as named arrays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

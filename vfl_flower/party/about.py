@@ -4,8 +4,6 @@ The text does not change during a run. It lies in the party's state, in memory a
 records what the model needs later: configuration, data, bottom model and training.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ model that it saved (`for_prediction`). Earlier, `refusals.check_order` has comp
 configuration of the message with the party's rules.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -12,8 +12,6 @@ parties have one owner. The rule ``refuse='drift'`` forbids reports. A run with 
 has none.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator

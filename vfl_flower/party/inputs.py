@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment.party_rows import common_rows
+from vfl_flower.alignment.store import common_rows
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AUGMENTATIONS
 from vfl_flower.config.run_config import RunConfig

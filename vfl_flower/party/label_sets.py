@@ -8,8 +8,6 @@ file. So neither the order of rows nor another alignment makes two questions one
 The party writes a set to its disk before it answers. It forgets a set after 30 days.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from io import BytesIO

@@ -1,7 +1,5 @@
 """A party's bottom model and its training: what an estimator sees of a party."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from functools import cache
@@ -14,9 +12,8 @@ from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data import augmentation, samples
-from vfl_flower.data.augmentation import augmented
-from vfl_flower.data.samples import Samples
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples, augmented
 from vfl_flower.data.source import signs_in
 from vfl_flower.models import rebuilt
 from vfl_flower.models.bottom_model import BottomModel, OwnBottom
@@ -149,7 +146,7 @@ class Learner:
             x: Samples = take(torch.from_numpy(train), window).to(self.device, non_blocking=True)
         else:
             x = samples.tensors(train[self.inputs.places_of(window.ids)], self.device)
-        if block.augment is augmentation.none:
+        if block.augment is samples.none:
             return x
         return augmented(block.augment, x, self.secret, self.exchange)
 

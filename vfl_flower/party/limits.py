@@ -5,8 +5,6 @@ computes. So a count is never too low, even if the party continues from an older
 loss of the folder loses the counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

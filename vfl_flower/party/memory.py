@@ -1,7 +1,5 @@
 """A party's memory between two messages, in small groups."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass

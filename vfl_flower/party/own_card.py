@@ -1,7 +1,5 @@
 """A party's own card of its part in a run, beside its states. It names columns, and stays here."""
 
-from __future__ import annotations
-
 import math
 
 from flwr.app import Context

@@ -1,7 +1,5 @@
 """The bottom model and the training that a party's own node configuration sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +9,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import OWN_TRAINING
 from vfl_flower.config.plugins import BOTTOMS, OPTIMIZERS
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
-from vfl_flower.models import rates
+from vfl_flower.models import optimizers
 from vfl_flower.models.optimizers import kind_of
 from vfl_flower.protocol.systems import check_gradient
 
@@ -24,7 +22,7 @@ def own_config(context: Context, config: RunConfig) -> RunConfig:
         OPTIMIZERS.load(named, f"Party {party}'s optimizer")  # errors must not show its file
     try:
         config = with_own(config, parse(given))
-        rates.check(config.training)
+        optimizers.check(config.training)
     except ConfigError as error:
         raise ConfigError(f"In party {party}'s node configuration, {error}") from None
     return _own_model(context, config)

@@ -6,8 +6,6 @@ order, embeds the rows, and uploads the embeddings. `vfl_flower.party.builder` b
 `vfl_flower.party.state` keeps it between two messages.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -8,8 +8,6 @@ Some options could give a protection away: a path, arguments of a model, a publi
 The party accepts them only if its node configuration repeats them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

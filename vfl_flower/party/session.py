@@ -8,8 +8,6 @@ A party that stays in this process, as in the engine in process and on a stream,
 writing its counters after each message. `hand_over` writes them before anybody else reads them.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import peak_memory_mb
-from vfl_flower.data import augmentation
+from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.data.source import signs_in
 from vfl_flower.models.bottom_model import BottomModel, Perturb
@@ -146,7 +146,7 @@ def _kind(party: Party) -> Hashable:
                 and not learner.frozen
                 and isinstance(train, np.ndarray)
                 and party.inputs.mask is None
-                and block.augment is augmentation.none
+                and block.augment is samples.none
                 and not party.estimator.mechanism.perturbs_uploads
                 and not party.config.downlink.surrogates
                 and not group["clip"]  # clipping uses the norm of all parameters

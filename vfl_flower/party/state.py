@@ -4,8 +4,6 @@ In a simulation any process may serve any message. On a SuperNode each message i
 So only this state survives a message. `party.session` defines its content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -15,8 +15,6 @@ renamed file is refused. A run's name is Flower's run id and a nonce of the labe
 repeated run id names no old state. `transport.node.states_folder` names the folder.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

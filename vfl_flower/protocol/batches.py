@@ -1,7 +1,5 @@
 """Windows of mini-batches: row ids by step, and their rows in a table."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

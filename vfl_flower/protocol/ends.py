@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,6 @@ from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.sampling.base import Sampling
 from vfl_flower.protocol.subsets import Copies
-from vfl_flower.protocol.uploads import Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 
@@ -114,3 +114,32 @@ class HolderEnd(Protocol):
 
     def count(self, losses: Tensor) -> None:
         """Count steps of the top model, by their losses, which must be finite."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Decoded content of an upload.
+
+    fresh : embeddings for the table, [R, E].
+    embeddings : all blocks of embeddings that the upload holds.
+    """
+
+    fresh: Tensor
+    embeddings: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A party's upload of one window.
+
+    ``batches`` are the mini-batches over which losses are means. They are the window, or the
+    mini-batches of all parties if the upload is coordinated. This party may lack some of their
+    rows. ``arrays`` are the undecoded upload, if the estimator passes uploads on.
+    """
+
+    party: int
+    window: Window
+    coordinated: bool
+    reading: Reading
+    batches: Window
+    arrays: Arrays = field(default_factory=dict)

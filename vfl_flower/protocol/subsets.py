@@ -7,8 +7,6 @@ size (LASER-VFL; Valdeira, Wang and Chi, 2025, section 3.2). In both cases a row
 in a mini-batch, and one pass evaluates all copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,5 +101,4 @@ def _laser_weights(parties: int, least: int) -> NDArray[np.float32]:
     n, k = np.ogrid[: parties + 1, least : parties + 1]
     many = comb(n, k)
     many[0, 0] = 1  # a row without parties has the empty subset, even if least is 1
-    shares: NDArray[np.float32] = (many / many.sum(1, keepdims=True)).astype(np.float32)
-    return shares
+    return (many / many.sum(1, keepdims=True)).astype(np.float32)

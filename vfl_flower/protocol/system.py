@@ -1,7 +1,5 @@
 """Describe systems by choices on the five axes, and baselines. This file does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,8 +111,7 @@ class System:
 
 def load_system(name: str) -> System:
     """Return the system or baseline of a name."""
-    found: System = SYSTEMS.load(name)
-    return found
+    return SYSTEMS.load(name)
 
 
 def baselines() -> tuple[str, ...]:

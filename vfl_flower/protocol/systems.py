@@ -5,8 +5,6 @@ that ``strategy`` names, and the general defaults. `sized` adds the values that 
 of training rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +15,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AGGREGATIONS, MECHANISMS
 from vfl_flower.config.run_config import KEYS, RunConfig, opened, parse
 from vfl_flower.data import labels
-from vfl_flower.data.partitioned import is_code
-from vfl_flower.models import bottoms, optimizers, rates, tops
+from vfl_flower.data.partitioned import code_of
+from vfl_flower.models import bottoms, optimizers, tops
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import aggregation, estimators, sampling
 from vfl_flower.protocol.codecs import channel as codecs
@@ -63,7 +61,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     config.assessment.check(config.data)
     bottoms.check(config.models)
     tops.check(config.models)
-    rates.check(config.training)
+    optimizers.check(config.training)
     streams.check(config.running)
     mechanism = mechanism_of(config)
     _check_task_options(config, mechanism)
@@ -73,8 +71,7 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return config
 
 
-FEW = 1000
-"""Below so many training rows an epoch has few steps, so more epochs are the default."""
+FEW = 1000  # below so many training rows an epoch has few steps, so more epochs are the default
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # for sgd on few rows
@@ -112,7 +109,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
         chosen |= {"epochs": 60 if ends else 20, "patience": 5.0 if few else 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
-        rates.check(training)
+        optimizers.check(training)
     return replace(config, training=training)
 
 
@@ -160,8 +157,7 @@ def _learns_through_noise(values: Mapping[str, Any]) -> bool:
     would depend on epsilon and K, which no party knows. Adam's steps do not depend on the size of
     gradients.
     """
-    noisy: bool = MECHANISMS.load(values.get("privacy", "none")).learns_from_noise
-    return noisy
+    return MECHANISMS.load(values.get("privacy", "none")).learns_from_noise
 
 
 _EXACT = ("identity", "float16", "bfloat16")
@@ -185,7 +181,7 @@ def places(raw: Mapping[str, Any]) -> list[str]:
         for name, value in opened(raw).items()
         if (key := KEYS.get(name)) and key.registry and key.registry.is_place(str(value))
     ]
-    return [*named, "dataset"] if is_code(str(raw.get("dataset", ""))) else named
+    return [*named, "dataset"] if code_of(str(raw.get("dataset", ""))) else named
 
 
 _OF_LABEL_HOLDER = ("observer", "top-model", "loss", "metrics")

@@ -4,8 +4,6 @@ A service spends little at a time, so a budget counts some ahead on the disk. It
 to the day on which it counted it. After a crash, a count is too high by at most `AHEAD`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple

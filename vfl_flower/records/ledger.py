@@ -36,8 +36,7 @@ from vfl_flower.config.files import alone_in, make_folder, told, unsealed, whole
 
 log = logging.getLogger("flwr")
 
-Keys = NDArray[Any]
-"""Keys of a table: whole numbers of 64 bits, [n]."""
+Keys = NDArray[Any]  # keys of a table: whole numbers of 64 bits, [n]
 Value = int | bytes
 Reader = Callable[[Path], Iterable[tuple[str, int, Value]]]
 """Reads the name, key and value of entries in a file of an earlier version, if the file exists."""

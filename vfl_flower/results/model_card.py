@@ -3,8 +3,6 @@
 It is made from ``summary.json`` and `GIVEN`, and holds no name of a party's column.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,20 +13,16 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.names import called
 from vfl_flower.protocol.system import load_system
-from vfl_flower.results import card_limits, card_privacy
-from vfl_flower.results.coverage import lines
-from vfl_flower.results.figures import data_called, of_distilled, percent
-from vfl_flower.results.html import html
-from vfl_flower.results.page import Page, Section, Table, markdown
+from vfl_flower.results import card_privacy
+from vfl_flower.results.figures import data_called, lines, of_distilled, percent
+from vfl_flower.results.page import Page, Section, Table, html, markdown
 from vfl_flower.results.report.assessment import assessment
 from vfl_flower.results.report.read import MEASURES, Shown, json_of, mapping, measured, number
 from vfl_flower.results.report.sections import settings
-from vfl_flower.results.report.segments import segments
-from vfl_flower.results.report.subsets import rates
+from vfl_flower.results.report.segments import rates, segments
 
 FILES = "model_card.md", "model_card.html"
-GIVEN = "card.toml"
-"""File beside a card with fields that people give."""
+GIVEN = "card.toml"  # file beside a card with fields that people give
 _FIELDS = "owner", "purpose", "approval", "review date"
 
 _ABOUT = (
@@ -66,7 +60,6 @@ def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[st
     """Return the card of a run: ``seeds`` is the summary of all seeds, if there is one."""
     config = {key: value for key, value in summary["config"].items() if key != "resume"}  # a folder
     run = Shown("", Path(), {**summary, "config": config})
-    limits = [("", each) for each in card_limits.limits(summary)]
     by_segment, options = segments([run]), settings([run])
     sections = [
         Section("Responsibility", [items([[name, str(each)] for name, each in given.items()])]),
@@ -76,8 +69,8 @@ def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[st
         _parties(summary),
         _figures(summary, run),
         by_segment and by_segment.plain,
-        Section("Privacy", notes=[("", card_privacy.paragraph(summary))]),
-        Section("Limits", notes=limits),
+        Section("Privacy", notes=[card_privacy.paragraph(summary)]),
+        Section("Limits", notes=card_privacy.limits(summary)),
         options and replace(options, title="Options"),
         _code(summary, seeds),
     ]
@@ -111,7 +104,7 @@ def _training(summary: Mapping[str, Any]) -> Section:
         ["epochs", f"{summary['epochs']:g} of {summary['config']['epochs']}"],
         ["model kept", which],
     ]
-    return Section("Training", [items(rows)], [("", _ABOUT)])
+    return Section("Training", [items(rows)], [_ABOUT])
 
 
 def _distilled(summary: Mapping[str, Any]) -> Section | None:
@@ -123,7 +116,7 @@ def _distilled(summary: Mapping[str, Any]) -> Section | None:
         f"from labels. {found['people_without_label']:,} people have scores alone. "
         "It needs no party."
     )
-    return Section("Distilled", notes=[("", said), ("", of_distilled(found))])
+    return Section("Distilled", notes=[said, of_distilled(found)])
 
 
 def _data(summary: Mapping[str, Any]) -> Section:
@@ -152,7 +145,7 @@ def _data(summary: Mapping[str, Any]) -> Section:
         )
     else:
         said = f"The labels are numbers in the range {config['label-range']}."
-    return Section("Data", [items(rows), differ], [("", said)])
+    return Section("Data", [items(rows), differ], [said])
 
 
 def _classes(summary: Mapping[str, Any]) -> Table:
@@ -173,7 +166,7 @@ def _parties(summary: Mapping[str, Any]) -> Section:
         rows.append([called(each), "some" * each.get("monotone", False), *sizes])
     said = "The label holder does not know the names of the parties' columns."
     head = ["participant", "monotonic", "columns", "embedding size"]
-    return Section("Parties", [Table(head, [rows], 2)], [("", said)])
+    return Section("Parties", [Table(head, [rows], 2)], [said])
 
 
 # --- how good it is ------------------------------------------------------------------------------
@@ -187,7 +180,7 @@ def _figures(summary: Mapping[str, Any], run: Shown) -> Section:
             "There are none: no rows were held out for testing, and figures of training rows would "
             "follow from labels that the noise protects."
         )
-        return Section(title, notes=[("", said)])
+        return Section(title, notes=[said])
     if found := assessment([run], charts=False):
         return replace(found.plain, title=title)
     known = [(name, summary.get(f"test_{key}")) for key, name in _BARE.items()]

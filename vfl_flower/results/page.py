@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
 from html import escape
+from pathlib import Path
 from typing import ClassVar
 from unicodedata import category
 
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from vfl_flower.results.terminal import tabulated, wrapped
 
-NOTHING = "–"
-"""Stands where there is no number or text."""
+NOTHING = "–"  # stands where there is no number or text
 
 
 @dataclass(frozen=True)
@@ -130,14 +135,14 @@ class Chart:
 class Section:
     """A part of the page.
 
-    notes : sentences, each with the class of a swatch before it, or "".
+    notes : sentences. A cell has the class of a swatch before it as its line.
     charts : label of an x-axis -> a row of charts. The reader switches between the axes.
     more : titles of tables that unfold.
     """
 
     title: str
     tables: Sequence[Table] = ()
-    notes: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str | Cell] = ()
     legend: Sequence[Cell] = ()
     charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
     more: Mapping[str, Table] = field(default_factory=dict)
@@ -161,7 +166,7 @@ class Section:
         for table in (each.plain for each in self.filled.tables):
             found += [table.caption] if table.caption else []
             found.append(tabulated(table.head, table.lines, table.texts))
-        notes = wrapped(*(note for swatch, note in self.notes if not swatch))
+        notes = wrapped(*(each for each in self.notes if isinstance(each, str)))
         return "\n".join([*found, *filter(None, [notes])])
 
 
@@ -206,7 +211,6 @@ def _says(cells: Sequence[str | Cell]) -> bool:
 
 
 def _plain(cell: str | Cell) -> str | None:
-    """Return the text of a cell; None for a bar."""
     if isinstance(cell, str):
         return cell
     return None if cell.bar else cell.text
@@ -222,7 +226,7 @@ def markdown(page: Page) -> str:
         blocks.append(f"## {_marked(section.title)}")
         blocks += map(_table, section.tables)
         before = "- " if len(section.notes) > 1 else ""
-        blocks.append("\n".join(before + _marked(note) for _, note in section.notes))
+        blocks.append("\n".join(before + _marked(_plain(each) or "") for each in section.notes))
         for title, table in section.more.items():
             summary = f"<summary>{escape(printable(title))}</summary>"
             blocks.append(f"<details>\n{summary}\n\n{_table(table)}\n\n</details>")
@@ -270,3 +274,26 @@ def _code(word: str) -> str:
     fence = "`" * (1 + max(map(len, re.findall("`*", word))))
     space = " " * (word[0] == "`" or word[-1] == "`")
     return f"{fence}{space}{word}{space}{fence}"
+
+
+def html(page: Page) -> str:
+    """Return a page as HTML."""
+    template, style, policy = _layout()
+    return template.render(page=page, style=style, policy=policy)
+
+
+@cache
+def _layout() -> tuple[Template, Markup, Markup]:
+    """Return the template, the style sheet, and what a browser lets the page do."""
+    parts = tomllib.loads(Path(__file__).with_name("layout.toml").read_text(encoding="utf-8"))
+    digest = b64encode(sha256(parts["style"].encode()).digest()).decode()
+    rules = ["default-src 'none'", f"style-src 'sha256-{digest}'"]
+    policy = "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
+    environment = Environment(
+        autoescape=True,  # all that comes from a folder is text
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.from_string(parts["page"]), Markup(parts["style"]), Markup(policy)

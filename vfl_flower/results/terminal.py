@@ -90,7 +90,6 @@ class _Column:
 
 
 def _total(widths: Sequence[int]) -> int:
-    """Return the width of a table, with two spaces between columns."""
     return sum(widths) + 2 * (len(widths) - 1)
 
 

@@ -1,7 +1,5 @@
 """`vfl audit-log`: verify a service's audit log, and find who asked for an id."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

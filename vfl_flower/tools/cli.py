@@ -1,7 +1,5 @@
 """The `vfl` command."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex
@@ -26,7 +24,7 @@ from vfl_flower.config.errors import (
 from vfl_flower.tools import audit_log, operate, options
 from vfl_flower.tools.command import Command, LightCommand, shown_usage
 from vfl_flower.tools.doctor import doctor
-from vfl_flower.tools.information import information
+from vfl_flower.tools.operate import information
 
 app = typer.Typer(
     help="Vertical federated learning on Flower.",
@@ -265,8 +263,7 @@ def _sweep(
     The same command continues a sweep that was interrupted.
     """
     from vfl_flower.label_holder.progress import shown
-    from vfl_flower.tools.sweep import sweep
-    from vfl_flower.tools.sweep.results import table
+    from vfl_flower.tools.sweep import sweep, table
 
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     if "strategy" in keys:

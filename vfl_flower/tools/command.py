@@ -1,7 +1,5 @@
 """A command of `vfl` whose errors become one sentence and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import re

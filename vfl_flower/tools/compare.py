@@ -5,8 +5,6 @@ works without the others. `centralised`: all columns are in one place. `intersec
 parties lack rows: training uses the rows that all parties have.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -172,7 +170,6 @@ def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> None:
-    """Write ``compare.json`` of the runs that have finished."""
     if not finished:
         return
     figures = {name: figures_of(run, target) for name, run in finished.items()}
@@ -197,7 +194,7 @@ def table(folder: Path) -> str:
     """Return a comparison as text: its figures, and what epsilon protects."""
     runs = read([folder])
     spent = privacy([run for run in runs if number(run.summary, "epsilon") is not None])
-    notes = [note for _, note in spent.notes] if spent else []
+    notes = [each for each in spent.notes if isinstance(each, str)] if spent else []
     without = [run.title for run in runs if number(run.summary, "epsilon") is None]
     if notes and without:
         notes.append(f"No epsilon holds for {', '.join(without)}.")

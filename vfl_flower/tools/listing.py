@@ -3,8 +3,6 @@
 Every entry is an `Entry`. Lists show an entry's summary; `vfl list NAME` shows all of it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -113,7 +111,8 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     Without any, raise `ConfigError` with the name that was perhaps meant.
     """
     low = [word.lower() for word in words]
-    found = [_with_reasons(each, low) for each in listed if all(_has(each, word) for word in low)]
+    texts = [(each, " ".join((each.name, *_texts(each))).lower()) for each in listed]
+    found = [_with_reasons(each, low) for each, text in texts if all(w in text for w in low)]
     if not found:
         said = " ".join(words)
         close = get_close_matches(said.replace("_", "-"), [each.name for each in listed], 1)
@@ -125,10 +124,6 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
 def _texts(entry: Entry) -> list[str]:
     searched = {"meaning", "values", "auto means", "axes"}
     return [text for title, text in entry.details().items() if title in searched]
-
-
-def _has(entry: Entry, word: str) -> bool:
-    return any(word in text.lower() for text in (entry.name, *_texts(entry)))
 
 
 def _with_reasons(entry: Entry, words: Sequence[str]) -> Entry:
@@ -206,13 +201,23 @@ def _of_key(key: Key, systems: Sequence[System]) -> Entry:
         "symbol": key.symbol,
         "example": _command(key),
         "needs": key.before,
-        "related": ", ".join(key.related),
+        "related": ", ".join(_related(key)),
     }
     kind = EXPERT if key.expert else "basic option" if key.basic else "option"
     group = f"{'Expert settings' if key.expert else 'Options'}: {GROUPS[key.section]}"
     choices = "" if key.registry is SYSTEMS else ", ".join(key.names)
     filled = _filled(details)
     return Entry(kind, group, key.name, default, key.summary, choices, lambda: filled, key.basic)
+
+
+def _related(key: Key) -> list[str]:
+    """Return the options that an option's help names, and two on each side in its section."""
+    listed = OPTIONS | KEYS
+    beside = [name for name, each in listed.items() if each.section == key.section]
+    at = beside.index(key.name)
+    every = [*re.findall(r"`([a-z-]+)`", key.help), *beside[max(0, at - 2) : at + 3]]
+    others = dict.fromkeys(name for name in every if name not in (key.name, *key.names))
+    return [name for name in others if name in listed]
 
 
 def _of_rule(rule: Rule) -> Entry:
@@ -251,10 +256,11 @@ def _command(key: Key) -> str:
     """Return the command of an option's example, in lines that fit a terminal."""
     start = "flwr run ." if key.engine == "flower" else f"vfl run{_STARTS[key.engine]}"
     words = re.findall(r"[\w-]+=(?:'[^']*'|\S+)", key.example)
-    expert = [word for word in words if _is_expert(word.partition("=")[0])]
+    settings = {name for name, each in KEYS.items() if each.expert}
+    expert = [word for word in words if word.partition("=")[0] in settings]
     if expert:
-        settings = " ".join(expert).replace("'", "")
-        words = [*(word for word in words if word not in expert), f"expert='{settings}'"]
+        given = " ".join(expert).replace("'", "")
+        words = [*(word for word in words if word not in expert), f"expert='{given}'"]
     lines = [""]
     for word in words:
         lines += [word] if len(lines[-1] + word) > 45 else [f"{lines.pop()} {word}".lstrip()]
@@ -262,10 +268,6 @@ def _command(key: Key) -> str:
     if "'files:" in key.example and not key.engine:
         parts += _FILES
     return _joined([start, *parts])
-
-
-def _is_expert(name: str) -> bool:
-    return name in KEYS and KEYS[name].expert
 
 
 def _joined(parts: Sequence[str]) -> str:

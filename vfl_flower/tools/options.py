@@ -1,7 +1,5 @@
 """Options that commands share, what they give, and the examples of each command."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -11,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.flower_table import packed
-from vfl_flower.config.run_config import GROUPS, KEYS, opened, pairs
+from vfl_flower.config.run_config import GROUPS, KEYS, opened, packed, pairs
 
 _PAIRS = '"OPTION=VALUE ..."'
 
@@ -198,13 +195,11 @@ def name_system(keys: dict[str, Any], system: str) -> None:
 
 
 def _examples(lines: str) -> str:
-    """Return an epilog of commands and comments, a line each."""
     shaded = re.sub(r"^#.*", r"[dim]\g<0>[/]", lines.strip(), flags=re.MULTILINE)
     return f"[bold]examples:[/]\n{shaded}".replace("\n", "\n\n")  # else typer joins the lines
 
 
 def _basic() -> str:
-    """Name the basic options of -c, a line for each section."""
     names: dict[str, list[str]] = {}
     for each in KEYS.values():
         if each.basic:

@@ -5,8 +5,6 @@ seeds. Beside figures that differ, ``deviation`` holds their standard deviations
 the folder of a run can read this folder too. Its epsilon covers all seeds together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -144,8 +142,7 @@ def _resampled(values: list[float], points: int) -> list[float]:
     if len(values) == points:
         return values
     at = np.linspace(0, len(values) - 1, points)
-    found: list[float] = np.interp(at, np.arange(len(values)), values).tolist()
-    return found
+    return np.interp(at, np.arange(len(values)), values).tolist()
 
 
 def mean(values: Sequence[Any]) -> Any:

@@ -4,8 +4,6 @@ A `Transport` is a Flower Grid that describes itself. This package has `local.Lo
 `stream.grid.StreamGrid` and `shared_actor.SharedActors`. `transport_of` wraps any other Grid.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time
@@ -27,8 +25,7 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 _FIRST_POLL = 0.001  # seconds between the first two looks for replies
-POLL = 0.05
-"""Most seconds between two looks for replies."""
+POLL = 0.05  # most seconds between two looks for replies
 
 Cost = Literal["free", "cheap", "dear"]
 

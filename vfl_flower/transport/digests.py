@@ -1,7 +1,5 @@
 """Digests of messages, by which both sides compare a rerun with the run that it repeats."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -9,8 +7,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from vfl_flower.transport.messages import Arrays, Turn
 
-SIZE = 12
-"""Bytes of a digest."""
+SIZE = 12  # bytes of a digest
 _OF_NO_RESULT = {"arrays", "version", "of_parties", "nonce"}
 
 

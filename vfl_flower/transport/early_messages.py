@@ -1,7 +1,5 @@
 """Messages before a run: alignment of rows, keys for masked sums, and evidence of columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -4,27 +4,15 @@
 `FiguresOrder` tells a party its own figures. A `ReasonsOrder` is about one score.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from vfl_flower.config.checks import Line
-from vfl_flower.transport.messages import (
-    Introduction,
-    Number,
-    Order,
-    Payload,
-    Positive,
-    Predicted,
-    PredictOrder,
-    Text,
-)
+from vfl_flower.transport import messages
 
-MOST_FEATURES = 4096
-"""Most features of a party that are explained."""
+MOST_FEATURES = 4096  # most features of a party that are explained
 
 Features = Annotated[int, Field(ge=0, le=MOST_FEATURES)]
 Sentence = Annotated[str, Field(max_length=600), Line]
@@ -33,7 +21,7 @@ Amount = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainOrder(PredictOrder):
+class ExplainOrder(messages.PredictOrder):
     """Embed rows as for `PredictOrder`, and get ready to permute columns. Answer: `Explained`.
 
     ``arrays["rows"]``, int32 [n], ascending, are positions among the rows that the party has.
@@ -41,12 +29,12 @@ class ExplainOrder(PredictOrder):
     """
 
     kind: ClassVar[str] = "query.explain"
-    names: ClassVar[tuple[str, ...]] = (*PredictOrder.names, "rows")
-    repeats: Positive
+    names: ClassVar[tuple[str, ...]] = (*messages.PredictOrder.names, "rows")
+    repeats: messages.Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explained(Predicted):
+class Explained(messages.Predicted):
     """Answer to `ExplainOrder`: as `Predicted`, and the number of features to explain.
 
     ``refused`` is the sentence of a party that has none explained. Then ``features`` is 0.
@@ -57,7 +45,7 @@ class Explained(Predicted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PermuteOrder(Order):
+class PermuteOrder(messages.Order):
     """Embed rows ``start`` to ``stop`` of the rows in `ExplainOrder`. The answer is `Permuted`.
 
     Once for each feature from ``first`` on, ``count`` of them, ``party`` replaces the feature by
@@ -66,16 +54,16 @@ class PermuteOrder(Order):
     """
 
     kind: ClassVar[str] = "query.permute"
-    party: Number
+    party: messages.Number
     first: Features
     count: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
-    repeat: Number
-    start: Number
-    stop: Positive
+    repeat: messages.Number
+    start: messages.Number
+    stop: messages.Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Permuted(Payload):
+class Permuted(messages.Payload):
     """Answer to `PermuteOrder`: ``arrays["embedding"]``, float32 [count * (stop - start), E].
 
     If sums are masked, embeddings are masked too, int32.
@@ -85,7 +73,7 @@ class Permuted(Payload):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FiguresOrder(Order):
+class FiguresOrder(messages.Order):
     """Take the figures of your features. The answer is `Noted`.
 
     ``arrays["values"]``, float64 [features], are the falls of the metric. Half of each 95 %
@@ -97,18 +85,18 @@ class FiguresOrder(Order):
     names: ClassVar = ("values", "margins")
     metric: Metric
     grain: Annotated[float, Field(ge=0, le=1e9)]
-    rows: Number
+    rows: messages.Number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted(Introduction):
+class Noted(messages.Introduction):
     """Answer to `FiguresOrder`: the party has written its table."""
 
     names: ClassVar = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasonsOrder(Order):
+class ReasonsOrder(messages.Order):
     """Split your contribution to one score among your columns. The answer is `GivenReasons`.
 
     One of ``arrays["rows"]``, ``arrays["places"]`` and ``arrays["proofs"]`` names the person, as in
@@ -120,12 +108,12 @@ class ReasonsOrder(Order):
 
     kind: ClassVar[str] = "query.reasons"
     names: ClassVar = ("rows", "places", "proofs", "background", "gradients")
-    request: Text
+    request: messages.Text
     total: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenReasons(Payload):
+class GivenReasons(messages.Payload):
     """Answer to `ReasonsOrder`: what the party tells by its rule ``reasons``.
 
     ``arrays["columns"]``, int32 [k], are numbers of the columns with the largest parts, the largest

@@ -38,8 +38,7 @@ from vfl_flower.config.errors import VflError
 
 M = TypeVar("M", bound=Message)
 
-SERVER_NODE = 1
-"""Node id of the ServerApp, as on a SuperLink."""
+SERVER_NODE = 1  # node id of the ServerApp, as on a SuperLink
 
 
 def begin_task() -> None:
@@ -92,8 +91,7 @@ def new_reply(kind: type[M], message: Message) -> M:
 
 def contents(record: RecordDict | ConfigRecord) -> dict[str, Any]:
     """Return the dictionary inside a record, which checks no types and is several times as fast."""
-    inside: dict[str, Any] = record.__dict__["_data"]
-    return inside
+    return record.__dict__["_data"]
 
 
 def is_simulation(grid: Grid) -> bool:
@@ -137,8 +135,7 @@ def signature(key: bytes) -> dict[str, str]:
     return {name: value for name, value in own if name.startswith("flwr-")}
 
 
-STATES = "VFL_STATES"
-"""Environment variable with the folder of states, for actors of a Ray cluster."""
+STATES = "VFL_STATES"  # environment variable with the folder of states, for actors of a Ray cluster
 
 
 def flower_home() -> Path:
@@ -156,8 +153,7 @@ def lasting_home() -> Path:
 
 # --- messages as bytes ---------------------------------------------------------------------------
 
-SCALARS, ARRAYS = "scalars", "arrays"
-"""Names of the two records of a message of this package."""
+SCALARS, ARRAYS = "scalars", "arrays"  # names of the two records of a message of this package
 
 
 class Block(NamedTuple):

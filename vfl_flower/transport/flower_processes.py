@@ -22,7 +22,7 @@ import tomli_w
 from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
-from vfl_flower.config.flower_table import flower_defaults
+from vfl_flower.config.run_config import flower_defaults
 
 log = logging.getLogger("flwr")
 

@@ -4,8 +4,6 @@
 messenger does the same without waiting for all (`strategies.messenger`).
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod

@@ -6,8 +6,6 @@ delay, as in VAFL's appendix G. Evaluations take no virtual time, so that measur
 nothing. Replies come in the order of virtual time, and equal seeds give equal runs.
 """
 
-from __future__ import annotations
-
 import gc
 import heapq
 import math

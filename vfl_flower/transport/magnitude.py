@@ -1,7 +1,5 @@
 """The largest magnitude of numbers, which decides whether a model can learn from them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

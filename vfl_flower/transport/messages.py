@@ -4,8 +4,6 @@ Each message has a few scalars and named NumPy arrays. `transport.wire` converts
 records and back, and refuses scalars outside these limits. Byte counters count arrays as sent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,10 +21,8 @@ from vfl_flower.transport.magnitude import peak
 
 Arrays = dict[str, NDArray[Any]]
 
-SMALL = 2**16
-"""Most bytes of a message without large arrays."""
-MOST = 2**53
-"""Largest number of messages, rows or steps."""
+SMALL = 2**16  # most bytes of a message without large arrays
+MOST = 2**53  # largest number of messages, rows or steps
 LARGEST = 1e6
 """Largest magnitude of an embedding, a gradient or a difference of losses.
 

@@ -1,29 +1,16 @@
 """Describe a node: its party, its folder, and how it refuses or fails."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 
-from vfl_flower.config import logs, names
-from vfl_flower.config.errors import (
-    CodeError,
-    ConfigError,
-    OutOfStepError,
-    SharedError,
-    VflError,
-    in_own_code,
-    places,
-    raised,
-)
+from vfl_flower.config import errors, logs, names
 from vfl_flower.config.files import check_own
 from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray, lasting_home
 from vfl_flower.transport.wire import to_failure
@@ -36,7 +23,7 @@ def index_and_parties(context: Context) -> tuple[int, int]:
     node = context.node_config
     index, parties = node.get("partition-id"), node.get("num-partitions")
     if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
-        raise ConfigError(
+        raise errors.ConfigError(
             "A SuperNode does not know which party it is: start it with "
             "--node-config 'partition-id=0 num-partitions=4', partition-id counting from 0."
         )
@@ -64,13 +51,8 @@ def describe_records(context: Context) -> AbstractContextManager[None]:
 @contextmanager
 def _named(about: AbstractContextManager[None], node: Mapping[str, object]) -> Iterator[None]:
     """Use the name of a node's party within a context."""
-    with about, names.named(_name_of(node.get("partition-id"), node.get("name"))):
+    with about, names.named(names.from_json({node.get("partition-id"): node.get("name")})):
         yield
-
-
-@lru_cache(maxsize=1024)
-def _name_of(party: object, name: object) -> Mapping[int, str]:
-    return names.from_json({party: name})
 
 
 def states_folder(context: Context) -> Path:
@@ -97,42 +79,44 @@ def check_folder(context: Context, folder: Path, what: str) -> Path:
     """
     try:
         check_own(folder)
-    except SharedError as error:
+    except errors.SharedError as error:
         log.warning("%s", error)
-        raise ConfigError(
+        raise errors.ConfigError(
             f"Party {context.node_config.get('partition-id')} keeps its {what} in a folder that "
             "other users can change: its own log says how to mend that."
         ) from None
     except OSError as error:
         log.warning("%s cannot be read: %s", folder, error)
-        raise ConfigError(
+        raise errors.ConfigError(
             f"Party {context.node_config.get('partition-id')} cannot read the folder of its "
             f"{what}: its own log says why."
         ) from None
     return folder
 
 
-def refused(context: Context, what: str) -> ConfigError:
+def refused(context: Context, what: str) -> errors.ConfigError:
     """Log that a party refuses something, and return the error."""
     sentence = f"Party {context.node_config.get('partition-id')} refuses {what}."
     log.warning("%s", sentence)
-    return ConfigError(sentence)
+    return errors.ConfigError(sentence)
 
 
 def failure(error: Exception, message: Message, context: Context) -> Message:
     """Return the answer that names what went wrong, and holds no data."""
-    if isinstance(error, CodeError):
+    if isinstance(error, errors.CodeError):
         log.warning("%s", error)
         said = str(error) if simulated(context) else error.outside  # one owner may read it all
         return to_failure(names.in_words(said), message)
-    if isinstance(error, VflError):
-        return to_failure(names.in_words(str(error)), message, isinstance(error, OutOfStepError))
+    if isinstance(error, errors.VflError):
+        return to_failure(
+            names.in_words(str(error)), message, isinstance(error, errors.OutOfStepError)
+        )
     if isinstance(error, MemoryError):
         return to_failure("has not enough memory for what it was asked.", message)
     # The owner of a party's code may read what it quotes. Others' errors may quote the data too.
     here = context.node_config.get("simulated")  # in this process, whose terminal its owner reads
-    own = in_own_code(error) and not here
-    log.error("%s", f"{places(error)}\n{error}" if own else places(error))
+    own = errors.in_own_code(error) and not here
+    log.error("%s", f"{errors.places(error)}\n{error}" if own else errors.places(error))
     if here:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-    return to_failure(raised(error), message)
+    return to_failure(errors.raised(error), message)

@@ -8,8 +8,6 @@ holds the states of its parties; the name of each record begins with its party.
 Only a simulation has shared actors: on real nodes, each party is a node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ The scalars of a message travel in a ConfigRecord, its arrays in an ArrayRecord,
 format. Over streams and in process, the records are made only if somebody asks for them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -22,25 +20,14 @@ from numpy.typing import NDArray
 from vfl_flower.config.checks import Check, InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.provenance import running
-from vfl_flower.transport.flower_internals import (
-    ARRAYS,
-    SCALARS,
-    Block,
-    Framed,
-    Parts,
-    contents,
-    new_message,
-    new_reply,
-    to_records,
-)
+from vfl_flower.transport import flower_internals
 from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
 
 P = TypeVar("P", bound=Payload)
 R = TypeVar("R", ArrayRecord, ConfigRecord)
 
 _FAILURE = "failure"
-NUMPY = "numpy.ndarray"
-"""Flower's name for NumPy's file format."""
+NUMPY = "numpy.ndarray"  # flower's name for NumPy's file format
 _MOST_ARRAYS = 1024  # with shared labels, a message has three arrays of each party and a few more
 _LONGEST = 128  # letters of a text or a name
 _AXES = 8  # most axes of an array
@@ -59,7 +46,7 @@ _DTYPES = {  # NumPy's name of a dtype -> the dtype, for all numeric dtypes
 # --- messages -----------------------------------------------------------------------------------
 
 
-class Call(Framed):
+class Call(flower_internals.Framed):
     """A message that carries its payload.
 
     payload : the payload; None once somebody has asked for the records, which may then change.
@@ -70,7 +57,7 @@ class Call(Framed):
     kind: type[Payload] | None = None
 
     @property
-    def parts(self) -> Parts | None:
+    def parts(self) -> flower_internals.Parts | None:
         """The content of the payload."""
         return None if self.payload is None else _to_parts(self.payload)
 
@@ -90,8 +77,8 @@ def to_message(
     if of_parties:
         order = replace(order, of_parties=of_parties)
     if not call:
-        return Message(to_records(_to_parts(order)), node_id, order.kind, ttl=ttl)
-    made = new_message(Call, node_id, order.kind, ttl)
+        return Message(flower_internals.to_records(_to_parts(order)), node_id, order.kind, ttl=ttl)
+    made = flower_internals.new_message(Call, node_id, order.kind, ttl)
     made.payload = order
     return made
 
@@ -106,9 +93,9 @@ def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
 
 def to_reply(payload: Payload, message: Message) -> Message:
     """Return a party's answer to a message; a `Call`, unless it came by Flower's records."""
-    if not isinstance(message, Framed):
-        return Message(to_records(_to_parts(payload)), reply_to=message)
-    made = new_reply(Call, message)
+    if not isinstance(message, flower_internals.Framed):
+        return Message(flower_internals.to_records(_to_parts(payload)), reply_to=message)
+    made = flower_internals.new_reply(Call, message)
     made.payload = payload
     return made
 
@@ -129,7 +116,7 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
             f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
         )
     plain = isinstance(message, Call) and type(message.payload) is kind
-    plain = plain or (isinstance(message, Framed) and message.parts is not None)
+    plain = plain or (isinstance(message, flower_internals.Framed) and message.parts is not None)
     if not plain and _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
@@ -159,9 +146,13 @@ def version_in(message: Message) -> str:
     payload = message.payload if isinstance(message, Call) else None
     if payload is not None:
         return payload.version if isinstance(payload, Order) else ""
-    parts = message.parts if isinstance(message, Framed) else None
+    parts = message.parts if isinstance(message, flower_internals.Framed) else None
     try:
-        scalars = parts.scalars if parts else record_of(message.content, SCALARS, ConfigRecord)
+        scalars = (
+            parts.scalars
+            if parts
+            else record_of(message.content, flower_internals.SCALARS, ConfigRecord)
+        )
     except (KeyError, VflError):
         return ""
     return said(scalars.get("version"))
@@ -176,7 +167,7 @@ def _read(message: Message, kind: type[P], largest: float) -> P:
         blocks: Any = payload.arrays
         size = sum([each.nbytes for each in blocks.values()])
     else:
-        parts = message.parts if isinstance(message, Framed) else None
+        parts = message.parts if isinstance(message, flower_internals.Framed) else None
         scalars, blocks = parts or _parts_of(message.content, kind)
         size = sum(len(block.data) for block in blocks.values())
     if kind not in _checks:
@@ -209,21 +200,23 @@ def _scalars(kind: type[Payload]) -> list[str]:
     return [spec.name for spec in fields(kind) if spec.name != "arrays"]
 
 
-def _to_parts(payload: Payload) -> Parts:
+def _to_parts(payload: Payload) -> flower_internals.Parts:
     scalars = {name: each for name, each in vars(payload).items() if name != "arrays"}
-    return Parts(scalars, {name: _to_block(array) for name, array in payload.arrays.items()})
+    return flower_internals.Parts(
+        scalars, {name: _to_block(array) for name, array in payload.arrays.items()}
+    )
 
 
-def _parts_of(record: RecordDict, kind: type[Payload]) -> Parts:
+def _parts_of(record: RecordDict, kind: type[Payload]) -> flower_internals.Parts:
     """Return the content of Flower's records."""
     try:
-        scalars = record_of(record, SCALARS, ConfigRecord)
-        arrays = record_of(record, ARRAYS, ArrayRecord)
+        scalars = record_of(record, flower_internals.SCALARS, ConfigRecord)
+        arrays = record_of(record, flower_internals.ARRAYS, ArrayRecord)
     except KeyError as error:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
     if len(record) > 2:
         raise VflError(f"sent a {kind.__name__} with unknown records.")
-    return Parts(dict(scalars), arrays)
+    return flower_internals.Parts(dict(scalars), arrays)
 
 
 _checks: dict[type[Payload], Check] = {}
@@ -232,7 +225,7 @@ _checks: dict[type[Payload], Check] = {}
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     """Return the record of that name, if it is of that kind."""
-    found = contents(record)[name]
+    found = flower_internals.contents(record)[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
     return found
@@ -319,7 +312,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     return record
 
 
-def unpack(record: Mapping[str, Array | Block]) -> Arrays:
+def unpack(record: Mapping[str, Array | flower_internals.Block]) -> Arrays:
     """Return the arrays of an ArrayRecord or a frame, read-only and without a copy.
 
     Raise `VflError` if an array is not numeric, or its bytes do not match its dtype and shape.
@@ -327,8 +320,8 @@ def unpack(record: Mapping[str, Array | Block]) -> Arrays:
     return {name: unpack_one(name, array) for name, array in record.items()}
 
 
-def _to_block(array: NDArray[Any]) -> Block:
-    return Block(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
+def _to_block(array: NDArray[Any]) -> flower_internals.Block:
+    return flower_internals.Block(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
 
 
 def to_numpy_format(array: NDArray[Any]) -> bytes:
@@ -337,7 +330,7 @@ def to_numpy_format(array: NDArray[Any]) -> bytes:
     return b"".join((header, np.ascontiguousarray(array).data))
 
 
-def unpack_one(name: str, array: Array | Block) -> NDArray[Any]:
+def unpack_one(name: str, array: Array | flower_internals.Block) -> NDArray[Any]:
     """Return the array in a Flower Array or a frame, read-only and without a copy."""
     try:
         dtype = _DTYPES[array.dtype]  # NumPy would parse, and so evaluate, any text

@@ -4,14 +4,12 @@ An option has the name of its field in kebab case, unless the field says otherwi
 for "auto". `vfl_flower.config.run_config` reads the sections.
 """
 
-from vfl_flower.config.options.assessment import AssessmentConfig
-from vfl_flower.config.options.data import DataConfig
+from vfl_flower.config.options.data import AssessmentConfig, DataConfig
 from vfl_flower.config.options.messages import CodecConfig, ScheduleConfig
 from vfl_flower.config.options.models import ModelConfig
 from vfl_flower.config.options.option import key
 from vfl_flower.config.options.privacy import PrivacyConfig
-from vfl_flower.config.options.running import RunningConfig
-from vfl_flower.config.options.serving import ServingConfig
+from vfl_flower.config.options.running import RunningConfig, ServingConfig
 from vfl_flower.config.options.training import EstimatorConfig, TrainingConfig
 
 __all__ = [

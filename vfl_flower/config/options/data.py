@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vfl_flower.config import plugins
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options.option import key
 
 
@@ -22,14 +25,12 @@ class DataConfig:
         basic=True,
         values="digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, "
         "hf:NAME_OR_DIR, files:PATH, FILE.py:NAME or FILE.py:NAME:PATH",
-        related=("label", "id", "align", "target"),
     )
     label: str = key(
         "label",
         "Names the label column. It applies to csv:, parquet:, hf: and files: data sets.",
         example="dataset='files:labels.csv' label='default'",
         basic=True,
-        related=("dataset", "target"),
     )
     target: str = key(
         "classification",
@@ -37,7 +38,6 @@ class DataConfig:
         example="dataset='csv:houses.csv' label='price' target='regression'",
         basic=True,
         choices=("classification", "regression"),
-        related=("label", "loss", "label-range"),
     )
     class_weights: str = key(
         "",
@@ -45,7 +45,6 @@ class DataConfig:
         "classes. `balanced` uses the inverse class frequency. The empty text weights all classes "
         "equally.",
         example="dataset='breast-cancer' class-weights='balanced'",
-        related=("loss", "target"),
     )
     label_range: str = key(
         "",
@@ -53,14 +52,12 @@ class DataConfig:
         "needs this range.",
         example="dataset='csv:people.csv' label='age' target='regression' label-range='0,120'",
         expert=True,
-        related=("target", "privacy"),
     )
     id: str = key(
         "id",
         "Names the id column of the label holder's file. It applies to files: data sets.",
         example="dataset='files:labels.csv' id='customer'",
         basic=True,
-        related=("dataset", "align"),
     )
     columns: str = key(
         "",
@@ -68,7 +65,6 @@ class DataConfig:
         "text uses all other columns. `none` uses no column. A minus before each name leaves "
         "these columns out.",
         example="dataset='files:labels.csv' columns='age,income'",
-        related=("dataset", "missing", "text"),
     )
     segments: str = key(
         "",
@@ -76,7 +72,6 @@ class DataConfig:
         "column is a segment, for which the model is assessed. The column is no feature, unless "
         "`columns` names it.",
         example="dataset='files:labels.csv' segments='region,age band'",
-        related=("columns", "min-segment", "threshold"),
     )
     time: str = key(
         "",
@@ -84,7 +79,6 @@ class DataConfig:
         "or each number, is a period, for which the model is assessed. The column is no feature, "
         "unless `columns` names it.",
         example="dataset='files:labels.csv' time='month'",
-        related=("split", "segments"),
     )
     split: str = key(
         "random",
@@ -92,7 +86,6 @@ class DataConfig:
         "column that the option `time` names. Their share is as near to test-fraction as it can.",
         example="dataset='files:labels.csv' time='month' split='time'",
         choices=("random", "time"),
-        related=("time", "test-fraction"),
     )
     missing: str = key(
         "refuse",
@@ -100,14 +93,12 @@ class DataConfig:
         "column's median.",
         example="dataset='files:labels.csv' missing='median'",
         choices=("refuse", "median"),
-        related=("columns", "text"),
     )
     missing_words: str = key(
         "",
         "Names texts that are missing values in the label holder's columns, separated by commas. "
         "The empty cell is missing in any case.",
         example="dataset='files:labels.csv' missing='median' missing-words='NA,?'",
-        related=("missing", "text"),
     )
     text: str = key(
         "refuse",
@@ -115,7 +106,6 @@ class DataConfig:
         "each value.",
         example="dataset='files:labels.csv' text='one-hot'",
         choices=("refuse", "one-hot"),
-        related=("columns", "missing"),
     )
     dates: str = key(
         "refuse",
@@ -123,7 +113,6 @@ class DataConfig:
         "newest date of the training rows. The model keeps this date for later files.",
         example="dataset='files:labels.csv' dates='days'",
         choices=("refuse", "days"),
-        related=("columns", "text"),
     )
     monotonic: str = key(
         "",
@@ -131,7 +120,6 @@ class DataConfig:
         "for all values. A party names its own in its node configuration.",
         example="dataset='files:labels.csv' monotonic='income:+,debt:-'",
         expert=True,
-        related=("columns", "target", "top-model"),
     )
     align: str = key(
         "psi",
@@ -142,7 +130,6 @@ class DataConfig:
         example="dataset='files:labels.csv' align='any'",
         basic=True,
         choices=("psi", "any", "ids"),
-        related=("id", "min-parties", "presence"),
     )
     min_parties: int = key(
         1,
@@ -150,14 +137,12 @@ class DataConfig:
         "0 requires no party, if the label holder has feature columns.",
         example="dataset='files:labels.csv' align='any' min-parties=2",
         least=0,
-        related=("align",),
     )
     match: str = key(
         "",
         "Matches people without a common id, by rules of columns between semicolons, one after the "
         "other. `person` is a list of rules for people. The empty text matches by `id`.",
         example="dataset='files:labels.csv' match='surname+date(birthdate); person'",
-        related=("id", "match-columns", "match-error"),
     )
     match_columns: str = key(
         "",
@@ -165,7 +150,6 @@ class DataConfig:
         "names are equal. A party says so in its node configuration.",
         example="dataset='files:labels.csv' match='person' match-columns='surname=last_name'",
         expert=True,
-        related=("match",),
     )
     match_error: float = key(
         0.001,
@@ -174,15 +158,14 @@ class DataConfig:
         example="dataset='files:labels.csv' match='person' match-error=0.01",
         expert=True,
         above=0,
-        related=("match",),
     )
     presence: float = key(
         1.0,
         "Sets the share of rows that each party has, to try out partial rows. It applies to "
         "divided data sets. The seed draws these rows. Every row stays with at least one party.",
         example="dataset='breast-cancer' presence=0.7",
+        expert=True,
         above=0,
-        related=("align", "combine", "subsets"),
     )
     test_fraction: float = key(
         0.2,
@@ -191,7 +174,6 @@ class DataConfig:
         example="test-fraction=0.3",
         least=0,
         below=1,
-        related=("validation-fraction",),
     )
     validation_fraction: float | None = key(
         None,
@@ -203,7 +185,6 @@ class DataConfig:
         "privacy='scalar', which would not protect the labels of these rows.",
         least=0,
         below=1,
-        related=("patience", "test-fraction"),
     )
     image_split: str = key(
         "quadrants",
@@ -213,7 +194,6 @@ class DataConfig:
         example="image-split='rows'",
         expert=True,
         choices=("quadrants", "rows", "columns", "flat"),
-        related=("dataset", "augment"),
     )
     tokenizer: str = key(
         "",
@@ -221,7 +201,6 @@ class DataConfig:
         "format of the transformers library. Each party gets its part of each text's words.",
         example="dataset='hf:reviews' tokenizer='tokenizer'",
         expert=True,
-        related=("dataset", "text-length"),
     )
     text_length: int = key(
         64,
@@ -229,7 +208,6 @@ class DataConfig:
         example="dataset='hf:reviews' tokenizer='tokenizer' text-length=32",
         expert=True,
         least=1,
-        related=("tokenizer",),
     )
     augment: str = key(
         "none",
@@ -238,7 +216,6 @@ class DataConfig:
         example="augment='crop-flip' bottom-model='cnn'",
         expert=True,
         registry=plugins.AUGMENTATIONS,
-        related=("image-split",),
     )
 
     @property
@@ -260,3 +237,100 @@ class DataConfig:
     def own_data(self) -> bool:
         """Return whether each participant brings data, so that rows must be aligned."""
         return self.dataset.startswith(("files:", "memory:"))
+
+
+class Rule(NamedTuple):
+    """How the threshold is chosen.
+
+    kind : ``number``, ``f1``, ``cost`` or ``rate``.
+    number : the threshold; the cost of a missed positive in false alarms; or the share to flag.
+    """
+
+    kind: str
+    number: float = math.nan
+
+
+_DEFAULT = Rule("number", 0.5)
+
+
+@dataclass(frozen=True)
+class AssessmentConfig:
+    """The threshold of two classes, and the segments of rows."""
+
+    threshold: str = key(
+        "0.5",
+        "Sets the probability above which the second of two classes is predicted. `f1`, `cost:R` "
+        "and `rate:R` choose it on validation rows. `f1` takes the best F1 score. With `cost:R`, a "
+        "missed positive costs as much as R false alarms. `rate:R` flags that share of the rows.",
+        example="dataset='breast-cancer' threshold='cost:5'",
+        values="a number between 0 and 1, 'f1', 'cost:R' or 'rate:R'",
+        numbers=True,
+    )
+    min_segment: int = key(
+        50,
+        "Sets the fewest rows of a segment that has figures.",
+        example="dataset='files:labels.csv' segments='region' min-segment=100",
+        expert=True,
+        least=1,
+    )
+
+    @property
+    def rule(self) -> Rule:
+        """Return how the threshold is chosen, or raise `ConfigError` if the option is invalid."""
+        kind, _, text = self.threshold.partition(":")
+        if self.threshold == "f1":
+            return Rule("f1")
+        try:
+            number = float(text if kind in ("cost", "rate") else self.threshold)
+        except ValueError:
+            number = math.nan
+        if kind == "cost" and 0 < number < math.inf:
+            return Rule(kind, number)
+        if kind == "rate" and 0 < number < 1:
+            return Rule(kind, number)
+        if kind not in ("cost", "rate") and 0 < number < 1:
+            return Rule("number", number)
+        raise ConfigError(
+            f"threshold = {self.threshold!r} is not a threshold. Give a number between 0 and 1, "
+            "'f1', 'cost:5' for the cost of a missed positive, or 'rate:0.1' for the share to flag."
+        )
+
+    def check(self, data: DataConfig) -> None:
+        """Raise `ConfigError` if these options contradict the options of the data."""
+        rule = self.rule
+        if data.target == "regression" and rule != _DEFAULT:
+            raise ConfigError(
+                f"threshold = {self.threshold!r} is for two classes, and target = 'regression' has "
+                "none. Leave threshold out."
+            )
+        if rule.kind != "number" and data.validation_fraction == 0:
+            raise _no_rows(self.threshold)
+        for option, named in (("segments", data.segments), ("time", data.time)):
+            if named and not data.own_data:
+                raise ConfigError(
+                    f"{option} = {named!r} names columns of the label holder's file, and dataset "
+                    f"= {data.dataset!r} is divided among the parties. Leave {option} out, or set "
+                    "dataset='files:PATH'."
+                )
+        if data.split == "time" and not (data.time and data.test_fraction and data.align != "ids"):
+            raise ConfigError(
+                "split = 'time' needs a column of dates, test rows, and align = 'psi' or 'any'. "
+                "Set time, a test-fraction above 0 and such an align, or leave split out."
+            )
+
+    def check_rows(self, classes: int, validation: int) -> None:
+        """Raise `ConfigError` if so many classes and validation rows do not fit the threshold."""
+        if classes > 2 and self.rule != _DEFAULT:
+            raise ConfigError(
+                f"threshold = {self.threshold!r} is for two classes, and the labels have "
+                f"{classes}. Leave threshold out."
+            )
+        if self.rule.kind != "number" and not validation:
+            raise _no_rows(self.threshold)
+
+
+def _no_rows(threshold: str) -> ConfigError:
+    return ConfigError(
+        f"threshold = {threshold!r} is chosen on validation rows, and there are none. Set "
+        "validation-fraction, or give threshold as a number."
+    )

@@ -21,7 +21,6 @@ class ScheduleConfig:
         auto="the system's own.",
         least=1,
         symbol="t, in VAFL",
-        related=("strategy", "max-delay", "on-party-failure"),
     )
     window: int | None = key(
         None,
@@ -33,7 +32,6 @@ class ScheduleConfig:
         "no longer than measured times make worthwhile. Over messages between nodes it grows to 16 "
         "in small runs too. Zeroth order: 16 in place of 1, and at most 64.",
         least=1,
-        related=("max-delay", "transport"),
     )
     sampling: str = key(
         "shuffle",
@@ -43,7 +41,6 @@ class ScheduleConfig:
         example="sampling='poisson'",
         expert=True,
         registry=plugins.SAMPLINGS,
-        related=("batch-size", "calibration"),
     )
     max_delay: int = key(
         0,
@@ -53,7 +50,6 @@ class ScheduleConfig:
         expert=True,
         least=0,
         symbol="D, in VAFL",
-        related=("window", "quorum"),
     )
     delay: str = key(
         "none",
@@ -63,7 +59,6 @@ class ScheduleConfig:
         example="strategy='vafl' delay='exponential'",
         expert=True,
         choices=("none", "poisson", "exponential", "straggler"),
-        related=("max-delay",),
     )
 
 
@@ -81,14 +76,12 @@ class CodecConfig:
         example="codec='top-k'",
         basic=True,
         registry=plugins.CODECS,
-        related=("keep", "bits", "compression"),
     )
     keep: float | None = key(
         None,
         "Sets the share of a mini-batch's entries that top-k keeps.",
         example="codec='top-k' keep=0.05",
         auto="0.1",
-        related=("codec",),
     )
     bits: int | None = key(
         None,
@@ -97,7 +90,6 @@ class CodecConfig:
         example="codec='qsgd' bits=3",
         expert=True,
         auto="4 for qsgd, 16 for top-k",
-        related=("codec",),
     )
     compression: str = key(
         "direct",
@@ -105,7 +97,6 @@ class CodecConfig:
         "`error-feedback` compresses its difference from an estimate that both ends keep (EF-VFL).",
         example="codec='top-k' compression='error-feedback'",
         choices=("direct", "error-feedback"),
-        related=("codec",),
     )
 
     @property

@@ -25,14 +25,12 @@ class ModelConfig:
         auto="the system's, or tabular-or-mlp for parties that learn from gradients. Else mlp.",
         name="bottom-model",
         registry=plugins.BOTTOMS,
-        related=("model-args", "bottom-hidden", "embedding-size"),
     )
     bottom_args: str = key(
         "",
         "Passes arguments to your own bottom model.",
         example="bottom-model='examples/own_tower.py:Tower' model-args='width=16'",
         name="model-args",
-        related=("bottom-model",),
     )
     bottom_hidden: int = key(
         64,
@@ -41,7 +39,6 @@ class ModelConfig:
         example="bottom-hidden=128",
         expert=True,
         least=1,
-        related=("bottom-model",),
     )
     embedding_size: int | None = key(
         None,
@@ -50,7 +47,6 @@ class ModelConfig:
         basic=True,
         auto="the number of outputs for top-model='sum', else 32.",
         least=1,
-        related=("bottom-model", "top-model", "combine"),
     )
     embedding_activation: str | None = key(
         None,
@@ -61,14 +57,12 @@ class ModelConfig:
         auto="none for top-model='sum', for aggregation='secure' and for your own bottom model. "
         "Else relu.",
         choices=("none", "relu", "sigmoid", "tanh"),
-        related=("aggregation", "embedding-size"),
     )
     bottom_bias: bool = key(
         True,
         "Adds a bias to the linear layers of the bottom model.",
         example="bottom-bias=false",
         expert=True,
-        related=("bottom-model",),
     )
     top: str = key(
         "mlp",
@@ -78,14 +72,13 @@ class ModelConfig:
         basic=True,
         name="top-model",
         registry=plugins.TOPS,
-        related=("combine", "top-args", "top-hidden"),
     )
     top_args: str = key(
         "",
         "Passes arguments to your own top model.",
         example="top-model='own.py:Top' top-args='width=16'",
+        expert=True,
         before="own.py has a torch module Top(sizes, outputs, width)",
-        related=("top-model",),
     )
     top_hidden: int = key(
         64,
@@ -93,7 +86,6 @@ class ModelConfig:
         example="top-hidden=32",
         expert=True,
         least=1,
-        related=("top-model",),
     )
     combine: str = key(
         "concat",
@@ -102,7 +94,6 @@ class ModelConfig:
         basic=True,
         auto="concat. mean if parties may lack rows.",
         choices=("concat", "mean", "sum"),
-        related=("top-model", "aggregation", "align"),
     )
     aggregation: str = key(
         "plain",
@@ -112,7 +103,6 @@ class ModelConfig:
         example="aggregation='secure' combine='mean'",
         basic=True,
         registry=plugins.AGGREGATIONS,
-        related=("combine", "embedding-activation", "privacy"),
     )
     loss: str = key(
         "standard",
@@ -121,7 +111,6 @@ class ModelConfig:
         "of the rows.",
         example="loss='examples/own_tower.py:smooth'",
         registry=plugins.LOSSES,
-        related=("target", "class-weights", "metrics"),
     )
     metrics: str = key(
         "none",
@@ -129,5 +118,4 @@ class ModelConfig:
         "labels to named numbers.",
         example="metrics='examples/own_tower.py:top_3'",
         registry=plugins.METRICS,
-        related=("loss", "eval-every"),
     )

@@ -23,8 +23,8 @@ def key(default: Any, help: str, *, example: str, basic: bool = False, **more: A
     basic : whether a new user needs the option. `vfl list` shows only these options.
     more : further fields of `config.run_config.Key`. ``name`` replaces the name of the field.
         ``expert`` makes it a setting that a system or an experiment decides, not an option.
-        ``auto`` says what decides a missing default. ``related`` names other options. ``symbol`` is
-        the paper's. ``engine`` is the one that the example needs. ``choices``, ``registry``,
+        ``auto`` says what decides a missing default. ``symbol`` is the paper's. ``engine`` is the
+        one that the example needs. ``choices``, ``registry``,
         ``least``, ``above`` and ``below`` limit the values. ``numbers`` permits numbers as texts.
     """
     return field(
@@ -46,7 +46,6 @@ class Key(NamedTuple):
     basic : whether a new user needs the option.
     expert : whether it is no option of every run, but a setting that a system or an experiment
         decides. The option ``expert`` and a `System` give such settings.
-    related : names of other options.
     symbol : the paper's symbol.
     engine : engine that the example needs, if not the default; "flower" for `flwr run`.
     before : what must be true before the example can run.
@@ -64,7 +63,6 @@ class Key(NamedTuple):
     auto: str = ""
     basic: bool = False
     expert: bool = False
-    related: tuple[str, ...] = ()
     symbol: str = ""
     engine: str = ""
     before: str = ""

@@ -23,7 +23,6 @@ class PrivacyConfig:
         basic=True,
         name="privacy",
         registry=plugins.MECHANISMS,
-        related=("epsilon", "delta", "embedding-noise"),
     )
     embedding_noise: float = key(
         1.0,
@@ -32,7 +31,6 @@ class PrivacyConfig:
         expert=True,
         least=1e-6,
         symbol="c, in VAFL",
-        related=("privacy", "embedding-bound", "inner-noise"),
     )
     inner_noise: float = key(
         0.0,
@@ -40,7 +38,6 @@ class PrivacyConfig:
         example=f"{_EMBEDDINGS} inner-noise=0.1",
         expert=True,
         least=0,
-        related=("privacy", "embedding-noise"),
     )
     embedding_bound: float = key(
         1.0,
@@ -49,7 +46,6 @@ class PrivacyConfig:
         expert=True,
         least=1e-6,  # far from where numbers of 32 bits, and noise with them, become zero
         symbol="R",
-        related=("privacy", "embedding-noise"),
     )
     clip: float = key(
         1.0,
@@ -58,7 +54,6 @@ class PrivacyConfig:
         expert=True,
         above=0,
         symbol="C, in DPZV",
-        related=("privacy", "top-clip", "clip-gradient"),
     )
     epsilon: float | None = key(
         None,
@@ -70,7 +65,6 @@ class PrivacyConfig:
         auto="the system's, or none.",
         above=0,
         symbol="epsilon",
-        related=("privacy", "delta", "noise-multiplier"),
     )
     delta: float | None = key(
         None,
@@ -81,7 +75,6 @@ class PrivacyConfig:
         above=0,
         below=1,
         symbol="delta",
-        related=("epsilon",),
     )
     top_clip: float = key(
         0.5,
@@ -89,7 +82,6 @@ class PrivacyConfig:
         example="strategy='dpzv' top-clip=1.0",
         expert=True,
         above=0,
-        related=("privacy", "clip"),
     )
     noise_multiplier: float | None = key(
         None,
@@ -98,7 +90,6 @@ class PrivacyConfig:
         expert=True,
         auto="calibrated to epsilon, delta and the length of the run.",
         least=0,
-        related=("epsilon", "clip"),
     )
     calibration: str = key(
         "known",
@@ -110,7 +101,6 @@ class PrivacyConfig:
         example="strategy='dpzv' calibration='secret' sampling='poisson'",
         expert=True,
         choices=("known", "secret", "paper"),
-        related=("epsilon", "sampling"),
     )
     noise_seed: int = key(
         -1,
@@ -120,5 +110,4 @@ class PrivacyConfig:
         example="strategy='cascaded' noise-seed=0",
         expert=True,
         least=-1,
-        related=("seed", "privacy"),
     )

@@ -23,7 +23,6 @@ class RunningConfig:
         expert=True,
         engine=_NODES,
         choices=("auto", "stream", "messages"),
-        related=("stream-address", "stream-ports", "window"),
     )
     stream_address: str = key(
         "127.0.0.1",
@@ -31,14 +30,12 @@ class RunningConfig:
         "forwards that port.",
         example="stream-address='localhost'",
         engine=_NODES,
-        related=("transport", "stream-ports"),
     )
     stream_ports: str = key(
         "9500-9599",
         "Sets the port that the label holder listens on, or a range of ports to choose from.",
         example="stream-ports='9600-9699'",
         engine=_NODES,
-        related=("transport", "stream-address"),
     )
     session_seconds: float = key(
         600.0,
@@ -48,7 +45,6 @@ class RunningConfig:
         expert=True,
         engine=_NODES,
         above=0,
-        related=("transport", "checkpoint-every"),
     )
     parties: int = key(
         0,
@@ -56,7 +52,6 @@ class RunningConfig:
         example="parties=4",
         engine="ray",
         least=0,
-        related=("party-timeout",),
     )
     party_timeout: float = key(
         600.0,
@@ -64,7 +59,6 @@ class RunningConfig:
         "alignment.",
         example="party-timeout=60",
         above=0,
-        related=("on-party-failure",),
     )
     on_party_failure: str = key(
         "stop",
@@ -72,7 +66,6 @@ class RunningConfig:
         "needs a quorum below all parties.",
         example="strategy='vafl' on-party-failure='continue'",
         choices=("stop", "continue"),
-        related=("quorum", "party-timeout"),
     )
     eval_every: float = key(
         1.0,
@@ -80,7 +73,6 @@ class RunningConfig:
         example="eval-every=0.5",
         expert=True,
         above=0,
-        related=("epochs", "patience"),
     )
     checkpoint_every: int | None = key(
         None,
@@ -89,7 +81,6 @@ class RunningConfig:
         example="checkpoint-every=100",
         auto="1000 on SuperNodes, else 0.",
         least=0,
-        related=("resume", "session-seconds"),
     )
     retention_days: int = key(
         0,
@@ -98,7 +89,6 @@ class RunningConfig:
         example="retention-days=365",
         expert=True,
         least=0,
-        related=("checkpoint-every",),
     )
     observer: str = key(
         "none",
@@ -107,7 +97,6 @@ class RunningConfig:
         "`serve-address` during training. FILE.py:NAME names your own Callback.",
         example="observer='tensorboard'",
         registry=plugins.OBSERVERS,
-        related=("eval-every", "metrics", "serve-address"),
     )
     log_format: str = key(
         "text",
@@ -115,7 +104,6 @@ class RunningConfig:
         "collectors need it. A party may set its format in its node configuration.",
         example="log-format='json'",
         choices=logs.FORMATS,
-        related=("observer", "party-timeout"),
     )
     resume: str = key(
         "",
@@ -123,7 +111,6 @@ class RunningConfig:
         example="resume='runs/a'",
         before="runs/a was interrupted",
         basic=True,
-        related=("out", "checkpoint-every"),
     )
     grow: str = key(
         "",
@@ -131,7 +118,6 @@ class RunningConfig:
         "run's results folder. Options that you leave out keep the values of that run.",
         example="grow='runs/a'",
         before="runs/a has finished",
-        related=("freeze", "resume"),
     )
     rerun: str = key(
         "",
@@ -139,7 +125,6 @@ class RunningConfig:
         example="rerun='runs/a'",
         before="runs/a has finished",
         expert=True,
-        related=("resume", "seed"),
     )
     device: str = key(
         "auto",
@@ -147,14 +132,12 @@ class RunningConfig:
         example="device='cpu'",
         basic=True,
         values="'auto', 'cpu' or 'cuda'",
-        related=("precision",),
     )
     out: str = key(
         "",
         "Names the results folder. The empty text stands for runs/STRATEGY-DATASET-TIME.",
         example="out='runs/a'",
         basic=True,
-        related=("resume",),
     )
 
     def exchanges_apart(self, simulated: bool) -> int:
@@ -162,3 +145,58 @@ class RunningConfig:
         if self.checkpoint_every is not None:
             return self.checkpoint_every
         return 0 if simulated else _EXCHANGES_APART
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """Where the label holder listens, and how long a service waits for a party."""
+
+    serve_address: str = key(
+        "127.0.0.1:8080",
+        "Sets the address and the port on which the label holder answers requests for scores. With "
+        "`observer='prometheus'`, it answers GET /metrics there during training.",
+        example="task='serve' model='runs/a' serve-address='127.0.0.1:8081'",
+    )
+    serve_certificate: str = key(
+        "",
+        "Names the file of the TLS certificate (PEM) for `serve-address`. A renewed file counts "
+        "within a second. Without it, the label holder listens on this machine only.",
+        example="task='serve' model='runs/a' serve-certificate='bank.crt' serve-key='bank.key'",
+    )
+    serve_key: str = key(
+        "",
+        "Names the file of the certificate's private key (PEM).",
+        example="task='serve' model='runs/a' serve-certificate='bank.crt' serve-key='bank.key'",
+    )
+    serve_token: str = key(
+        "",
+        "Names the file of callers and their bearer tokens, `NAME TOKEN` in each line. The empty "
+        "text stands for RUN/serve.token. The label holder makes a file that is missing. "
+        "Prometheus needs a token too.",
+        example="task='serve' model='runs/a' serve-token='/etc/vfl/callers.txt'",
+    )
+    score_timeout: float = key(
+        0.2,
+        "Limits the seconds that a score waits for a party, and doubles for each 256 ids of a "
+        "batch. A model of any subset then answers without the party. Another model refuses and "
+        "names the party.",
+        example="task='serve' model='runs/a' score-timeout=0.5",
+        expert=True,
+        above=0,
+    )
+    max_withdrawn: float = key(
+        1.0,
+        "Limits the share of the training set's people who have withdrawn since. Above it, the "
+        "service answers no request for scores.",
+        example="task='serve' model='runs/a' max-withdrawn=0.01",
+        expert=True,
+        least=0,
+    )
+    new_ids_per_day: int = key(
+        1000,
+        "Limits the ids that a caller may ask about in a day of UTC, if they are in no file of the "
+        "label holder. Further requests with such ids get 429. With 0, the parties are asked about "
+        "no such id.",
+        example="task='serve' model='runs/a' new-ids-per-day=20000",
+        least=0,
+    )

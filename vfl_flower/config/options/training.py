@@ -33,7 +33,6 @@ class TrainingConfig:
         auto="60 with fewer than 1000 training rows, if parties may lack rows, or if adam, first "
         "order and validation rows end the run. Else 20, as with noise on embeddings or scalars.",
         least=1,
-        related=("patience", "eval-every"),
     )
     patience: float = key(
         10.0,
@@ -43,7 +42,6 @@ class TrainingConfig:
         auto="10. With fewer than 1000 training rows 5 for adam by first order, else 20. 20 if "
         "parties may lack rows. Noise on embeddings or scalars keeps 10.",
         least=0,
-        related=("epochs", "validation-fraction"),
     )
     calibrate: str = key(
         "none",
@@ -52,7 +50,6 @@ class TrainingConfig:
         "rows.",
         example="dataset='breast-cancer' calibrate='platt'",
         choices=("none", "platt", "isotonic"),
-        related=("validation-fraction", "class-weights"),
     )
     batch_size: int = key(
         32,
@@ -61,7 +58,6 @@ class TrainingConfig:
         basic=True,
         auto="32. With noise on labels, about a hundredth of the training rows, from 32 to 512.",
         least=1,
-        related=("sampling", "party-lr", "epochs"),
     )
     party_lr: float = key(
         0.001,
@@ -73,7 +69,6 @@ class TrainingConfig:
         "1000 training rows, sgd gets 0.1, and first-order adam 0.0005. So does first-order adam "
         "with noise on labels.",
         least=0,
-        related=("server-lr", "optimizer", "lr-schedule"),
     )
     server_lr: float = key(
         0.001,
@@ -82,7 +77,6 @@ class TrainingConfig:
         basic=True,
         auto="as `party-lr`, or the system's rate for this optimizer.",
         least=0,
-        related=("party-lr", "optimizer"),
     )
     optimizer: str = key(
         "adam",
@@ -95,7 +89,6 @@ class TrainingConfig:
         "weight-decay=0.05 if parties may lack rows. Noise on labels needs adam. sgd in other "
         "systems, and in any system if you give a rate.",
         registry=plugins.OPTIMIZERS,
-        related=("party-lr", "server-lr", "weight-decay"),
     )
     weight_decay: float = key(
         0.0,
@@ -103,7 +96,6 @@ class TrainingConfig:
         "the gradient. Other optimizers add it to the gradient.",
         example="optimizer='adamw' weight-decay=0.01",
         least=0,
-        related=("optimizer", "regulariser-weight"),
     )
     lr_schedule: str = key(
         "constant",
@@ -111,7 +103,6 @@ class TrainingConfig:
         "`lr-decay`. `cosine` lowers them to 0. `one-cycle` raises them first, then lowers them.",
         example="lr-schedule='cosine'",
         choices=("constant", "step", "cosine", "one-cycle"),
-        related=("lr-step", "lr-decay", "warm-up"),
     )
     lr_step: int | None = key(
         None,
@@ -120,7 +111,6 @@ class TrainingConfig:
         expert=True,
         auto="10",
         least=1,
-        related=("lr-schedule", "lr-decay"),
     )
     lr_decay: float | None = key(
         None,
@@ -129,7 +119,6 @@ class TrainingConfig:
         expert=True,
         auto="0.1",
         above=0,
-        related=("lr-schedule", "lr-step"),
     )
     warm_up: float = key(
         0.0,
@@ -137,7 +126,6 @@ class TrainingConfig:
         example="warm-up=0.5",
         expert=True,
         least=0,
-        related=("lr-schedule",),
     )
     clip_gradient: float = key(
         0.0,
@@ -146,7 +134,6 @@ class TrainingConfig:
         example="clip-gradient=1.0",
         expert=True,
         least=0,
-        related=("clip", "top-clip"),
     )
     precision: str = key(
         "float32",
@@ -155,7 +142,6 @@ class TrainingConfig:
         example="precision='bfloat16'",
         expert=True,
         choices=("float32", "bfloat16"),
-        related=("device",),
     )
     subsets: str | None = key(
         None,
@@ -166,14 +152,12 @@ class TrainingConfig:
         auto="off. If parties may lack rows: laser for first-order systems but cvfl, sampled for "
         "others.",
         choices=("off", "sampled", "laser"),
-        related=("presence", "align", "without"),
     )
     freeze: bool = key(
         False,
         "Freezes the bottom models of the earlier run that `grow` names. Only new parties and the "
         "top model learn.",
         example="grow='runs/a' freeze=true",
-        related=("grow",),
     )
     regulariser: str = key(
         "l2",
@@ -183,7 +167,6 @@ class TrainingConfig:
         expert=True,
         choices=("l2", "nonconvex"),
         symbol="g",
-        related=("regulariser-weight",),
     )
     regulariser_weight: float = key(
         0.0,
@@ -192,7 +175,6 @@ class TrainingConfig:
         expert=True,
         least=0,
         symbol="lambda",
-        related=("regulariser", "weight-decay"),
     )
     seed: int = key(
         0,
@@ -200,7 +182,6 @@ class TrainingConfig:
         example="seed=1",
         basic=True,
         least=0,
-        related=("noise-seed",),
     )
 
 
@@ -214,7 +195,6 @@ class EstimatorConfig:
         example="estimator='zeroth-order' party-lr=0.002",
         name="estimator",
         registry=plugins.ESTIMATORS,
-        related=("server-update", "mu", "directions"),
     )
     server_update: str = key(
         "first-order",
@@ -222,7 +202,6 @@ class EstimatorConfig:
         example="strategy='syn-zoo' server-update='first-order'",
         expert=True,
         registry=plugins.SERVER_UPDATES,
-        related=("estimator",),
     )
     differences: str = key(
         "one-sided",
@@ -231,7 +210,6 @@ class EstimatorConfig:
         example="strategy='cascaded' differences='two-sided'",
         expert=True,
         choices=("one-sided", "two-sided"),
-        related=("mu", "directions"),
     )
     directions: str = key(
         "gaussian",
@@ -241,7 +219,6 @@ class EstimatorConfig:
         expert=True,
         registry=plugins.DIRECTIONS,
         symbol="u",
-        related=("mu", "differences"),
     )
     mu: float = key(
         1e-3,
@@ -250,7 +227,6 @@ class EstimatorConfig:
         expert=True,
         above=0,
         symbol="mu",
-        related=("directions", "differences"),
     )
     perturbs: str = key(
         "each",
@@ -260,7 +236,6 @@ class EstimatorConfig:
         example="strategy='syn-zoo' perturbs='all'",
         expert=True,
         choices=("each", "all"),
-        related=("directions", "quorum"),
     )
     labels: str = key(
         "private",
@@ -270,7 +245,6 @@ class EstimatorConfig:
         example="strategy='ef-vfl' labels='shared'",
         expert=True,
         choices=("private", "shared"),
-        related=("local-steps", "estimator"),
     )
     local_steps: int = key(
         1,
@@ -280,7 +254,6 @@ class EstimatorConfig:
         expert=True,
         least=1,
         symbol="Q",
-        related=("labels",),
     )
     initial_surrogates: str = key(
         "zero",
@@ -291,5 +264,4 @@ class EstimatorConfig:
         expert=True,
         choices=("zero", "embeddings"),
         symbol="G^0",
-        related=("compression", "codec"),
     )

@@ -1,7 +1,5 @@
 """Calibration of probabilities: the curve of bins, and the expected calibration error."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

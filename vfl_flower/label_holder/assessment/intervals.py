@@ -1,7 +1,5 @@
 """95 % intervals of shares and means, and figures with their intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

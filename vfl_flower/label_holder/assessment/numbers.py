@@ -1,7 +1,5 @@
 """Figures and curves of predicted numbers, in units of the labels."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The assessment of a trained model, on its run's test rows or on new rows with labels."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

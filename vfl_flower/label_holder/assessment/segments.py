@@ -1,7 +1,5 @@
 """Segments: figures of rows by the values of a column, and differences between segments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

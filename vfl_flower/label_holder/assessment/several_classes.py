@@ -3,8 +3,6 @@
 The predicted class of a row is the most probable one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,12 +3,10 @@
 Option ``threshold`` is a number, or a rule that chooses a number on validation rows.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.options.assessment import Rule
+from vfl_flower.config.options.data import Rule
 
 Array = NDArray[np.float64]
 

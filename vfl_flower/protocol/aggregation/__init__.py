@@ -1,7 +1,5 @@
 """Aggregation: how the label holder combines the parties' embeddings."""
 
-from __future__ import annotations
-
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AGGREGATIONS, TOPS
 from vfl_flower.config.run_config import RunConfig

@@ -5,8 +5,6 @@ The top model reads the table's rows (`Aggregation.tops`). `secure` and `partial
 aggregations, and a package can add one (CONTRIBUTING.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -25,17 +23,9 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import Monotone, OwnTop, build_top
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.ends import HolderEnd
-from vfl_flower.protocol.uploads import Arrival, Reading
+from vfl_flower.protocol.ends import Arrival, HolderEnd, Reading
+from vfl_flower.transport import messages
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.messages import (
-    LARGEST,
-    Arrays,
-    Introduction,
-    Order,
-    PredictOrder,
-    checked,
-)
 
 Masks = NDArray[np.bool_]
 
@@ -50,11 +40,11 @@ class Seal:
 
     lineage = b""
 
-    def hide(self, arrays: Arrays) -> Arrays:
+    def hide(self, arrays: messages.Arrays) -> messages.Arrays:
         """Return blocks of embeddings as the party uploads them."""
         return arrays
 
-    def bind(self, order: Order) -> None:
+    def bind(self, order: messages.Order) -> None:
         """Advance to an order before the party serves it, or raise `VflError`."""
 
     def refuse_alone(self) -> None:
@@ -63,14 +53,16 @@ class Seal:
     def begin(self, run: str) -> None:
         """Start with a new model, in the run of this name."""
 
-    def resume(self, order: Order) -> None:
+    def resume(self, order: messages.Order) -> None:
         """Continue with the model of the checkpoint that this order names."""
 
-    def agree(self, context: Context, arrays: Arrays, alike: bytes) -> Arrays:
+    def agree(self, context: Context, arrays: messages.Arrays, alike: bytes) -> messages.Arrays:
         """Agree with parties of these arrays, and of equal ``alike``; return arrays to compare."""
         raise VflError("was asked to agree on keys, and its aggregation masks no uploads.")
 
-    def serve(self, context: Context, order: PredictOrder, alike: bytes, lineage: bytes) -> Arrays:
+    def serve(
+        self, context: Context, order: messages.PredictOrder, alike: bytes, lineage: bytes
+    ) -> messages.Arrays:
         """Prepare to hide blocks of a saved model of this lineage; return arrays to compare."""
         return {}
 
@@ -95,9 +87,9 @@ class Seal:
 class Collection:
     """Collect the parties' blocks of the same rows. Each can be read at once."""
 
-    def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
+    def add(self, party: int, arrays: messages.Arrays, shape: tuple[int, int]) -> Tensor | None:
         """Take a party's block, float32 [R, E]; return the values of its columns, if known."""
-        block = checked(arrays, "embedding", "float32", shape, LARGEST)
+        block = messages.checked(arrays, "embedding", "float32", shape, messages.LARGEST)
         return torch.from_numpy(block)
 
 
@@ -208,7 +200,7 @@ class Aggregation:
     def agree(self, transport: Transport) -> None:
         """Ask the parties to agree before they train, if the aggregation `agrees`."""
 
-    def read(self, end: HolderEnd, party: int, window: Window, arrays: Arrays) -> Reading:
+    def read(self, end: HolderEnd, party: int, window: Window, arrays: messages.Arrays) -> Reading:
         """Return the content of a party's upload of a window.
 
         Raises
@@ -232,11 +224,11 @@ class Aggregation:
         """Return a collection for the parties' blocks of test rows or prediction rows."""
         return Collection()
 
-    def question(self, transport: Transport, running: RunningConfig) -> Arrays:
+    def question(self, transport: Transport, running: RunningConfig) -> messages.Arrays:
         """Return further arrays for the orders to predict."""
         return {}
 
-    def check_agreed(self, answers: Iterable[Introduction]) -> None:
+    def check_agreed(self, answers: Iterable[messages.Introduction]) -> None:
         """Raise an error if these parties' predictions do not fit each other."""
 
     # --- the party --------------------------------------------------------------------------------

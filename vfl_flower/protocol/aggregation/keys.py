@@ -10,8 +10,6 @@ python -m vfl_flower.protocol.aggregation.keys FOLDER: print the public half of 
 of states. Make the key if the folder has none.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -36,8 +34,7 @@ from vfl_flower.transport.node import index_and_parties, refused, simulated, sta
 
 log = logging.getLogger("flwr")
 
-RECORD = "sums"
-"""Name of the record in ``Context.state`` that is written to no file."""
+RECORD = "sums"  # name of the record in ``Context.state`` that is written to no file
 
 _FIRST_SEEN = "first-seen"
 _LASTING = "sums.key"

@@ -42,7 +42,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, SumError, VflError
-from vfl_flower.protocol.aggregation.fixed_point import Ints, from_fixed, to_fixed
 from vfl_flower.transport.messages import Arrays, Order, checked
 
 log = logging.getLogger("flwr")
@@ -90,8 +89,7 @@ class Offer:
         return {name: np.frombuffer(part, np.uint8)[None] for name, part in parts.items()}
 
 
-OFFERS = ("keys", "identities", "signatures")
-"""Names of the arrays that hold `Offer`s."""
+OFFERS = ("keys", "identities", "signatures")  # names of the arrays that hold `Offer`s
 
 
 def place_of(run: object, party: int, parties: int) -> bytes:
@@ -261,3 +259,38 @@ class Sum:
             raise SumError
         of_rows = {name: from_fixed(block[:-_ZEROS], self.parties) for name, block in total.items()}
         return {name: rows.reshape(shape) for name, rows in of_rows.items()}
+
+
+Ints = NDArray[np.int32]
+"""Numbers modulo 2^32. NumPy adds and subtracts them modulo 2^32."""
+
+BOUND = 1024.0
+"""Bound of the absolute value of each number in an embedding. Models that learn rarely reach it."""
+
+
+def places(parties: int) -> int:
+    """Return f, the number of binary places after the point.
+
+    The error of a sum of M numbers is at most M / 2^(f + 1). One of 32 bits stays free, so that
+    `from_fixed` can detect numbers that are not a sum of embeddings.
+    """
+    return 20 - (parties - 1).bit_length()
+
+
+def to_fixed(rows: NDArray[np.float32], parties: int) -> Ints:
+    """Round numbers within `BOUND` to multiples of 2^-f; return the multiples."""
+    if rows.size and not max(rows.max(), -rows.min()) < BOUND:  # NaN fails too
+        raise VflError(
+            f"has embeddings beyond {BOUND:g}, the bound of masked numbers. Lower the learning "
+            "rates, or set embedding-activation."
+        )
+    return np.rint(rows * np.float32(2 ** places(parties))).astype(np.int32)
+
+
+def from_fixed(total: Ints, parties: int) -> NDArray[np.float32]:
+    """Return the numbers of a sum, or raise `SumError` if so many embeddings have no such sum."""
+    scale = 2 ** places(parties)
+    most = int(parties * BOUND * scale)
+    if total.size and not (total.max() <= most and total.min() >= -most):
+        raise SumError
+    return total.astype(np.float32) / np.float32(scale)

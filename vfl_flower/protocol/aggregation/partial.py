@@ -4,8 +4,6 @@ The last M columns of the label holder's table are the row mask. It is 1 for eac
 row, and 0 for each party that lacks it. `protocol.subsets` draws the subsets for training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

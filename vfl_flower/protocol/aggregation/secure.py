@@ -4,8 +4,6 @@ Parties mask their blocks (`masks`, `keys`), and the label holder adds the uploa
 in the sum over all parties.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +31,7 @@ from vfl_flower.protocol.aggregation.masks import (
     told,
 )
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.ends import HolderEnd
-from vfl_flower.protocol.uploads import Arrival, Reading
+from vfl_flower.protocol.ends import Arrival, HolderEnd, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder
 from vfl_flower.transport.gather import gather_all

@@ -1,7 +1,5 @@
 """Encode positions and numbers in few bits."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +32,7 @@ class BitReader:
     def numbers(self, count: int, width: int) -> NDArray[np.int64]:
         """Return the next numbers, ``width`` bits each."""
         bits = self.take(count * width).reshape(count, width)
-        numbers: NDArray[np.int64] = bits @ (1 << np.arange(width - 1, -1, -1))
-        return numbers
+        return bits @ (1 << np.arange(width - 1, -1, -1))
 
     def finish(self) -> None:
         """Raise `VflError` if bits are left beyond the padding of the last byte."""

@@ -13,8 +13,6 @@ Surrogates start at zero. So a row's first upload makes its surrogate C(H), as i
 ``initial-surrogates='embeddings'``, all rows have this upload before the first step.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Protocol, cast
@@ -128,7 +126,6 @@ class Channel:
         return rows
 
     def _sizes(self, window: Window) -> Sizes:
-        """Count the numbers of each vector."""
         if self.by_row:
             return np.full(len(window.ids), self.shape[0], np.int64)
         return window.lengths.astype(np.int64) * self.shape[0]

@@ -1,6 +1,4 @@
-"""Codecs that send numbers in two bytes each."""
-
-from __future__ import annotations
+"""Codecs that send each number as it is, or in two bytes."""
 
 from typing import ClassVar
 
@@ -37,8 +35,7 @@ def of_halves(name: str, arrays: Arrays, sizes: Sizes) -> Flat:
     exponents = checked(arrays, f"{name}.exponents", "int8", sizes.shape)
     if (np.abs(values) > 1).any():
         raise VflError(f"{name!r} has values above the peak of its exponent.")
-    v: Flat = np.ldexp(values.astype(np.float32), exponents.astype(np.int32).repeat(sizes))
-    return v
+    return np.ldexp(values.astype(np.float32), exponents.astype(np.int32).repeat(sizes))
 
 
 class Float16:
@@ -97,3 +94,26 @@ class BFloat16:
         rows: Rows = (upper << 16).view(np.float32)
         flat_if_finite(name, rows)
         return rows
+
+
+class Identity:
+    """Send float32 numbers unchanged."""
+
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: CodecConfig) -> None:
+        """Ignore the configuration: this codec has no settings."""
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return the name of the one array."""
+        return (name,)
+
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
+        """Return the rows, unchanged."""
+        return {name: rows}
+
+    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
+        """Return the rows, after a check of dtype and shape."""
+        return checked(arrays, name, "float32", shape)

@@ -149,5 +149,4 @@ def _uniform(key: str, shape: tuple[int, ...], of_row: Names | None) -> NDArray[
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    numbers: NDArray[np.float32] = (z >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-    return numbers
+    return (z >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

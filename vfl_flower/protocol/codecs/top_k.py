@@ -1,7 +1,5 @@
 """Codec that sends the largest entries of a vector, and their positions."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np
@@ -72,8 +70,7 @@ class TopK:
 
     def _kept(self, sizes: Sizes) -> Sizes:
         """Return k of each vector; rounding must not add an entry."""
-        kept: Sizes = np.ceil(self.keep * sizes * (1 - 1e-12)).astype(np.int64)
-        return kept
+        return np.ceil(self.keep * sizes * (1 - 1e-12)).astype(np.int64)
 
 
 def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:

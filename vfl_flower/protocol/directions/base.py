@@ -1,6 +1,4 @@
-"""Base of sets of directions, and ``gaussian``: standard normal entries."""
-
-from __future__ import annotations
+"""Sets of directions: ``gaussian`` with standard normal entries, the base, and spheres."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,3 +28,21 @@ class DirectionSet:
         with the same number of the generator's draws for each entry.
         """
         generator.standard_normal(out=entries, dtype=np.float32)
+
+
+class Sphere(DirectionSet):
+    """Uniform on the unit sphere, with the factor phi = d."""
+
+    length = 1.0
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.phi = size
+
+
+class ScaledSphere(DirectionSet):
+    """Uniform on the sphere of radius sqrt(d)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.length = size**0.5

@@ -1,7 +1,5 @@
 """Estimator axis: how parties learn. `choose` returns the estimator of a run."""
 
-from __future__ import annotations
-
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import DIRECTIONS, ESTIMATORS
 from vfl_flower.config.run_config import RunConfig

@@ -8,8 +8,6 @@ answer (`update`). All four take and return tensors by name.
 attributes of each end that `ends.PartyEnd` and `ends.HolderEnd` list.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -21,9 +19,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Channel, Links
-from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd, Reading
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 

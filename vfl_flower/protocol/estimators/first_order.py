@@ -6,8 +6,6 @@ label holder evaluates, steps its top model and answers (lines 9, 10 and 12). Th
 upload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,11 +21,10 @@ from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
-from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.base import Estimator, window_key
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling.base import Sampling
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
 

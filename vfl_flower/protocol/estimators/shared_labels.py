@@ -5,8 +5,6 @@ A party gets the other parties' embeddings and each step's top model instead of 
 parameters. So it can take several local steps on a mini-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,10 +23,9 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
-from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.base import window_key
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 

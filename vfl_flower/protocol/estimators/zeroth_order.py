@@ -30,16 +30,14 @@ from vfl_flower.protocol.directions.differences import (
     values_of_pairs,
 )
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.ends import HolderEnd, PartyEnd
+from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd, Reading
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.subsets import row_losses
-from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import LARGEST, TrainOrder
 
-Pair = tuple[Tensor, Tensor]
-"""Embeddings [R, E] at w + mu u, and at w or w - mu u."""
+Pair = tuple[Tensor, Tensor]  # embeddings [R, E] at w + mu u, and at w or w - mu u
 
 
 class ZerothOrder(Estimator):

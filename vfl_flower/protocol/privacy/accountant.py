@@ -1,7 +1,5 @@
 """The cost of noise: accountants of releases, and the meaning of an epsilon."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol

@@ -206,8 +206,7 @@ def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
     """Return which tags are among sorted tags. `np.isin` takes ten times as long."""
     if not len(known):
         return np.zeros(len(tags), bool)
-    found: NDArray[np.bool_] = known[np.searchsorted(known[:-1], tags)] == tags
-    return found
+    return known[np.searchsorted(known[:-1], tags)] == tags
 
 
 @contextmanager

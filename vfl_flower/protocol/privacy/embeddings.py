@@ -15,20 +15,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import GaussianPrivacyEvent
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data import augmentation
+from vfl_flower.data import samples
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.protocol.batches import expected_rows
 from vfl_flower.protocol.privacy.accountant import Accountant, Guarantee, Released, delta_of
-from vfl_flower.protocol.privacy.gaussian import GdpAccountant
+from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of_releases
 from vfl_flower.protocol.privacy.journal import EMBED, EVALUATE, RECEIVED, TRAIN, Event
 from vfl_flower.protocol.privacy.mechanism import Mechanism
 from vfl_flower.protocol.privacy.noise import Perturbation
-from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
+from vfl_flower.protocol.privacy.scalars import epsilon_of_theorem_6
 
 _LATEST = 2**31 - 1  # later than every step of an epoch
 
@@ -59,7 +58,7 @@ class PerturbedEmbeddings(Mechanism):
                 f"Party {party}'s model {name!r} can mix a row into another row's "
                 "embedding, and noise would not hide it. Leave BatchNorm or `privacy` out."
             )
-        if augment not in (augmentation.none, augmentation.crop_flip):
+        if augment not in (samples.none, samples.crop_flip):
             raise ConfigError(
                 f"Party {party}'s own augmentation can mix a row into another row's "
                 "embedding, and noise would not hide it. Leave the augmentation or `privacy` out."
@@ -82,7 +81,7 @@ class PerturbedEmbeddings(Mechanism):
         embeddings of norm R. Sub-sampling amplifies nothing, because the label holder sees which
         rows are sent.
         """
-        return _spent(self.config, rows, uploads).get_epsilon(delta_of(self.config, rows))
+        return epsilon_of(_mu(self.config, uploads), delta_of(self.config, rows))
 
 
 class EmbeddingAccountant(Accountant):
@@ -168,7 +167,7 @@ class EmbeddingAccountant(Accountant):
         """Return epsilon of the most uploaded record, and the epsilon of VAFL's Theorem 6."""
         if self.config.privacy.noise_seed >= 0:
             return super().figures()
-        spent, delta = _spent(self.config, self.rows, self.uploads()), self.delta
+        mu = _mu(self.config, self.uploads())
         samples = max(self.steps.values(), default=0) * expected_rows(self.config, self.rows)
         guarantee = Guarantee(
             "features of one record at one party, in all uploads of that record; not what the "
@@ -177,18 +176,15 @@ class EmbeddingAccountant(Accountant):
             f"anybody with {self.estimator.uploads_reach} view of those uploads",
         )
         return {
-            "epsilon": spent.get_epsilon(delta),
-            "delta": delta,
-            "gaussian_mu": spent.mu,
+            "epsilon": epsilon_of(mu, self.delta),
+            "delta": self.delta,
+            "gaussian_mu": mu,
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
             **guarantee.figures(),
         }
 
 
-def _spent(config: RunConfig, rows: int, uploads: int) -> GdpAccountant:
-    """Return an accountant that has counted this many uploads of one record."""
-    accountant = GdpAccountant.over(delta_of(config, rows), rows=1)
-    if uploads:
-        multiplier = config.privacy.embedding_noise / (2 * config.privacy.embedding_bound)
-        accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1), uploads)
-    return accountant
+def _mu(config: RunConfig, uploads: int) -> float:
+    """Return mu of this many uploads of one record."""
+    privacy = config.privacy
+    return mu_of_releases(privacy.embedding_noise / (2 * privacy.embedding_bound), uploads)

@@ -1,8 +1,7 @@
-"""The cost of Gaussian releases: Flower's accountants, over dp-accounting.
+"""The cost of Gaussian releases, by dp-accounting.
 
-`PldAccountant` is for Poisson-sampled releases, and uses privacy loss distributions.
-`GdpAccountant` is for releases whose rows are known. They compose exactly to one Gaussian
-mechanism.
+Releases whose rows are known compose exactly to one Gaussian mechanism: mu is its sensitivity over
+its noise. Releases over secret Poisson samples cost by their privacy loss distribution.
 
 Sampled releases are counted for a record that is changed, not added or removed. In both worlds a
 sample has the record with probability q. The record then adds a in one world, and b in the other,
@@ -20,17 +19,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, ClassVar, Self
-
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    NeighboringRelation,
-    PrivacyConfig,
-    PrivacySpent,
-    SamplingMethod,
-)
+from typing import Any
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -47,155 +37,28 @@ def mu_of(epsilon: float, delta: float) -> float:
     return 1 / float(get_sigma_gaussian(epsilon, delta))
 
 
-class _Accountant:
-    """The composed releases: Flower's `PrivacyAccountant`, without epsilon and delta.
+def mu_of_releases(multiplier: float, count: int) -> float:
+    """Return mu of so many releases together that are known to include a record.
 
-    sampling : the sampling method for which the accountant is right.
+    The multiplier is a release's deviation over its sensitivity to a change of the record. For a
+    changed row, that is half of the deviation over the most that the row adds.
     """
-
-    method: ClassVar[str]
-    sampling: ClassVar[SamplingMethod]
-
-    def __init__(self, config: PrivacyConfig) -> None:
-        if config.sampling_method is not self.sampling:
-            raise ValueError(
-                f"sampling_method = {config.sampling_method.value!r} does not suit the accountant "
-                f"{self.method!r}. Use {self.sampling.value!r}."
-            )
-        self._config = config
-        self._releases: dict[GaussianPrivacyEvent, int] = {}
-
-    @classmethod
-    def over(cls, delta: float, rows: int, budget: float | None = None) -> Self:
-        """Return an accountant of releases over N rows.
-
-        Flower allows one neighbouring relation for each kind of sampling.
-        """
-        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-        return cls(PrivacyConfig(delta, rows, relation, cls.sampling, budget))
-
-    @property
-    def config(self) -> PrivacyConfig:
-        """Return delta, population, and the assumed sampling and neighbours."""
-        return self._config
-
-    @property
-    def num_releases(self) -> int:
-        """Return the number of releases so far."""
-        return sum(self._releases.values())
-
-    def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Count ``count`` releases of one kind."""
-        if event.population_size != self._config.population_size or count < 1:
-            raise ValueError(
-                f"population_size = {event.population_size} and count = {count} are not valid. Use "
-                f"population_size = {self._config.population_size}, and a count of at least 1."
-            )
-        self._releases[event] = self._releases.get(event, 0) + count
-
-    def get_epsilon(self, delta: float) -> float:
-        """Return epsilon of all releases at a delta; 0 without releases."""
-        raise NotImplementedError
-
-    def get_delta(self, epsilon: float) -> float:
-        """Return delta of all releases at an epsilon; 0 without releases."""
-        raise NotImplementedError
-
-    def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """Return the epsilon and the delta that are spent."""
-        delta = self._config.target_delta if delta is None else delta
-        return PrivacySpent(self.get_epsilon(delta), delta, self.num_releases, self.method)
-
-    def would_exceed(
-        self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
-    ) -> bool:
-        """Return whether ``count`` more releases would spend more than a budget."""
-        budget = self._config.max_epsilon if max_epsilon is None else max_epsilon
-        if budget is None:
-            raise ValueError("max_epsilon = None is not a budget. Give max_epsilon.")
-        after = type(self)(self._config)
-        after._releases = dict(self._releases)
-        after.compose(event, count)
-        return after.get_epsilon(self._config.target_delta) > budget
-
-    def state_dict(self) -> dict[str, object]:
-        """Return the releases and their population, as values for JSON."""
-        releases = [[asdict(event), count] for event, count in self._releases.items()]
-        return {"method": self.method, "config": asdict(self._config), "releases": releases}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take over a `state_dict` of such an accountant."""
-        releases = state.get("releases")
-        same = state.get("config") == asdict(self._config)
-        if state.get("method") != self.method or not same or not isinstance(releases, list):
-            raise ValueError(
-                f"This is the state of another accountant: {state.get('method')!r}. Give a state "
-                f"of {self.method!r}, with the same delta, population and budget."
-            )
-        restored = type(self)(self._config)
-        for event, count in releases:
-            restored.compose(GaussianPrivacyEvent(**event), count)
-        self._releases = restored._releases
+    return math.sqrt(count / multiplier**2) if count else 0.0
 
 
-class PldAccountant(_Accountant):
-    """Gaussian releases over secret Poisson samples, for one row that is changed.
+def epsilon_of_samples(
+    multiplier: float, sample: int, rows: int, count: int, delta: float
+) -> float:
+    """Return epsilon of so many releases over secret Poisson samples, for one row that is changed.
 
-    A release's noise multiplier is its deviation over C, the most that a row adds to it.
+    The multiplier is a release's deviation over C, the most that a row adds to it. ``sample`` is
+    the expected size of a sample of all ``rows``.
     """
-
-    method = "pld"
-    sampling = SamplingMethod.POISSON
-
-    def get_epsilon(self, delta: float) -> float:
-        """Return epsilon of all releases at a delta."""
-        return float(self._composed().get_epsilon_for_delta(delta)) if self._releases else 0.0
-
-    def get_delta(self, epsilon: float) -> float:
-        """Return delta of all releases at an epsilon."""
-        return float(self._composed().get_delta_for_epsilon(epsilon)) if self._releases else 0.0
-
-    def _composed(self) -> Any:
-        # Privacy losses grow as 1 / multiplier^2. Steps grow with them, so the work stays the same.
-        least = min(event.noise_multiplier for event in self._releases)
-        steps = 1e-4 * max(1, 2 * least**-2)
-        composed: Any = None
-        for event, count in self._releases.items():
-            rate = event.sample_size / event.population_size
-            releases = _losses(event.noise_multiplier, rate, steps).self_compose(count)
-            composed = releases if composed is None else composed.compose(releases)
-        return composed
-
-
-class GdpAccountant(_Accountant):
-    """Gaussian releases that are known to include a record: together exactly mu-GDP.
-
-    A release's noise multiplier is its deviation over its sensitivity to a change of the record.
-    For a changed row, that is half of the deviation over the most that the row adds.
-    """
-
-    method = "gdp"
-    sampling = SamplingMethod.NO_AMPLIFICATION
-
-    def get_epsilon(self, delta: float) -> float:
-        """Return epsilon of all releases at a delta."""
-        return epsilon_of(self.mu, delta)
-
-    def get_delta(self, epsilon: float) -> float:
-        """Return delta of all releases at an epsilon (Balle and Wang, 2018, Theorem 8)."""
-        if not self._releases:
-            return 0.0
-        from scipy.stats import norm
-
-        ratio = epsilon / self.mu
-        there, back = norm.cdf(self.mu / 2 - ratio), norm.logcdf(-self.mu / 2 - ratio)
-        return float(there - math.exp(epsilon + back))
-
-    @property
-    def mu(self) -> float:
-        """Return mu of the Gaussian mechanism that all releases are; 0 without releases."""
-        squares = [count / event.noise_multiplier**2 for event, count in self._releases.items()]
-        return math.sqrt(sum(squares))
+    if not count:
+        return 0.0
+    # Privacy losses grow as 1 / multiplier^2. Steps grow with them, so the work stays the same.
+    losses = _losses(multiplier, sample / rows, 1e-4 * max(1, 2 * multiplier**-2))
+    return float(losses.self_compose(count).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=4)  # a run asks at each evaluation, and most of that time is spent here
@@ -219,24 +82,24 @@ def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int)
     """
     import dp_accounting as dp
 
-    class Fresh:
-        """An accountant that counts each event ``steps`` times, for dp-accounting."""
+    class Releases:
+        """So many releases of one multiplier, as dp-accounting asks an accountant."""
 
         ledger = dp.NoOpDpEvent()
+        multiplier = 0.0
 
-        def compose(self, event: GaussianPrivacyEvent) -> PldAccountant:
-            accountant = PldAccountant.over(delta, rows)
-            accountant.compose(event, steps)
-            return accountant
+        def compose(self, multiplier: float) -> Releases:
+            self.multiplier = multiplier
+            return self
 
-    def event(multiplier: float) -> GaussianPrivacyEvent:
-        return GaussianPrivacyEvent(multiplier, sample, rows)
+        def get_epsilon(self, delta: float) -> float:
+            return epsilon_of_samples(self.multiplier, sample, rows, steps, delta)
 
     least = 0.5  # accounting is slow at small multipliers, so approach them in small steps
-    while Fresh().compose(event(least)).get_epsilon(delta) <= epsilon:
+    while epsilon_of_samples(least, sample, rows, steps, delta) <= epsilon:
         least /= 1.5
     bracket = dp.LowerEndpointAndGuess(least, 2 * least)
-    found = dp.calibrate_dp_mechanism(Fresh, event, epsilon, delta, bracket, tol=1e-3 * least)
+    found = dp.calibrate_dp_mechanism(Releases, float, epsilon, delta, bracket, tol=1e-3 * least)
     return float(found)
 
 
@@ -246,7 +109,8 @@ def most_steps(
     """Return how many sampled releases, up to ``planned``, epsilon allows."""
     if multiplier == 0:
         return 0
-    event = GaussianPrivacyEvent(multiplier, sample, rows)
-    accountant = PldAccountant.over(delta, rows, epsilon)
-    steps = range(1, planned + 1)
-    return bisect_left(steps, True, key=lambda count: accountant.would_exceed(event, count=count))
+
+    def exceeds(count: int) -> bool:
+        return epsilon_of_samples(multiplier, sample, rows, count, delta) > epsilon
+
+    return bisect_left(range(1, planned + 1), True, key=exceeds)

@@ -11,8 +11,6 @@ count detects this. It lies in another folder, has the checksums of all events, 
 run. So a copy of a run shares it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -20,8 +20,7 @@ from vfl_flower.protocol.privacy.release_log import ReleaseLog
 
 def mechanism_of(config: RunConfig) -> Mechanism:
     """Return the mechanism that option ``privacy`` names."""
-    found: Mechanism = MECHANISMS.load(config.privacy.mechanism)(config)
-    return found
+    return MECHANISMS.load(config.privacy.mechanism)(config)
 
 
 class Mechanism:

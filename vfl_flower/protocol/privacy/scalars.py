@@ -17,28 +17,27 @@ resulting figures say so.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import GaussianPrivacyEvent
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AGGREGATIONS, SERVER_UPDATES
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import Window, expected_rows, steps_per_epoch
-from vfl_flower.protocol.privacy.accountant import EVERYONE, Accountant, Guarantee, Released
-from vfl_flower.protocol.privacy.gaussian import (
-    GdpAccountant,
-    PldAccountant,
-    calibrated,
-    most_steps,
-    mu_of,
+from vfl_flower.protocol.privacy import gaussian
+from vfl_flower.protocol.privacy.accountant import (
+    EVERYONE,
+    Accountant,
+    Guarantee,
+    Released,
+    delta_of,
 )
 from vfl_flower.protocol.privacy.journal import ANSWERED, Event
 from vfl_flower.protocol.privacy.mechanism import Mechanism
 from vfl_flower.protocol.privacy.noise import ScalarNoise
-from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
@@ -207,7 +206,7 @@ class ScalarAccountant(Accountant):
         # A row has a part in `each` releases in every `steps` steps, counted over all parties.
         steps = steps_per_epoch(self.config, self.rows) * (parties if together else 1)
         each = self.top + (parties if together and not self.joint else 1)
-        mu = mu_of(privacy.epsilon, self.delta)
+        mu = gaussian.mu_of(privacy.epsilon, self.delta)
         if privacy.noise_multiplier is None:
             self.most = -(-planned // steps) * each
             self.multiplier = 2 * self.most**0.5 / mu
@@ -234,10 +233,10 @@ class ScalarAccountant(Accountant):
         together = (1 + self.top) ** 0.5  # releases on one sample equal one release of less noise
         budget = privacy.epsilon, self.delta
         if privacy.noise_multiplier is None:
-            self.multiplier = calibrated(*budget, self._sample, rows, planned) * together
+            self.multiplier = gaussian.calibrated(*budget, self._sample, rows, planned) * together
             return planned
         multiplier = self.multiplier / together
-        allowed = most_steps(*budget, multiplier, self._sample, rows, planned)
+        allowed = gaussian.most_steps(*budget, multiplier, self._sample, rows, planned)
         return self._allowed(allowed, planned, "one step")
 
     def warn(self, steps: int, columns: int, outputs: int) -> None:
@@ -259,8 +258,8 @@ class ScalarAccountant(Accountant):
         short = due / (epochs * squares(self.rows)) ** 0.5 * self.multiplier
         if short <= 1:
             return
-        enough, more, mu = epsilon, self.rows, short * mu_of(epsilon, self.delta)
-        while mu_of(enough, self.delta) < mu:
+        enough, more, mu = epsilon, self.rows, short * gaussian.mu_of(epsilon, self.delta)
+        while gaussian.mu_of(enough, self.delta) < mu:
             enough *= 1.05
         while squares(more) < short**2 * squares(self.rows):
             more += 1 + more // 20
@@ -335,22 +334,45 @@ class ScalarAccountant(Accountant):
         )
         if calibration != "known":
             each = self.multiplier / (1 + self.top * (calibration == "secret")) ** 0.5
-            secret = PldAccountant.over(self.delta, self.rows)
-            if self.released:
-                event = GaussianPrivacyEvent(each, self._sample, self.rows)
-                secret.compose(event, self.released)
-            figures["epsilon_secret_batches"] = secret.get_epsilon(self.delta)
+            figures["epsilon_secret_batches"] = gaussian.epsilon_of_samples(
+                each, self._sample, self.rows, self.released, self.delta
+            )
         if calibration == "paper" and self.top:
             return figures  # no epsilon holds: the top model learned without noise
-        seen = GdpAccountant.over(self.delta, self.rows)
-        if self.taken.any():
-            # The multiplier is over C / U, and a changed label changes a mean by 2 C / U.
-            event = GaussianPrivacyEvent(self.multiplier / 2, self._sample, self.rows)
-            seen.compose(event, int(self.taken.max()))
+        # The multiplier is over C / U, and a changed label changes a mean by 2 C / U.
+        mu = gaussian.mu_of_releases(self.multiplier / 2, int(self.taken.max(initial=0)))
         return {
             **figures,
-            "epsilon": seen.get_epsilon(self.delta),
+            "epsilon": gaussian.epsilon_of(mu, self.delta),
             "delta": self.delta,
-            "gaussian_mu": seen.mu,
+            "gaussian_mu": mu,
             **GUARANTEE.figures(),
         }
+
+
+def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
+    """Return epsilon by VAFL's Theorem 6, with its unstated constant taken as 1.
+
+    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed. It is for
+    embeddings of norm 1. Here their bound is R, so c / R replaces c. A mu-GDP mechanism is as
+    private as a Gaussian mechanism of deviation 1 / mu.
+    """
+    noise = config.privacy.embedding_noise / config.privacy.embedding_bound
+    mu = expected_rows(config, rows) * math.sqrt(samples) / (noise * rows)
+    return gaussian.epsilon_of(mu, delta_of(config, rows))
+
+
+def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
+    """Return epsilon by DPZV's Theorem VI.5, for T = ``steps`` scalars.
+
+    Its sigma = 2 C sqrt(T) / (D mu) treats sub-sampling as if it scaled the mechanism's mu.
+    """
+    mu = 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * multiplier)
+    return gaussian.epsilon_of(mu, delta_of(config, rows))
+
+
+def calibrated_by_theorem_vi5(config: RunConfig, rows: int, steps: int) -> float:
+    """Return the noise multiplier by Theorem VI.5. It can be much too small."""
+    assert config.privacy.epsilon is not None
+    mu = gaussian.mu_of(config.privacy.epsilon, delta_of(config, rows))
+    return 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * mu)

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flwr.serverapp import GaussianPrivacyEvent
-
-from vfl_flower.protocol.privacy.gaussian import GdpAccountant
+from vfl_flower.protocol.privacy.gaussian import epsilon_of
 
 
 @dataclass(frozen=True)
@@ -92,11 +90,8 @@ def _composed(claims: list[Claim]) -> Claim:
     mu = None
     if gaussian:
         at = min(delta for _, delta in gaussian)
-        accountant = GdpAccountant.over(at, 1)
-        for each, _ in gaussian:
-            if each:
-                accountant.compose(GaussianPrivacyEvent(1 / each, 1, 1))
-        epsilon, delta, mu = epsilon + accountant.get_epsilon(at), delta + at, accountant.mu
+        mu = math.hypot(*(each for each, _ in gaussian))
+        epsilon, delta = epsilon + epsilon_of(mu, at), delta + at
     pure = mu if not drawn and not others else None
     return Claim(
         claims[0].protects,

@@ -1,7 +1,5 @@
 """Sampling: which rows a step uses. `sampling_of` returns the scheme of a run."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from vfl_flower.config.errors import ConfigError
@@ -23,8 +21,7 @@ def sampling_of(config: RunConfig, rows: int) -> Sampling:
 
 @lru_cache(maxsize=16)
 def _sampling_of(config: RunConfig, rows: int) -> Sampling:
-    found: Sampling = SAMPLINGS.load(config.schedule.sampling)(config, rows)
-    return found
+    return SAMPLINGS.load(config.schedule.sampling)(config, rows)
 
 
 def check(config: RunConfig) -> None:

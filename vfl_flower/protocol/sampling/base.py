@@ -6,8 +6,6 @@ consecutive mini-batches of one epoch, so they are disjoint. Synchronous parties
 party draws a separate order and sends the ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import ClassVar
@@ -17,7 +15,14 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.batches import Joint, Window, expected_rows, kept, steps_per_epoch
+from vfl_flower.protocol.batches import (
+    Joint,
+    Window,
+    expected_rows,
+    kept,
+    secret_generator,
+    steps_per_epoch,
+)
 from vfl_flower.transport.messages import Arrays, TrainOrder, checked
 
 
@@ -170,3 +175,58 @@ def _sent(arrays: Arrays, name: str, shape: tuple[int, ...]) -> NDArray[np.int32
     except VflError as error:
         raise VflError(f"sent an upload that cannot be used: {error}") from None
     return array
+
+
+class Poisson(Sampling):
+    """Draw each row independently in each step."""
+
+    secret: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
+
+    def draw(self, party: int | None, epoch: int, first: int, steps: int, secret: bytes) -> Window:
+        """Draw the gaps between rows that are taken."""
+        rows, seed = self.rows, self.config.training.seed
+        rate = min(1.0, self.batch / rows)
+        generator = secret_generator(f"batch|{seed}|{party}|{epoch}|{first}|".encode() + secret)
+        trials, taken = steps * rows, np.zeros(0, np.int64)
+        last = -1
+        while last < trials:
+            gaps = generator.geometric(rate, size=int(trials * rate) + 100)
+            taken = np.concatenate([taken, last + np.cumsum(gaps)])
+            last = int(taken[-1])
+        step, found = np.divmod(taken[taken < trials], rows)
+        lengths = np.bincount(step, minlength=steps).astype(np.int32)
+        ids = found.astype(np.int32)
+        ids.flags.writeable = lengths.flags.writeable = False
+        return Window(ids, lengths)
+
+    def divisors(self, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the average number of rows in each step, [S]."""
+        return np.full(len(lengths), expected_rows(self.config, self.rows), np.int32)
+
+    def most_rows(self, steps: int) -> int:
+        """Bound the rows of a window, by ten deviations above the mean."""
+        expected = steps * expected_rows(self.config, self.rows)
+        return int(expected + 10 * expected**0.5 + 100)
+
+
+class Replacement(Sampling):
+    """Draw each mini-batch from all rows. Both ends derive it from the seed."""
+
+    def draw(self, party: int | None, epoch: int, first: int, steps: int, secret: bytes) -> Window:
+        """Draw the rows of each step by a generator of that step."""
+        if self.batch >= self.rows:
+            return super().draw(party, epoch, first, steps, secret)
+        stream = 0 if party is None else party + 1
+        ids = np.empty(steps * self.batch, np.int32)
+        for step in range(steps):
+            seed = [self.config.training.seed, 2, stream, epoch, first + step]
+            rows = np.random.default_rng(seed).choice(self.rows, self.batch, replace=False)
+            ids[step * self.batch : (step + 1) * self.batch] = rows
+        lengths = np.full(steps, self.batch, np.int32)
+        ids.flags.writeable = lengths.flags.writeable = False  # windows are shared
+        return Window(ids, lengths)
+
+    def most_rows(self, steps: int) -> int:
+        """Bound the rows of a window of so many steps."""
+        return steps * expected_rows(self.config, self.rows)

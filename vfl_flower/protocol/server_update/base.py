@@ -4,8 +4,6 @@ The S steps of a window run in order. Each step has separate rows, and the rows 
 first.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

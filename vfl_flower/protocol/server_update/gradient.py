@@ -1,11 +1,13 @@
-"""Server update by the gradient of each step's loss (VAFL Eq. 2)."""
+"""Server updates: by the gradient of each step's loss (VAFL Eq. 2), or by differences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from torch import Tensor
 from vfl_flower.models import passes
 from vfl_flower.models.training import autocast, step_along, trained
 from vfl_flower.protocol.batches import joined, step_means
+from vfl_flower.protocol.directions.differences import descend, differences, values_of_pairs
+from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
 from vfl_flower.protocol.subsets import row_losses
 
@@ -100,3 +104,39 @@ class ByGradient(ServerUpdate):
         if copies is not None:
             weights = weights * copies.weights
         return weights[:, None]
+
+
+class ByDifferences(ServerUpdate):
+    """Update the top model by zeroth-order gradient estimates.
+
+    Anybody with the directions knows the gradient along them. With noise, rows' differences are
+    clipped, and the mean of each step gets noise.
+    """
+
+    by_differences: ClassVar[bool] = True
+
+    @torch.no_grad()
+    def step(self, batches: TopBatches, gradients: bool) -> tuple[Tensor | None, Tensor]:
+        """Step along the directions; gradient rows are at the parameters before all steps."""
+        assert batches.draw_directions
+        rows = None
+        if gradients:
+            still = replace(batches, optimizer=None, noise=None, first=0)
+            rows, _ = ByGradient(self.config).step(still, gradients)
+        directions, top, optimizer = batches.draw_directions(), batches.top, batches.optimizer
+        x, lengths, divisors, copies = batches.h, batches.lengths, batches.divisors, batches.copies
+        of_steps = lengths
+        if copies is not None:
+            x, of_steps = copies.h, copies.lengths
+
+        def by_row(outputs: Tensor) -> Tensor:
+            return row_losses(batches.loss, outputs, batches.labels, copies)
+
+        if optimizer is None:  # a top model without parameters
+            outputs, _ = passes.window(top, x, of_steps, key=directions.key)
+            return rows, step_means(by_row(outputs), lengths, divisors)
+        pair, u = values_of_pairs(top, x, of_steps, directions)
+        of_rows, losses = differences(directions.config, [by_row(outputs) for outputs in pair])
+        means = clipped_noisy_means(of_rows, lengths, divisors, batches.noise)
+        descend(optimizer, directions, u, means, batches.first)
+        return rows, step_means(losses, lengths, divisors)

@@ -3,15 +3,13 @@
 The page shows what runs, comparisons, sweeps and audits have written.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_whole
-from vfl_flower.results.html import html
+from vfl_flower.results.page import html
 from vfl_flower.results.report.page import page
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.sweep import FILE, Swept

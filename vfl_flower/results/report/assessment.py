@@ -108,7 +108,7 @@ def assessment(runs: Sequence[Shown], charts: bool = True, of: str = "test rows"
     return Section(
         f"Assessment on {of}",
         tables,
-        [("", note) for note in notes],
+        notes,
         legend,
         {"": row} if row else {},
         more,
@@ -241,7 +241,6 @@ _CURVES = {
 
 
 def _curve(runs: Sequence[Shown], key: str) -> Chart | None:
-    """Draw one curve of all runs that have it."""
     lines: list[Line] = []
     for place, run in enumerate(runs):
         curve = mapping(mapping(run.assessment.get("curves")).get(key))

@@ -1,7 +1,5 @@
 """Curves of the page: what runs reach against each thing that they spend."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -60,7 +58,7 @@ def curves(runs: Sequence[Shown]) -> Section | None:
         "Curves",
         legend=[*_legend(runs), *best],
         charts={axis: row for axis, row in rows.items() if row},
-        notes=[("", note) for note in notes],
+        notes=notes,
         more={"These figures as a table": _table(runs, axes)},
     )
 
@@ -181,11 +179,10 @@ def frontier(runs: Sequence[Shown]) -> Section | None:
         "Frontier: of all runs, the model that validation rows choose at this cost.",
     ]
     legend = [*titles(runs), Cell("frontier", line="line s7 broad")]
-    return Section("Frontier", [], [("", each) for each in notes], legend, {"": row})
+    return Section("Frontier", [], notes, legend, {"": row})
 
 
 def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:
-    """Return every figure that is drawn; of several runs, after the title of the run."""
     columns, several = _columns(runs), len(runs) > 1
     parted = [key.partition("_") for key in columns]
     heads = [f"{_CALLED[rows]} {_MEASURES[key]}" for rows, _, key in parted]

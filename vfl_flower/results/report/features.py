@@ -1,7 +1,5 @@
 """The sections of the page about features of parties, which have numbers and no names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,7 +90,7 @@ def _section(
         if rest := rows[_SHOWN:]:
             which = f"{len(rest)} more features" + (f" of {run.title}" if several else "")
             more[which] = Table(head, [rest])
-    return Section(title, tables, [("", note) for note in notes], more=more) if any_found else None
+    return Section(title, tables, notes, more=more) if any_found else None
 
 
 def _rows(run: Shown, of: Mapping[str, Any], binned: bool) -> list[Row]:
@@ -166,11 +164,10 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         if unknown:
             silent = [f"Party {each} tells nothing of its columns." for each in unknown]
             notes += [named + run.in_words(each) for each in silent]
-    every = [SCALE, *(("", note) for note in [*notes, MEANING])]
-    return Section("Drift since training", tables, every) if found else None
+    return Section("Drift since training", tables, [SCALE, *notes, MEANING]) if found else None
 
 
-SCALE = ("mark", "0.25: drift above it is large")
+SCALE = Cell("0.25: drift above it is large", line="mark")
 MEANING = (
     f"Population stability index: above {MODERATE:g} moderate, above {LARGE:g} large. On few rows, "
     "chance alone can exceed that. A prediction warns only of more than chance."

@@ -1,27 +1,24 @@
-"""The report page's content, which the template lays out: banner, headline, sections."""
+"""The content of the pages of reports and evaluations: banner, headline, sections."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from vfl_flower.results.figures import TRANSPORTS
 from vfl_flower.results.page import NOTHING, Banner, Page, Section, Table
+from vfl_flower.results.report import sections
 from vfl_flower.results.report.assessment import assessment
 from vfl_flower.results.report.curves import curves, frontier
-from vfl_flower.results.report.features import drift, importance, information
-from vfl_flower.results.report.read import MEASURES, Shown, counted, number, shown, text
-from vfl_flower.results.report.sections import (
-    audits,
-    by_party,
-    comparison,
-    differences,
-    headlines,
-    privacy,
-    settings,
-    versions,
+from vfl_flower.results.report.features import (
+    MEANING,
+    SCALE,
+    drift,
+    drifts,
+    importance,
+    information,
 )
-from vfl_flower.results.report.segments import segments
-from vfl_flower.results.report.subsets import people, subsets, worth
+from vfl_flower.results.report.read import MEASURES, Shown, counted, mapping, number, shown, text
+from vfl_flower.results.report.segments import people, rates, segments, subsets, worth
 
 _ENGINES = {"local": "in one process", "ray": "on Ray", "supernodes": "on SuperNodes"}
 _SCHEDULES = {"sync": "synchronous", "async": "asynchronous", "t-sync": "t-synchronous"}
@@ -33,12 +30,12 @@ def page(runs: Sequence[Shown]) -> Page:
     """Return the page about runs."""
     datasets = ", ".join(dict.fromkeys(run.dataset for run in runs if run.summary))
     several = len(runs) > 1
-    tiles = {} if several else headlines(runs[0])
+    tiles = {} if several else sections.headlines(runs[0])
     names = f"{len(runs)} runs" if several else runs[0].title
     parts = [
         *([curves(runs), _compared(runs), frontier(runs)] if several else []),
         assessment(runs),
-        differences(runs),
+        sections.differences(runs),
         segments(runs),
         importance(runs),
         information(runs),
@@ -47,11 +44,11 @@ def page(runs: Sequence[Shown]) -> Page:
         people(runs),
         subsets(runs),
         worth(runs),
-        by_party(runs),
-        privacy(runs),
-        audits(runs),
-        settings(runs),
-        versions(runs),
+        sections.by_party(runs),
+        sections.privacy(runs),
+        sections.audits(runs),
+        sections.settings(runs),
+        sections.versions(runs),
     ]
     return Page(
         f"{names} on {datasets}" if datasets else names,
@@ -63,7 +60,7 @@ def page(runs: Sequence[Shown]) -> Page:
 
 def _compared(runs: Sequence[Shown]) -> Section:
     """Return the comparison, with a table of how each run went to unfold."""
-    found = comparison(runs)
+    found = sections.comparison(runs)
     each = [(run, banner(run)) for run in runs]
     rows = [(run.title, f"{of.word}{of.text}", of.about) for run, of in each]
     table = Table(["run", "how it went", "strategy"], [rows], 3)
@@ -73,8 +70,8 @@ def _compared(runs: Sequence[Shown]) -> Section:
         of_test = not any("validation_loss" in entry for run in runs for entry in run.history)
         measure = measure if of_test else measure.replace("test", "validation")
         said = f"megabytes, up and down, until the {measure} reaches {target:g}."
-        notes.append(("", f"MB to {target:g}: {said}"))
-    notes.append(("", _SHADES))
+        notes.append(f"MB to {target:g}: {said}")
+    notes.append(_SHADES)
     return Section(found.title, found.tables, notes, more={"How each run went": table})
 
 
@@ -121,3 +118,18 @@ def banner(run: Shown) -> Banner:
     if gone and isinstance(gone, list):
         said += f" Without {', '.join(map(run.called, gone))} at the end, which had failed."
     return Banner("finished", _WORDS["finished"], said, about)
+
+
+def evaluation(run: Shown, found: Mapping[str, Any]) -> Page:
+    """Return the page about the figures of `vfl evaluate`, beside the run's test figures."""
+    people, drift = mapping(found.get("people")), mapping(found.get("drift"))
+    counts = [[what, shown(number(people, what), ",.0f")] for what in people]
+    now = replace(run, title="outcomes", summary={**run.summary, **found})
+    indices = drifts(drift, "From the test rows to all predictions")
+    parts = [
+        Section("People", [Table(["people", "number"], [counts]), rates(found)]),
+        assessment([now, replace(run, title="test rows of training")], of="rows"),
+        segments([now]),
+        Section("Drift of the scores", [indices], [SCALE, MEANING]) if drift else None,
+    ]
+    return Page(f"Outcomes of predictions of {run.title}", parts)

@@ -3,8 +3,6 @@
 The files may contain anything. Only `number` reads numbers, and texts are only shown.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The sections of the page that are tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,7 +95,7 @@ def comparison(runs: Sequence[Shown]) -> Section:
     if isinstance(seeds, list):
         notes.append(f"Figures are means of {len(seeds)} seeds ± standard deviations.")
         notes.append("A target is reached if every seed reaches it.")
-    return Section("Comparison", [Table(["run", *labels], [rows])], [("", note) for note in notes])
+    return Section("Comparison", [Table(["run", *labels], [rows])], notes)
 
 
 def _shaded(label: str, figures: Sequence[str]) -> list[Cell]:
@@ -149,7 +147,7 @@ def differences(runs: Sequence[Shown]) -> Section | None:
     ]
     head = ["models", "people", "figure", "difference", "95 % interval", "p", "right alone"]
     table, title = Table([*head, "p of these"], [rows]), "Differences on the same people"
-    return Section(title, [table], [("", note) for note in notes]) if rows else None
+    return Section(title, [table], notes) if rows else None
 
 
 # --- by party -----------------------------------------------------------------------------------
@@ -188,13 +186,13 @@ def by_party(runs: Sequence[Shown]) -> Section | None:
     ]
     head = ["party", "exchanges", "MB up", "MB down", "MB of evaluations"]
     head += [f"{delays[kind]}, {of}" for kind, of in columns]
-    notes = [
-        ("up", "up: to the label holder."),
-        ("down", "down: to the party. Uploads for evaluations are counted apart."),
-        ("", "Reply seconds: from sending an order to reading its reply."),
+    notes: list[str | Cell] = [
+        Cell("up: to the label holder.", line="up"),
+        Cell("down: to the party. Uploads for evaluations are counted apart.", line="down"),
+        "Reply seconds: from sending an order to reading its reply.",
     ]
     if any(kind == "staleness" for kind, _ in columns):
-        notes.append(("", "Staleness: steps of the label holder between an order and its answer."))
+        notes.append("Staleness: steps of the label holder between an order and its answer.")
     return Section("By party", [Table([*head, "MB up and down"], bodies)], notes)
 
 
@@ -232,7 +230,7 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
     together = map(in_words, of_several(run.summary for run in runs))
     notes += [f"If all are of the same people: {each}" for each in together]
     tables = [Table(heads, bodies)] if rows else []
-    return Section("Privacy spent", tables, [("", note) for note in notes if note])
+    return Section("Privacy spent", tables, list(filter(None, notes)))
 
 
 def audits(runs: Sequence[Shown]) -> Section | None:
@@ -263,8 +261,8 @@ def audits(runs: Sequence[Shown]) -> Section | None:
         "A success near guessing says that this attack found nothing, not that none would.",
         "Attacks with * are on one epoch of two parties whose embeddings are summed.",
     ]
-    mark = ("mark", "guessing")
-    return Section("Audit", tables, [mark, *(("", each) for each in notes)]) if tables else None
+    mark = Cell("guessing", line="mark")
+    return Section("Audit", tables, [mark, *notes]) if tables else None
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -305,9 +303,9 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         tables.append(Table(["option", "value", "default"], [rows], 3))
     cells = (cell for table in tables for body in table.bodies for row in body for cell in row)
     texts = {cell if isinstance(cell, str) else cell.text for cell in cells}
-    notes = [("", "°: the default of this strategy.")] if any("°" in each for each in texts) else []
+    notes = ["°: the default of this strategy."] if any("°" in each for each in texts) else []
     if "auto" in texts:
-        notes.append(("", "auto: the run chooses the value by its data and its other options."))
+        notes.append("auto: the run chooses the value by its data and its other options.")
     head = ["option", "default", "meaning"]
     more = {f"{len(rest)} more options, at their defaults": Table(head, [rest], 3)}
     return Section("Settings", tables, notes, more=more)

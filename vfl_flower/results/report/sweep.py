@@ -81,9 +81,7 @@ class Swept:
             notes.append(f"{runs} runs together: epsilon {epsilon} at delta {delta}; {protects}")
         rest = rows[_SHOWN:]
         more = {f"{len(rest)} more trials": Table(head, [rest])} if rest else {}
-        return Section(
-            "Trials", [Table(head, [rows[:_SHOWN]])], [("", note) for note in notes], more=more
-        )
+        return Section("Trials", [Table(head, [rows[:_SHOWN]])], notes, more=more)
 
     def _row(self, trial: Mapping[str, Any], keys: list[str]) -> Row:
         own = mapping(trial.get("keys"))
@@ -109,7 +107,7 @@ class Swept:
             "is chosen well already, or searched narrowly, matters little here."
         )
         table = Table(["option", "importance", "0 to 1"], [rows])
-        return Section("Importance of each option", [table], [("", note)]) if rows else None
+        return Section("Importance of each option", [table], [note]) if rows else None
 
     def _course(self) -> Section | None:
         points: dict[bool, list[tuple[float, float]]] = {True: [], False: []}

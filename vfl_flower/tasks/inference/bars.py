@@ -1,7 +1,5 @@
 """A picture of features as bars with intervals, the most important one at the top."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

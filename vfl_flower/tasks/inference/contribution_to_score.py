@@ -15,8 +15,6 @@ evaluation, so nobody asks the parties. No model has a placeholder for the label
 columns. So they show these rows too. Each contribution has a standard error over these rows.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Judge kept predictions by labels that are known later, in a new file of the label holder."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

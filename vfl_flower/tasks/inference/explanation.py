@@ -1,7 +1,5 @@
 """The files of an explanation in the results folder: figures, a table and a picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import cycle

@@ -5,8 +5,6 @@ share for each row. So the fall of a metric is a mean of differences by row. The
 the interval. For AUC, this is DeLong's covariance of two curves (DeLong et al., 1988).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Final, NamedTuple
 

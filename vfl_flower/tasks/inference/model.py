@@ -1,7 +1,5 @@
 """A trained model at the label holder, and the one way to have parties load theirs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -8,8 +8,6 @@ whom one model alone is right, each is right half of the time if they are equall
 The checkpoint has what the top model reads, so nobody asks the parties.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Parts of a contribution, by columns: what both sides of `reasons` compute alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import cache

@@ -28,7 +28,7 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.results.coverage import coverage
+from vfl_flower.results.figures import coverage
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.predictions import (

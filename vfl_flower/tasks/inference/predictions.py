@@ -1,7 +1,5 @@
 """Predictions file: turn outputs into labels, compute figures, and write both."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

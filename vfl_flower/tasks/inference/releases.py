@@ -1,7 +1,5 @@
 """Releases of rows by predictions, under noise on embeddings: each upload of a row is one more."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

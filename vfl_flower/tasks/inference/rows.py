@@ -17,9 +17,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Preparation
-from vfl_flower.data.split import divide, used_by
+from vfl_flower.data.split import Alignment, divide, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.aggregation import aggregation_of

@@ -4,8 +4,6 @@ A player's value is the mean, over all orders of the players, of what it adds to
 it (Shapley, 1953).
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from itertools import product

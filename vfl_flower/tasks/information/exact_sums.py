@@ -1,7 +1,5 @@
 """Sums of labels that exact counts show, and a bound of what they say about one label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

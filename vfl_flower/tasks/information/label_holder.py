@@ -12,8 +12,6 @@ rows that it knows. Bins with few rows of a class are merged, and `exact_sums` b
 together say about one label.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping
@@ -30,11 +28,20 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError, sent_by
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_labels, with_row_masks
+from vfl_flower.data.at_party import own_columns
 from vfl_flower.data.bins import Bins
-from vfl_flower.data.evidence import Estimate, Evidence, Groups, least_rows, merged
-from vfl_flower.data.evidence_files import ColumnEvidence, note_of, value_of, write_files
+from vfl_flower.data.evidence import (
+    ColumnEvidence,
+    Estimate,
+    Evidence,
+    Groups,
+    least_rows,
+    merged,
+    note_of,
+    value_of,
+    write_files,
+)
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.raw_columns import own_columns
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.results import INFORMATION, in_use
 from vfl_flower.protocol import estimators

@@ -4,8 +4,6 @@
 beside its states has the names of columns and bins. Nobody else gets them.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -14,14 +12,13 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment.party_rows import common_rows
+from vfl_flower.alignment.store import common_rows
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_party import RawColumns, own_columns, partition_columns
 from vfl_flower.data.bins import Bins
-from vfl_flower.data.evidence import Evidence, merged
-from vfl_flower.data.evidence_files import ColumnEvidence, write_files
-from vfl_flower.data.raw_columns import RawColumns, own_columns, partition_columns
+from vfl_flower.data.evidence import ColumnEvidence, Evidence, merged, write_files
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.label_sets import count_labels
 from vfl_flower.party.refusals import check_task, told

@@ -1,7 +1,5 @@
 """`vfl doctor`: check an installation, and say what to do about each finding."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

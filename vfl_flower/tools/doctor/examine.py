@@ -1,7 +1,5 @@
 """All checks of `vfl doctor`: what a folder holds decides which ones it gets."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +11,7 @@ from vfl_flower.data import withdrawn
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools import forget
-from vfl_flower.tools.doctor import credentials, folders, machine, network, processes, runs
+from vfl_flower.tools.doctor import credentials, machine, network, runs
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, many, some
 from vfl_flower.transport.flower_internals import flower_home
 from vfl_flower.transport.stream.listen import port_range
@@ -47,7 +45,7 @@ def examine(
     ports = _ports(stream_ports, [folder for folder, role in roles.items() if role == RUN])
     ahead = network.measured(where) if where else None
     found = list(machine.about(compared))
-    found += processes.left_over(known)
+    found += machine.left_over(known)
     for folder, role in roles.items():
         found += _of_folder(folder, role, bool(named), where, ahead[0] if ahead else 0.0)
     states = [folder for folder, role in roles.items() if role == STATES]
@@ -99,13 +97,13 @@ def _of_folder(
     if named and not role and folder.name != _INNER and not any(map(role_of, folder.glob("*/"))):
         sentence = f"{folder} holds no keys, states or run. Name another folder."
         yield Finding("folder", PROBLEM, sentence)
-    yield from folders.about(folder, private=role != RUN)
+    yield from credentials.about(folder, private=role != RUN)
     if role == KEYS:
         yield from credentials.of_label_holder(folder, where.host if where else "", ahead)
     if role == MINE:
         yield from credentials.of_party(folder, ahead)
     if role == STATES:
-        yield folders.sealed_files(folder)
+        yield credentials.sealed_files(folder)
 
 
 def _withdrawn(folders: Sequence[Path]) -> Iterator[Finding]:

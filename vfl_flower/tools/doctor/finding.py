@@ -1,7 +1,5 @@
 """One line of `vfl doctor`: what was checked, its result, and what to do."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 OK, UNKNOWN, WARNING, PROBLEM = "ok", "not checked", "warning", "problem"

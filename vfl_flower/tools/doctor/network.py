@@ -4,8 +4,6 @@ Nothing secret leaves this machine, except one signed call over TLS that the cer
 for. The call does nothing at the SuperLink.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import socket

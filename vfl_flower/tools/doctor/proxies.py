@@ -4,8 +4,6 @@ A SuperNode calls by httpx, which reads https_proxy and all_proxy, in small or c
 Streams call by gRPC, which reads grpc_proxy, https_proxy and http_proxy, in small letters alone.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Checks of a results folder: its checkpoint, its journal, and the parties' states."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,7 +104,6 @@ def _load(found: Checkpoint, party: int, place: Path) -> PartyState:
 
 
 def _data(found: Checkpoint) -> Iterator[Finding]:
-    """Yield whether the file of a partitioned data set is still there."""
     kind, _, place = found.config.data.dataset.partition(":")
     if kind not in OF_A_FILE:
         return

@@ -1,28 +1,27 @@
 """Sweeps: try configurations side by side, and choose one by validation rows.
 
-`search` reads the ranges, `study` chooses the next trial, `trial` is a process that runs trials,
-and `results` writes what was found.
+`study` reads the ranges and chooses the next trial, and `trial` is a process that runs trials.
 """
-
-from __future__ import annotations
 
 import fcntl
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import opened_to_append
-from vfl_flower.config.run_config import RunConfig
+from vfl_flower.config.files import opened_to_append, write_whole
+from vfl_flower.config.run_config import RunConfig, packed
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.progress import clock, say
 from vfl_flower.label_holder.results import in_use
@@ -31,9 +30,10 @@ from vfl_flower.launch.engines import prepare, run_local
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import FEW, sized
 from vfl_flower.results.figures import NO_VALIDATION, VALIDATED
-from vfl_flower.tools.sweep import results
-from vfl_flower.tools.sweep.search import Choice, Range, of_trial, search_of
-from vfl_flower.tools.sweep.study import Study
+from vfl_flower.results.report import write_report
+from vfl_flower.results.report.sweep import FILE, Swept
+from vfl_flower.results.terminal import wrapped
+from vfl_flower.tools.sweep.study import Choice, Range, Study, of_trial, search_of
 from vfl_flower.tools.sweep.trial import IMPOSSIBLE
 
 _WARM_UP = 0.25  # of a trial's evaluations, before which it is not stopped
@@ -85,7 +85,7 @@ def sweep(
                 _side_by_side(study, job, number, log)
         finally:
             if study.metric:
-                results.write(folder, study, about)
+                write(folder, study, about)
     if not study.metric:
         failures = [each.failure for each in study.tried if each.failure]
         raise VflError(f"No trial has come to its end. The last one: {failures[-1]}")
@@ -210,3 +210,69 @@ def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
         said.append(f"best {VALIDATED[study.metric]} {best.figure:.4f} (trial {best.number})")
     left = seconds * (most - len(tried)) / max(1, len(tried) - before)
     return [*said, f"about {clock(left)} left"]
+
+
+def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
+    """Write ``sweep.json`` and ``report.html``."""
+    found = {
+        **about,
+        "metric": study.metric,
+        "importance": study.importance(),
+        "together": [each.as_json() for each in study.together()],
+        "trials": [asdict(each) for each in study.tried],
+    }
+    found["best"] = best(found)["number"]
+    found["line"] = line(found)
+    write_whole(folder / FILE, (json.dumps(found, indent=2) + "\n").encode())
+    write_report([folder])
+
+
+def best(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the trial with the best figure; of equal ones, the first."""
+    trials = [each for each in found["trials"] if each["state"] == "finished"]
+    return max(trials, key=lambda each: (each["figure"], -each["number"]))
+
+
+def table(folder: Path) -> str:
+    """Return the best trials, what came of the others, and the line to paste."""
+    swept = Swept.read(folder)
+    found = [swept.best_trials().in_terminal(), wrapped(swept.sentence)]
+    if swept.shares:
+        shares = ", ".join(f"{key} {share or 0:.2f}" for key, share in swept.shares.items())
+        found.append(wrapped(f"Importance: {shares}."))
+    return "\n".join([*found, "The best configuration:", swept.found["line"]])
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """Return the command that runs the best configuration."""
+    keys = of_trial(found["keys"], best(found)["keys"])
+    words = ["vfl", "run", "-c", pasted(packed(keys))]
+    if found["node_configs"]:
+        words += [
+            word for each in found["node_configs"] for word in ("--node-config", pasted(each))
+        ]
+    else:
+        words += ["--parties", str(found["parties"])]
+    if found["seeds"] > 1:
+        words += ["--seeds", str(found["seeds"])]
+    return " ".join(_quoted(word) for word in words)
+
+
+def pasted(keys: Mapping[str, Any]) -> str:
+    """Return options as ``-c`` takes them."""
+    return " ".join(f"{key}={_value(value)}" for key, value in keys.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"' if "'" in value else f"'{value}'"
+    return str(value)
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell; in double quotes if they are as good."""
+    if shlex.quote(word) == word:
+        return word
+    return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'

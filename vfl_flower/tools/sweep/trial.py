@@ -27,11 +27,9 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.privacy.together import Claim
 from vfl_flower.results.figures import chosen_by
 from vfl_flower.tools.seeds import repeated
-from vfl_flower.tools.sweep.search import of_trial, search_of
-from vfl_flower.tools.sweep.study import Study
+from vfl_flower.tools.sweep.study import Study, of_trial, search_of
 
-IMPOSSIBLE = 93
-"""Exit code of a process that found that no trial of the sweep can be judged."""
+IMPOSSIBLE = 93  # exit code of a process that found that no trial of the sweep can be judged
 
 
 class _StoppedError(VflError):

@@ -1,7 +1,5 @@
 """The TLS certificate of a service, and its private key, in files that may change at any time."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import logging

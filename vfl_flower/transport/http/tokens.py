@@ -1,7 +1,5 @@
 """Bearer tokens of the callers of a service."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

@@ -4,8 +4,6 @@ python -m vfl_flower.transport.nodes.certificates host FILE HOST...
 python -m vfl_flower.transport.nodes.certificates supernode FOLDER
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import sys

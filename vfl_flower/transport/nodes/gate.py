@@ -46,8 +46,7 @@ LIMITS = {
     "push-object": Limit(6 << 20, 300.0),  # Flower cuts arrays into pieces of 5 MiB
     "push-messages": Limit(1 << 20, 60.0),  # the ids of all pieces: 1 MiB names 70 GB
 }
-AT_ONCE = 4
-"""Calls of one kind that a key may have under way; a SuperNode has two at most."""
+AT_ONCE = 4  # calls of one kind that a key may have under way; a SuperNode has two at most
 
 
 class Gate:

@@ -1,7 +1,5 @@
 """One line for many refused calls: strangers cannot fill a log."""
 
-from __future__ import annotations
-
 import logging
 import time
 from threading import Lock

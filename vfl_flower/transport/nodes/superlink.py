@@ -19,8 +19,6 @@ The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth
 reads a call's body (`transport.nodes.gate`).
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -35,17 +33,9 @@ from vfl_flower.config import logs
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.files import make_folder, write_whole
 from vfl_flower.config.run_config import pairs
+from vfl_flower.transport import flower_processes
 from vfl_flower.transport.flower_internals import (
     flower_home,
-)
-from vfl_flower.transport.flower_processes import (
-    ask_each_second,
-    demand_token,
-    guard_fleet,
-    keep_token,
-    run_installed_code_only,
-    serve_runs_at_once,
-    start_tasks_by,
 )
 from vfl_flower.transport.nodes.gate import Gate, LogBudget
 from vfl_flower.transport.nodes.warm import WarmTasks
@@ -62,9 +52,9 @@ def superlink(options: list[str]) -> None:
     """Start a SuperLink in this process."""
     address = _address(options, 8000)
     token = secrets.token_urlsafe(32)
-    keep_token(address, token)
-    demand_token(token)
-    guard_fleet(Gate)
+    flower_processes.keep_token(address, token)
+    flower_processes.demand_token(token)
+    flower_processes.guard_fleet(Gate)
     budget = LogBudget()
     for name in ("flwr", "uvicorn.access", "uvicorn.error"):
         logging.getLogger(name).addFilter(budget)
@@ -73,9 +63,9 @@ def superlink(options: list[str]) -> None:
 
 def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
-    run_installed_code_only()
-    ask_each_second()
-    serve_runs_at_once()
+    flower_processes.run_installed_code_only()
+    flower_processes.ask_each_second()
+    flower_processes.serve_runs_at_once()
     try:
         with _described(options):
             address = _address(options, 9094)
@@ -91,7 +81,7 @@ def superexec(options: list[str]) -> None:
     whose, *options = options
     # `flwr run` may send another version of the ServerApp. A SuperNode runs what is installed.
     fresh = ["vfl_flower", "strategies"] if whose == "superlink" else []
-    start_tasks_by(WarmTasks(NEEDED[whose], fresh).start)
+    flower_processes.start_tasks_by(WarmTasks(NEEDED[whose], fresh).start)
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")  # seconds
     _be("flower-superexec", options)
 
@@ -115,7 +105,6 @@ def _be(command: str, options: list[str]) -> None:
 
 
 def _address(options: list[str], port: int) -> str:
-    """Return the address on which the process will listen."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=port)

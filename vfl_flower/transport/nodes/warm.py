@@ -7,8 +7,6 @@ a task starts in milliseconds and shares the memory of the modules.
 The process uses no GPU and opens no connection, because forks would inherit them in a broken state.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

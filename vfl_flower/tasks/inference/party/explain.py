@@ -5,8 +5,6 @@ the order of its features are random, and nobody else learns them. At the end th
 the party how much the metric fell. Only the party can say which name has which figure.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from contextlib import ExitStack
@@ -23,8 +21,8 @@ from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.sequences import SequenceColumn
-from vfl_flower.models.column_change import ColumnChange
+from vfl_flower.data.on_disk import SequenceColumn
+from vfl_flower.models.rebuilt import ColumnChange
 from vfl_flower.party import state_file
 from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party

@@ -12,8 +12,6 @@ add up to the column. So on a real node (`claimed`):
 A ledger beside the states has the secret and the set of each person.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager

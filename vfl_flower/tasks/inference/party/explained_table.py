@@ -1,7 +1,5 @@
 """A party's own table and picture of what its features are worth, with their names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

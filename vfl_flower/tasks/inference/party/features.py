@@ -4,8 +4,6 @@ A feature is a column of a table. A text column is one feature, however many 0/1
 A feature of sequences is a signal, and a feature of images is a patch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any

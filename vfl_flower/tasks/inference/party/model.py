@@ -3,15 +3,13 @@
 A process keeps what a service or an explanation has loaded, until the run ends (`forget`).
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment.party_rows import common_rows, is_aligned
+from vfl_flower.alignment.store import common_rows, is_aligned
 from vfl_flower.config.errors import OutOfStepError
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source

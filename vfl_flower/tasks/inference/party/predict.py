@@ -1,7 +1,5 @@
 """A party's half of prediction (the other: `vfl_flower.tasks.inference.predict`)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

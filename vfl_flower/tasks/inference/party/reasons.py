@@ -4,8 +4,6 @@
 computes from its own rows, and keeps all parts with the names of columns in its own file.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets
@@ -22,9 +20,9 @@ from vfl_flower.config import files
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
-from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.data.on_disk import SequenceColumn
 from vfl_flower.data.split import background_rows
-from vfl_flower.models.column_change import ColumnChange
+from vfl_flower.models.rebuilt import ColumnChange
 from vfl_flower.party.refusals import check_task
 from vfl_flower.tasks.inference.parts import References, on_paths
 from vfl_flower.tasks.inference.party.features import features_of

@@ -4,8 +4,6 @@ A thread asks a party as the service's start does. Only the service's own thread
 it sends the messages of this thread, and hands it the replies.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import Places
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import VflError
-from vfl_flower.data.row_mask import Alignment
+from vfl_flower.data.split import Alignment
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.serving.records import PartyRecord
 from vfl_flower.transport.base import Transport

@@ -1,7 +1,5 @@
 """One version of a model in service."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import repeat
 from pathlib import Path

@@ -6,8 +6,6 @@ holder. An id counts for each caller that asks about it, and once a day. So nobo
 count what other callers ask about.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Set
 from pathlib import Path

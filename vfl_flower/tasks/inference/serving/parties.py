@@ -4,8 +4,6 @@ At most one message is out to a party. A party that misses the deadline of an or
 for again until it answers. A party that has lost its model is asked to load it again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A person is a row of the label holder's table: the columns of the rules, and tho
 reads. The row is normalised and prepared as the table was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -18,8 +16,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.column_types import text_of
 from vfl_flower.data.ids import encoded
-from vfl_flower.data.keys import KeyTable
-from vfl_flower.data.match_rules import ID, Part, Rule
+from vfl_flower.data.keys import ID, KeyTable, Part, Rule
 from vfl_flower.data.memory import Frame
 from vfl_flower.data.normalised import order_of
 from vfl_flower.data.own_columns import OwnColumns

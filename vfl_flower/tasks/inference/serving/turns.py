@@ -1,7 +1,5 @@
 """Threads that callers share fairly, one of them for contributions to scores."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter, deque
