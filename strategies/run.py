@@ -97,6 +97,7 @@ class Run:
         # With this noise, no label may decide what a message holds.
         self.adaptive_window = AdaptiveWindow(self.schedule, self.records, by_loss=noise is None)
         config.assessment.check_rows(len(labels.classes), labels.validation)
+        config.assessment.check_flags(labels.compared)
         check_segments(labels.segments)
         longest = min(self.schedule.longest, self.budget.per_epoch)  # no window crosses an epoch
         most_rows = sampling_of(config, rows).most_rows(longest)

@@ -9,6 +9,7 @@ OF_SERVICE = {
     "vfl_party_seconds_bucket": {"le", "party"},
     "vfl_party_connected": {"party"},
     "vfl_answers_missing_party_total": {"party", "reason"},
+    "vfl_inconsistent_scores_total": {"party"},
     "vfl_refusals_total": {"rule"},
     "vfl_queue_rows": set(),
     "vfl_drift": {"of"},

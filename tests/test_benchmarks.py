@@ -89,6 +89,8 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "streams": "--rounds 2 --arithmetic",
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
     "texts": "--sst2 {sst2} --seeds 1 --epochs 1",
+    "untrusted": "--mnist {mnist} --credit {credit} --seeds 1 --epochs 1 --flag-rate 0.1 --few 5 "
+    "--parties 2",
     "windows": "--mnist {mnist} --seeds 1 --epochs 1",
     "worth": "--seeds 1 --epochs 1",
     "zeroth_order": "--mnist {mnist} --rows 200 --repeats 1",

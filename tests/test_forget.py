@@ -216,6 +216,17 @@ def test_no_file_holds_a_person_in_any_form_after_forget(world: World) -> None:
     assert (world.run / "predictions.csv").read_text().splitlines() == left
 
 
+def test_no_row_that_sets_limits_of_flags_holds_a_person_after_forget(world: World) -> None:
+    found = checkpoint.load(world.run)
+    _, held, validation = divide(found.config.data, len(found.rows))
+    ids, before = read(world.folder / "labels.csv")[ID], found.arrays["compared.rows"]
+    assert before.shape == (validation, 2)
+    assert world.forget(people=[str(ids[found.rows[held[3]]])]) == 0
+    after = checkpoint.load(world.run).arrays["compared.rows"]
+    assert (after == before[3]).all(1).sum() == 0 < (after == after[3]).all(1).sum() - 1
+    np.testing.assert_array_equal(np.delete(after, 3, 0), np.delete(before, 3, 0))
+
+
 def scores(world: World, *ids: str, **keys: Any) -> list[Any]:
     with world.serving(**keys) as service:
         return service.ask(*ids)

@@ -31,7 +31,7 @@ from vfl_flower.transport.http.guard import Guard
 from vfl_flower.transport.http.tokens import Tokens
 
 METRICS = OF_SERVICE | OF_RUN
-REASONS = {"unknown", "down", "refused", "late", "faulty"}
+REASONS = {"unknown", "down", "refused", "late", "faulty", "inconsistent"}
 ALERTS = DEPLOY / "alerts.yaml"
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana.json").read_text())
@@ -116,7 +116,7 @@ def test_the_dashboard_is_whole() -> None:
 
 
 def test_an_operator_is_told_what_happened_and_what_to_do() -> None:
-    assert 5 <= len(RULES) <= 14
+    assert 5 <= len(RULES) <= 15
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["annotations"].keys() == {"summary", "action"}
@@ -200,6 +200,7 @@ class Hour:
             self.service.connected(party, True)
         self.service.missing.labels("0", "late").inc(minute % 2)
         self.service.missing.labels("0", "unknown").inc(400)
+        self.service.inconsistent.labels("0").inc(5)  # 1 % of the ids
         self.service.queue_rows.set(5000 if minute == 1 else 10)
         self.service.answers.labels("200").inc(50)
         self.stranger(1)
@@ -272,6 +273,7 @@ ILL: dict[str, Event] = {
     "VflRequestsFail": late(50, lambda hour: hour.asked(5, "unavailable")),
     "VflRequestsSlow": late(40, lambda hour: hour.asked(5, seconds=0.9)),
     "VflAnswersLackParty": late(50, lambda hour: hour.service.missing.labels("0", "late").inc(50)),
+    "VflPartyInconsistent": late(45, lambda hour: hour.service.inconsistent.labels("0").inc(50)),
     "VflPartyRefuses": lambda hour, minute: (
         hour.service.refused(0, "failed: max-predictions is used up") if minute == 65 else None
     ),

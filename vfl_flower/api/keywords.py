@@ -66,6 +66,7 @@ class Options(TypedDict, total=False):
     privacy: Code | None
     epsilon: float | None
     threshold: str | None
+    flag_rate: float | None
     stream_address: str | None
     stream_ports: str | None
     party_timeout: float | None

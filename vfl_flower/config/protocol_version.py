@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "863a459bf95c77572de9d4f09264b513121951b6149c4dd45425dee8e175c170"
+DIGEST = "a4b493420ca81b68e5bdc05f6d5be169fc6d0f0f80dd4219ef646eb069b8d9cc"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

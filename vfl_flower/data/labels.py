@@ -84,6 +84,14 @@ class Labels:
         return bool(np.isin(self.test_places[self.validation :][:1], self.places).any())
 
     @property
+    def compared(self) -> int:
+        """Return how many test rows, from the first, set the limits of embeddings.
+
+        They are the validation rows, or without these some test rows: nobody reads their labels.
+        """
+        return self.validation or (0 if self.repeats else min(len(self.test), 20_000))
+
+    @property
     def tested(self) -> Labels:
         """Return these labels without validation rows, which chose the model."""
         first = self.validation

@@ -90,6 +90,7 @@ class LabelHolder:
         self.aggregation, self.estimator = aggregation_of(config), estimators.choose(config)(config)
         self.columns = self.aggregation.columns(sizes)
         own, own_held_out = own_features(config, labels)
+        self._compared = labels.compared
         masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
         self._background = own_held_out[background_rows(len(own_held_out))]
         max_delay = config.schedule.max_delay
@@ -311,6 +312,7 @@ class LabelHolder:
             **{name: arrays_of(of) for name, of in _groups(self.top, self.optimizer).items()},
             "link": self.links.state_dict(),
             "best": self.held_out.best,
+            "compared": {"rows": self.held_out.table.own_part[: self._compared].cpu().numpy()},
             "background": {"own": self._background} if self._background.shape[1] else {},
         }
         arrays = {

@@ -20,12 +20,14 @@ class ScoredRows:
     own : the label holder's own columns, [R, F].
     given : whether a party has given a row, [R, M].
     outputs : outputs of the top model, [R, C].
+    suspects : the party of each row that does not fit the others, or -1, [R]; None if unknown.
     """
 
     blocks: Tensor
     own: NDArray[np.float32]
     given: NDArray[np.bool_]
     outputs: Tensor
+    suspects: NDArray[np.int64] | None = None
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -36,7 +38,8 @@ class ScoredRows:
     def at(self, places: Any) -> ScoredRows:
         """Return the rows at these places."""
         blocks, own, given, outputs = self.blocks, self.own, self.given, self.outputs
-        return ScoredRows(blocks[places], own[places], given[places], outputs[places])
+        suspects = None if self.suspects is None else self.suspects[places]
+        return ScoredRows(blocks[places], own[places], given[places], outputs[places], suspects)
 
     @classmethod
     def together(cls, parts: Sequence[ScoredRows]) -> ScoredRows:

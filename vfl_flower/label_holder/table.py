@@ -79,6 +79,11 @@ class Table:
         """Return a party's columns, [N, E]."""
         return self._of[party]
 
+    @property
+    def own_part(self) -> Tensor:
+        """Return the label holder's own features, and the row mask, [N, F + M] or [N, F]."""
+        return self.rows[:, self.received :]
+
     def ids_of(self, party: int) -> Ids:
         """Return the ids of all rows that a party has."""
         held = self.present[party]

@@ -230,6 +230,9 @@ def _rewrite(found: Checkpoint, folder: Path, gone: Arrays, listed: Withdrawn) -
     new.save(folder)  # last: until then, another try finds these people
 
 
+_OF_HELD_OUT = "test_table.rows", "best.rows", "background.own", "compared.rows"
+
+
 def _without(name: str, array: NDArray[Any], gone: Arrays) -> NDArray[Any]:
     """Return an array of a checkpoint without the rows of people who have withdrawn."""
     trained, held = gone["tags.train"], gone["tags.test"]
@@ -239,7 +242,9 @@ def _without(name: str, array: NDArray[Any], gone: Arrays) -> NDArray[Any]:
         array[zeros] = 0
     if name == "background.own":
         held = held[background_rows(len(held), len(array))]
-    if name in ("test_table.rows", "best.rows", "background.own") and not held.all():
+    if name == "compared.rows":
+        held = held[: len(array)]
+    if name in _OF_HELD_OUT and not held.all():
         others, at = np.flatnonzero(~held), np.arange(len(held))
         at[held] = others[np.searchsorted(others, at[held]) % len(others)]
         array = array[at]

@@ -252,6 +252,14 @@ class Rule(NamedTuple):
 
 _DEFAULT = Rule("number", 0.5)
 
+CONFIDENCE = 0.95
+"""Confidence that honest rows are flagged no more often than `flag_rate` says."""
+
+
+def rows_to_flag(rate: float) -> int:
+    """Return the fewest rows whose largest measure bounds that share of rows at `CONFIDENCE`."""
+    return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-rate))
+
 
 @dataclass(frozen=True)
 class AssessmentConfig:
@@ -272,6 +280,15 @@ class AssessmentConfig:
         example="dataset='files:labels.csv' segments='region' min-segment=100",
         expert=True,
         least=1,
+    )
+    flag_rate: float = key(
+        0.0,
+        "Flags scores in which a party's embedding does not fit the others'. This share of honest "
+        "rows may be flagged too. A model of any subset answers such a row without that party. 0 "
+        "flags nothing.",
+        example="dataset='digits' validation-fraction=0.25 flag-rate=0.01",
+        least=0,
+        below=1,
     )
 
     @property
@@ -327,6 +344,14 @@ class AssessmentConfig:
             )
         if self.rule.kind != "number" and not validation:
             raise _no_rows(self.threshold)
+
+    def check_flags(self, held_out: int) -> None:
+        """Raise `ConfigError` if so few held-out rows cannot show that few scores are flagged."""
+        if self.flag_rate and held_out < (needed := rows_to_flag(self.flag_rate)):
+            raise ConfigError(
+                f"flag-rate = {self.flag_rate:g} needs {needed} validation rows, and there are "
+                f"{held_out}. Raise validation-fraction or flag-rate, or leave flag-rate out."
+            )
 
 
 def _no_rows(threshold: str) -> ConfigError:

@@ -33,6 +33,7 @@ def check(
     if not coordinated:  # at any number of parties
         aggregation.check_schedule(2, coordinated)
     aggregation.check(answers_by_scalars, baseline)
+    check_flags(aggregation, config.assessment.flag_rate)
     if config.running.grow and not aggregation.may_grow:
         raise ConfigError(
             f"aggregation = {name!r} cannot start from an earlier run's models. Leave grow out."
@@ -41,4 +42,13 @@ def check(
         raise ConfigError(
             f"aggregation = {name!r} needs the embeddings of all parties. Leave out align, "
             "presence and subsets."
+        )
+
+
+def check_flags(aggregation: Aggregation, rate: float) -> None:
+    """Raise `ConfigError` if scores shall be flagged by embeddings that nobody sees."""
+    if rate and aggregation.waits:
+        raise ConfigError(
+            f"flag-rate = {rate:g} compares the parties' embeddings, and aggregation = "
+            f"{aggregation.config.models.aggregation!r} shows their sum alone. Leave flag-rate out."
         )

@@ -160,6 +160,11 @@ def drift(runs: Sequence[Shown]) -> Section | None:
         named = f"{run.title}: " if several else ""
         missing = "" if number(of, "scores") is not None else " There is no index of their scores."
         notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
+        flagged = mapping(run.predictions.get("inconsistent"))
+        said = ((run.called(each), number(flagged, each)) for each in flagged)
+        notes += [
+            f"{named}{who} does not fit the others in {n:,.0f} scores." for who, n in said if n
+        ]
         unknown = [each for each in columns if each != _OWN and not mapping(columns[each])]
         if unknown:
             silent = [f"Party {each} tells nothing of its columns." for each in unknown]

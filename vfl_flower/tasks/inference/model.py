@@ -10,16 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config.errors import VflError, sent_by
+from vfl_flower.config.errors import ConfigError, VflError, sent_by
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.calibration import check_fitted
 from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.consistency import Consistency
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.tops import load_top
-from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.aggregation import aggregation_of, check_flags
 from vfl_flower.tasks.inference.rows import available_parties, rows_to_predict
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import gather, gather_all
@@ -38,10 +39,13 @@ class Predictor:
     sizes : embedding size of each party.
     columns : party -> its columns in `outputs`' blocks.
     width : number of these columns.
+    consistency : what flags scores, once `flag` has fitted it.
     """
 
+    consistency: Consistency | None = None
+
     def __init__(self, found: Checkpoint, own_columns: int) -> None:
-        self.found = found
+        self.found, self.own_columns = found, own_columns
         self.aggregation = aggregation_of(found.config)
         self.sizes: list[int] = found.strategy["holder"]["sizes"]
         self.columns = self.aggregation.columns(dict(enumerate(self.sizes)))
@@ -56,8 +60,47 @@ class Predictor:
     def score(
         self, blocks: Tensor, own: NDArray[np.float32], given: NDArray[np.bool_]
     ) -> ScoredRows:
-        """Return rows with their outputs; the parameters are as of `outputs`."""
-        return ScoredRows(blocks, own, given, self.outputs(blocks, own, given))
+        """Return rows with their outputs; the parameters are as of `outputs`.
+
+        If scores are flagged, a model of any subset leaves out the suspect of a row. It does so
+        only if two other participants, who agree, have the row.
+        """
+        rows = ScoredRows(blocks, own, given, self.outputs(blocks, own, given))
+        if self.consistency is None:
+            return rows
+        suspects = self.consistency.suspects(rows)
+        participants = given.sum(1) + (own.shape[1] > 0)
+        outvoted = (suspects >= 0) & (participants > 2) & self.aggregation.any_subset
+        if (at := np.flatnonzero(outvoted)).size:
+            given = given.copy()
+            given[at, suspects[at]] = False
+            outputs = rows.outputs.clone()
+            outputs[at] = self.outputs(blocks[at], own[at], given[at])
+            rows = replace(rows, given=given, outputs=outputs)
+        return replace(rows, suspects=suspects)
+
+    def flag(self, rate: float) -> None:
+        """Flag rows in which a party does not fit; at most this share of honest rows.
+
+        Raise `ConfigError` if the embeddings are not known, or too few held-out rows.
+        """
+        found = self.found
+        check_flags(self.aggregation, rate)
+        rows = found.arrays.get("compared.rows")
+        if rows is None or not found.finished:
+            raise ConfigError(
+                f"flag-rate = {rate:g} needs a finished run of this version. Resume the run of the "
+                "model, train anew, or leave flag-rate out."
+            )
+        found.config.with_values({"flag-rate": rate}).assessment.check_flags(len(rows))
+        own, masks = np.split(rows, [self.own_columns], axis=1)
+        given = masks > 0 if masks.size else np.ones((len(rows), len(self.sizes)), bool)
+        blocks = torch.from_numpy(found.arrays["test_table.rows"][: len(rows)])
+        honest = ScoredRows(blocks, own, given, self.outputs(blocks, own, given))
+        consistency = Consistency(
+            self.columns, self.outputs, numbers=not found.about_labels["classes"]
+        )
+        self.consistency = consistency.fit(honest, rate)
 
     @torch.no_grad()
     def outputs(
@@ -112,6 +155,9 @@ class TrainedModel:
         self.there = available_parties(config, found)
         self.rows = rows_to_predict(transport, config, given, found, run, self.there)
         self.predictor = Predictor(found, self.rows.own.shape[1])
+        rate = given.get("flag-rate", found.config.assessment.flag_rate)
+        if rate and found.parties:
+            self.predictor.flag(rate)
 
     def order(self, kind: type[O], **fields: Any) -> O:
         """Return the order to load this model, with fresh keys if sums are masked."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, sent_by
 from vfl_flower.config.files import write_whole
@@ -58,8 +59,9 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
 
     The first column has the ids, under its name in the label holder's file, or ``id``. Then come
     ``prediction``, in units of the labels, and for classes ``probability_CLASS``. A model of any
-    subset adds ``parties``: the parties used, such as ``0+2``, or ``none``. Rows are in the order
-    of the label holder's file.
+    subset adds ``parties``: the parties used, such as ``0+2``, or ``none``. The option
+    ``flag-rate`` adds ``inconsistent``: the party that does not fit the others, if any. Rows are in
+    the order of the label holder's file.
 
     given : the options that were given. Training decides all others.
     run : number of this Flower run.
@@ -104,6 +106,9 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in scored.given)
         frame["parties"] = [each or "none" for each in used]
+    if scored.suspects is not None:
+        figures["inconsistent"] = _inconsistent(scored.suspects, len(predictor.sizes))
+        frame["inconsistent"] = ["" if each < 0 else str(each) for each in scored.suspects.tolist()]
     write(path, frame.iloc[rows.order], figures)
     if explainer:
         reasons = _reasons(model, explainer, scored, transport)
@@ -120,6 +125,18 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         )
     if transport.medium != "none":  # else the caller prints it
         notice.info("predictions: %s", path)
+
+
+def _inconsistent(suspects: NDArray[np.int64], parties: int) -> dict[str, int]:
+    """Return how many rows are flagged because of each party, and warn if there are some."""
+    counts = np.bincount(suspects[suspects >= 0], minlength=parties).tolist()
+    if sum(counts):
+        of_parties = ", ".join(f"party {m} in {n}" for m, n in enumerate(counts) if n)
+        notice.warning(
+            "%d of %d scores are flagged: a party's embedding does not fit the others' (%s).",
+            *(sum(counts), len(suspects), of_parties),
+        )
+    return {str(party): number for party, number in enumerate(counts)}
 
 
 def _explainer(model: TrainedModel) -> Explainer:

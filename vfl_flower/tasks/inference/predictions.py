@@ -69,7 +69,7 @@ def frame_of(ids: Array, called: str, rows: ScoredRows, found: Checkpoint) -> An
     import pandas as pd
 
     predicted = predicted_columns(rows.outputs, found, rows.known)
-    called = "id" if called in (*predicted, "parties") else called
+    called = "id" if called in (*predicted, "parties", "inconsistent") else called
     return pd.DataFrame({called: ids, **predicted})
 
 

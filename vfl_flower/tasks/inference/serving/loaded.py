@@ -49,6 +49,9 @@ class Loaded(TrainedModel):
         self.any_subset = self.predictor.aggregation.any_subset
         self.parties = Parties(self, metrics)
         self.parties.begin()
+        if self.predictor.consistency is not None:
+            for party in range(len(self.predictor.sizes)):  # else a first event is no increase
+                metrics.inconsistent.labels(str(party))
         nobody = torch.zeros(1, self.predictor.width), self.rows.own[:1]
         if len(self.rows.ids):  # the first request must not wait for torch to begin
             self.predictor.outputs(*nobody, np.zeros((1, len(self.predictor.sizes)), bool))

@@ -48,6 +48,9 @@ class Metrics:
         self.missing = counter(
             "vfl_answers_missing_party", "Scores without a party.", "party", "reason"
         )
+        self.inconsistent = counter(
+            "vfl_inconsistent_scores", "Scores in which a party does not fit the others.", "party"
+        )
         self._refusals = counter("vfl_refusals", "Refusals of parties.", "rule")
         for rule in (*_RULES, _OTHER):  # a counter that begins at its first event shows no increase
             self._refusals.labels(rule)

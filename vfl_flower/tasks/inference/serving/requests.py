@@ -30,6 +30,7 @@ _LULL = 1.0  # seconds after a small request until batches are large again
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
 UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
+INCONSISTENT = "inconsistent"
 """Reasons, besides late and down, why a party's embedding is missing from a score."""
 
 UNASKED = ("full", "new-ids", "ending", "withdrawn")
@@ -38,6 +39,7 @@ UNASKED = ("full", "new-ids", "ending", "withdrawn")
 Score = dict[str, Any]
 """The answer for one id: "prediction", "probabilities", "parties" used, and "missing" parties.
 
+If scores are flagged, "inconsistent" is the party that does not fit the others, or None.
 Contributions to the score can follow (`contribution_to_score.Explainer`)."""
 
 

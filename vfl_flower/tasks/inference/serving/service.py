@@ -31,6 +31,7 @@ from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.people import Person, identity
 from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
 from vfl_flower.tasks.inference.serving.requests import (
+    INCONSISTENT,
     MOST_IDS,
     UNASKED,
     UNKNOWN,
@@ -368,6 +369,13 @@ class Service:
             for score, of_row in zip(scores, chances, strict=True):
                 score["probabilities"] = dict(zip(names, of_row, strict=True))
         by_party = [embedded.why(party) for party in range(rows.given.shape[1])]
+        if rows.suspects is not None:
+            for row, party in enumerate(rows.suspects.tolist()):
+                scores[row]["inconsistent"] = party if party >= 0 else None
+                if party >= 0:
+                    self.metrics.inconsistent.labels(str(party)).inc()
+                    if not rows.given[row, party]:  # the score leaves it out
+                        by_party[party][row] = INCONSISTENT
         for party, whys in enumerate(by_party):
             for why, number in Counter(filter(None, whys)).items():
                 self.metrics.missing.labels(str(party), why).inc(number)

@@ -87,9 +87,11 @@ class Prediction(BaseModel):
     ``id`` of a person is the id in its row, or the number of the row in the request, from 0.
     ``prediction`` is null if the model has no score for the id. ``parties`` are those whose data
     are in the score. ``missing`` names every other party that was asked, and why: "unknown" (it has
-    no such id or person), "down", "late", "refused" by one of its rules, or "faulty". It names the
-    "label holder" if its file has no such id ("unknown"). For a person, it does so if the file has
-    several with the same key ("ambiguous"), or if no rule has all its columns ("incomplete").
+    no such id or person), "down", "late", "refused" by one of its rules, "faulty" or
+    "inconsistent". It names the "label holder" if its file has no such id ("unknown"). For a
+    person, it does so if the file has several with the same key ("ambiguous"), or if no rule has
+    all its columns ("incomplete"). ``inconsistent`` is the party whose embedding does not fit the
+    others'. It is null if all fit, or if the service does not compare them.
 
     The other fields are there if the request asks to explain the scores. ``contributions`` has
     the Shapley value of each party in ``parties``, and of the "label holder" if the model reads its
@@ -105,6 +107,7 @@ class Prediction(BaseModel):
     probabilities: dict[str, float] | None = None
     parties: list[int]
     missing: dict[str, str]
+    inconsistent: int | None = None
     contributions: dict[str, float] | None = None
     errors: dict[str, float] | None = None
     base: float | None = None
