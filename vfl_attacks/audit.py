@@ -81,47 +81,18 @@ def audit(
     ConfigError, PartyError
         As `run_local`; or if the strategy is a baseline, or a class has too few rows.
     """
-    config = resolve(run_config)
-    if config.strategy in baselines():
-        systems = [name for name in SYSTEMS.names if name not in baselines()]
-        raise ConfigError(
-            f"strategy = {config.strategy!r} is a baseline, and an audit needs a system: choose "
-            f"one of {', '.join(systems)}."
-        )
-    if estimators.choose(config).broadcasts:
-        raise ConfigError(
-            "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
-            "audit labels = 'private'."
-        )
+    config = checked(run_config)
     if config.data.match:
         return _of_match(run_config, config, node_configs)
-    if config.data.own_data:
-        raise ConfigError(
-            "An audit reads both sides of a run, so it needs one data set divided among the "
-            "parties. Name one by dataset, such as 'csv:PATH' with similar columns."
-        )
     if aggregation_of(config).any_subset:
         raise ConfigError(
             "An audit needs rows that all parties have: leave presence and subsets out."
-        )
-    if config.data.target == "regression":
-        raise ConfigError(
-            "target = 'regression' has no classes for the audit's attacks to infer: leave it out."
-        )
-    if config.task != "train" or config.model or config.running.resume or config.running.grow:
-        raise ConfigError(
-            "An audit trains anew what it attacks: leave task, model, resume and grow out."
         )
     # Masks change the default activation: runs without masks must train the same model.
     if isinstance(aggregation_of(config), Secure):
         run_config = {**run_config, "embedding-activation": config.models.embedding_activation}
     labels = load_labels(config).train
-    counts = np.bincount(labels)
-    if known < 1 or counts.min() <= known:
-        raise ConfigError(
-            f"{known} known rows per class are impossible: the smallest class of "
-            f"{config.data.dataset} has {counts.min()} training rows. Choose at least 1, and fewer."
-        )
+    check_known(config, known, labels)
     folder = results_folder(config)
     trials = min(10, math.ceil(15_000 / len(labels)))  # a few rows leave much to chance
     with tqdm(total=2 + 2 * trials, unit="run", desc="audit", disable=None, leave=False) as bar:
@@ -150,8 +121,50 @@ def audit(
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
     attacks = [asdict(each) for each in findings]
     figures = {"test_accuracy": run.summary["test_accuracy"], "attacks": attacks}
-    _write(folder, config, parties, {**figures, "epsilon": asdict(claim) if claim else None})
+    write_report(folder, config, parties, {**figures, "epsilon": asdict(claim) if claim else None})
     return findings, claim, folder
+
+
+def checked(run_config: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of a run that an audit can attack, or raise `ConfigError`."""
+    config = resolve(run_config)
+    if config.strategy in baselines():
+        systems = [name for name in SYSTEMS.names if name not in baselines()]
+        raise ConfigError(
+            f"strategy = {config.strategy!r} is a baseline, and an audit needs a system: choose "
+            f"one of {', '.join(systems)}."
+        )
+    if estimators.choose(config).broadcasts:
+        raise ConfigError(
+            "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
+            "audit labels = 'private'."
+        )
+    if config.data.match:
+        return config
+    if config.data.own_data:
+        raise ConfigError(
+            "An audit reads both sides of a run, so it needs one data set divided among the "
+            "parties. Name one by dataset, such as 'csv:PATH' with similar columns."
+        )
+    if config.data.target == "regression":
+        raise ConfigError(
+            "target = 'regression' has no classes for the audit's attacks to infer: leave it out."
+        )
+    if config.task != "train" or config.model or config.running.resume or config.running.grow:
+        raise ConfigError(
+            "An audit trains anew what it attacks: leave task, model, resume and grow out."
+        )
+    return config
+
+
+def check_known(config: RunConfig, known: int, labels: Ids) -> None:
+    """Raise `ConfigError` if some class has too few training rows."""
+    counts = np.bincount(labels)
+    if known < 1 or counts.min() <= known:
+        raise ConfigError(
+            f"{known} known rows per class are impossible: the smallest class of "
+            f"{config.data.dataset} has {counts.min()} training rows. Choose at least 1, and fewer."
+        )
 
 
 def _of_match(
@@ -161,12 +174,14 @@ def _of_match(
     found = of_guesses(run_config, config, node_configs)
     folder = results_folder(config)
     with in_use(folder):
-        _write(folder, config, len(node_configs), {"failure": None}, "summary.json")
-        _write(folder, config, len(node_configs), {"attacks": [asdict(each) for each in found]})
+        write_report(folder, config, len(node_configs), {"failure": None}, "summary.json")
+        write_report(
+            folder, config, len(node_configs), {"attacks": [asdict(each) for each in found]}
+        )
     return [*found], None, folder
 
 
-def _write(
+def write_report(
     folder: Path,
     config: RunConfig,
     parties: int,

@@ -303,6 +303,7 @@ def _predict(
 @app.command("audit", cls=Command, epilog=options.AUDIT_EXAMPLES)
 def _audit(
     strategy: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to attack.")],
+    attacks: Annotated[list[str] | None, typer.Argument(metavar="[ATTACK...]")] = None,
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
     parties: options.Parties = None,
@@ -323,14 +324,23 @@ def _audit(
 
     If rules match people (match), each side guesses keys of people that only
     the other side has. Name the file of party 0 by --node-config.
+
+    ATTACK names attacks of a hostile party 0, which wants rows to get the rarest
+    class: backdoor, replaced, triggerless, adaptive, widening, dominating,
+    free-rider, or hostile for all. Three seeds give success and accuracy. Beside
+    them stand the figures of an honest party 0.
     """
     from vfl_attacks.audit import audit
+    from vfl_attacks.robustness import robustness
     from vfl_flower.results.report.read import read
     from vfl_flower.results.report.sections import audits
 
     number, keys, nodes = options.given(run_config, node_config, parties, out)
     options.name_system(keys, strategy)
-    _, _, folder = audit(number, keys, known, node_configs=nodes)
+    if attacks:
+        _, folder = robustness(number, keys, attacks, known)
+    else:
+        _, _, folder = audit(number, keys, known, node_configs=nodes)
     if found := audits(read([folder])):
         print(found.in_terminal())
     print(f"results: {folder}")

@@ -293,6 +293,8 @@ AUDIT_EXAMPLES = _examples("""
 vfl audit --strategy vafl
 # the same attacks on noisy scalars, in a configuration of your own
 vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5"
+# a hostile party: can it decide scores?
+vfl audit dominating triggerless --strategy split-nn
 """)
 
 AUDIT_LOG_EXAMPLES = _examples("""

@@ -235,9 +235,11 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
 
 def audits(runs: Sequence[Shown]) -> Section | None:
     """Show the findings of an audit, without its picture of a party's rows."""
-    head = ["attack", "attacker: what it has", "measure", "success", "guessing", "0 to 1"]
-    tables, notes = [], []
+    tables, claims, said = [], list[str](), dict[str, None]()
     for run in (run for run in runs if run.attacks):
+        pair, words = _HOSTILE if run.audit.get("seeds") else _CURIOUS
+        said |= dict.fromkeys([pair[1], *words])
+        head = ["attack", "attacker: what it has", "measure", *pair, "0 to 1"]
         rows: list[Row] = [
             (
                 *(text(each.get(key)) for key in ("attack", "attacker", "measure")),
@@ -251,18 +253,30 @@ def audits(runs: Sequence[Shown]) -> Section | None:
         if claim := mapping(run.audit.get("epsilon")):
             most = measured(claim, "at_most", form=".3g")
             between = f" and at most {most}" if number(claim, "at_most") is not None else ""
-            notes.append(
+            claims.append(
                 "A game with canaries against this mechanism, with its own budget. Epsilon claimed "
                 f"{measured(claim, 'claimed', form='.3g')}, shown at least "
                 f"{measured(claim, 'shown', form='.3g')}{between}, at delta "
                 f"{measured(claim, 'delta')} (97.5 %, {measured(claim, 'trials')} games)."
             )
-    notes += [
+    notes = [
+        *claims,
+        *(Cell(each, line="mark") if each in ("guessing", "honest") else each for each in said),
+    ]
+    return Section("Audit", tables, notes) if tables else None
+
+
+_CURIOUS = (
+    ("success", "guessing"),
+    (
         "A success near guessing says that this attack found nothing, not that none would.",
         "Attacks with * are on one epoch of two parties whose embeddings are summed.",
-    ]
-    mark = Cell("guessing", line="mark")
-    return Section("Audit", tables, [mark, *notes]) if tables else None
+    ),
+)
+_HOSTILE = (
+    ("attacked", "honest"),
+    ("Success: the share of test rows of other classes that get the attacker's class.",),
+)
 
 
 # --- settings -----------------------------------------------------------------------------------

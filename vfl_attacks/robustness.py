@@ -1,0 +1,178 @@
+"""Measure attacks of a hostile party in `vfl audit`: success and accuracy, beside a control."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from vfl_attacks.audit import check_known, checked, write_report
+from vfl_attacks.hostile import ATTACKS, Hostile
+from vfl_attacks.labels import Finding
+from vfl_flower.config.errors import ConfigError, unknown
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import samples
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
+from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.results import in_use, results_folder
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.protocol.systems import resolve
+
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of one seed: shares of the attacked rows, and the accuracy of rows left alone."""
+
+    rows: int
+    success: float
+    accuracy: float
+    unflagged: float | None = None
+    flagged: float | None = None
+    control: Outcome | None = None
+
+
+def robustness(
+    parties: int, run_config: Mapping[str, Any], names: Sequence[str], known: int = 4
+) -> tuple[list[Finding], Path]:
+    """Attack a system as a hostile party 0, and write ``audit.json`` into the results folder.
+
+    Findings are means over `SEEDS` seeds. ``success`` is the share of test rows of other classes
+    that get the target class, the rarest one. ``accuracy`` is that of rows which the party leaves
+    alone. If scores are flagged, ``unflagged`` is the success without a flag, and ``flagged`` the
+    share of the attacked rows with one. Beside each stands the figure of an honest party 0.
+
+    Parameters
+    ----------
+    names : of `ATTACKS`; ``hostile`` for all.
+    known : labelled training rows of each class that the party knows.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        As `run_local`; or if an attack is unknown, or a class has too few rows.
+    """
+    config = checked(run_config)
+    chosen = _chosen(config, parties, names)
+    folder, total = results_folder(config), SEEDS * len(chosen)
+    seeds = range(config.training.seed, config.training.seed + SEEDS)
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen}
+    with (
+        in_use(folder),
+        _quiet(),
+        tqdm(total=total, unit="attack", desc="audit", disable=None, leave=False) as bar,
+    ):
+        if any((folder / name).exists() for name in ("history.jsonl", "summary.json")):
+            raise ConfigError(f"{folder} already holds a run: name another folder.")
+        for seed in seeds:
+            for name, outcome in _of_seed(parties, {**run_config, "seed": seed}, chosen, known):
+                outcomes[name].append(outcome)
+                bar.update()
+        findings = [each for name in chosen for each in _findings(name, known, outcomes[name])]
+        write_report(folder, config, parties, {"failure": None}, "summary.json")
+        figures = {"attacks": [asdict(each) for each in findings]}
+        of_seeds = {name: [asdict(each) for each in found] for name, found in outcomes.items()}
+        write_report(folder, config, parties, {**figures, "seeds": of_seeds})
+    return findings, folder
+
+
+def _chosen(config: RunConfig, parties: int, names: Sequence[str]) -> list[str]:
+    """Return the attacks of these names, or raise `ConfigError`."""
+    if config.data.match or config.data.presence < 1:
+        raise ConfigError("A hostile party needs rows that all have: leave match and presence out.")
+    if isinstance(samples.first(load_features(config, 0, parties).train), dict):
+        raise ConfigError("Attacks change samples of one tensor: name another bottom-model.")
+    every = [*ATTACKS, "hostile"]
+    for name in names:
+        if name not in every:
+            raise unknown("attack", name, every)
+    return list(ATTACKS) if "hostile" in names else list(dict.fromkeys(names))
+
+
+def _of_seed(
+    parties: int, run_config: Mapping[str, Any], names: Sequence[str], known: int
+) -> Iterator[tuple[str, Outcome]]:
+    """Yield each attack's outcome. Attacks of scoring alone share the run of an honest party."""
+    config = resolve(run_config)
+    labels = load_labels(config)
+    check_known(config, known, labels.train)
+    generator = np.random.default_rng([config.training.seed, 11])
+    counts = np.bincount(labels.train)
+    of_class = (np.flatnonzero(labels.train == each) for each in range(len(counts)))
+    ids = np.concatenate([generator.choice(each, known, False) for each in of_class])
+    target = int(counts.argmin())
+    given = config, parties, (ids, labels.train[ids]), target
+    with TemporaryDirectory() as place:
+
+        def trained(kind: type[Hostile]) -> Hostile:
+            client, out = kind(*given), str(Path(place, kind.__name__))
+            run_local(parties, {**run_config, "out": out}, client)
+            client.run = out
+            return client
+
+        def measured(client: Hostile, active: bool) -> Outcome:
+            client.active = active
+            out = str(Path(place, f"{type(client).__name__}-{active}.csv"))
+            predict_local({"model": client.run, "out": out}, client=client)
+            return _outcome(pd.read_csv(out, dtype=str), labels.tested, target)
+
+        honest = trained(Hostile)
+        control = measured(honest, False)
+        for name in names:
+            kind, alone = ATTACKS[name], control
+            if kind.trains:
+                client = trained(kind)
+                alone = measured(client, False)
+            else:  # it has read the messages of the honest run
+                client = kind(*given)
+                vars(client).update(vars(honest))
+            found = measured(client, True)
+            yield name, replace(found, accuracy=alone.accuracy, control=control)
+
+
+def _outcome(found: Any, labels: Labels, target: int) -> Outcome:
+    """Return the figures of predictions of the test rows."""
+    classes = {str(each): number for number, each in enumerate(labels.classes)}
+    predicted = found["prediction"].map(classes).to_numpy()
+    others, won = labels.test != target, predicted == target
+    accuracy = float((predicted == labels.test).mean())
+    outcome = Outcome(int(others.sum()), float(won[others].mean()), accuracy)
+    if "inconsistent" not in found:
+        return outcome
+    flagged = found["inconsistent"].notna().to_numpy()
+    unflagged = float((won & ~flagged)[others].mean())
+    return replace(outcome, unflagged=unflagged, flagged=float(flagged[others].mean()))
+
+
+def _findings(name: str, known: int, outcomes: Sequence[Outcome]) -> list[Finding]:
+    """Return means over the seeds, beside the figures of an honest party."""
+    attacker = f"party 0: {ATTACKS[name].means}; {known} labels a class"
+    rows, findings = sum(each.rows for each in outcomes), []
+    for measure in ("success", "accuracy", "unflagged", "flagged"):
+        values = [(getattr(each, measure), getattr(each.control, measure)) for each in outcomes]
+        if values[0][0] is not None:
+            found, control = np.mean(values, 0).tolist()
+            findings.append(Finding(name, attacker, measure, found, control, rows))
+    return findings
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep progress and warnings of the attacked runs out of the log."""
+    log = logging.getLogger("flwr")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
