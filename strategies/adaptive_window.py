@@ -6,8 +6,9 @@ whose round trip takes at most a twentieth of its steps' time.
 
 **Loss.** All steps of a window use the party's parameters at its beginning, as one large mini-batch
 would. With a long window, the sum of these steps can overshoot, and the loss jumps where the next
-window begins. So windows start short. They grow by 7 % with each answer. A jump of the loss makes
-them a quarter as long.
+window begins. So windows start short: with one step, or with 8 where times are measured, since the
+measurement tries such windows anyway. They grow by 7 % with each answer. A jump of the loss makes
+them half as long.
 
 Measured times differ from run to run, and so do windows that depend on them. To repeat a run, set
 the window.
@@ -23,9 +24,9 @@ from strategies.party_record import PartyRecord
 from vfl_flower.protocol.schedule import Schedule
 
 _PROBES = 1, 8  # steps of the measured windows
-_SAMPLES = 4  # exchanges of each; the quickest counts, since the others waited for something
+_SAMPLES = 2  # exchanges of each; the quickest counts, since the others waited for something
 _SHARE = 0.05  # largest share of the round trip in the steps' time
-_GROWTH, _SHRINKAGE = 1.07, 0.25  # of the longest window that the loss allows, with each answer
+_GROWTH, _SHRINKAGE = 1.07, 0.5  # of the longest window that the loss allows, with each answer
 _DEVIATIONS = 2.5  # of the loss, for a jump: at 2, chance alone undoes the growth
 _KEPT = 2048  # lengths of coordinated windows to keep
 
@@ -90,10 +91,11 @@ class AdaptiveWindow:
         self.measured: tuple[float, float] | None = None  # a and b, in seconds
         self._shortest, self._longest = schedule.window, schedule.longest
         self._by_time = schedule.longest  # the longest window that is worth its time
-        self._by_loss = float(schedule.window if by_loss else schedule.longest)
-        self._jumps = LossJumps() if self.active and by_loss else None
         fits = schedule.longest >= _PROBES[1]
         self._measures = schedule.measures and self.active and fits
+        first = max(schedule.window, _PROBES[1] * self._measures)
+        self._by_loss = float(first if by_loss else schedule.longest)
+        self._jumps = LossJumps() if self.active and by_loss else None
         self._coordinated = schedule.coordinated
         self._records = records
         self._clock = clock
@@ -126,7 +128,8 @@ class AdaptiveWindow:
     def answered(self, losses: Sequence[float]) -> None:
         """Let windows grow, or shrink if the loss of the answered steps jumped."""
         if self._jumps and losses:
-            factor = _SHRINKAGE if self._jumps.jumps(losses) else _GROWTH
+            factor = 1.0 if self._measures else _GROWTH
+            factor = _SHRINKAGE if self._jumps.jumps(losses) else factor
             self._by_loss = min(max(self._shortest, self._by_loss * factor), self._longest)
 
     def _probe(self, record: PartyRecord) -> int:

@@ -1,5 +1,6 @@
 """Parties of one process that are computed together, against the same parties one by one."""
 
+import gc
 import os
 import shutil
 from functools import partial
@@ -194,6 +195,17 @@ def test_parties_whose_directions_take_much_memory_are_computed_one_by_one(
     monkeypatch.setattr(stacked, "_DIRECTIONS", 4 * 100)
     run(PARTIES, given)
     assert not stacks
+
+
+def test_garbage_collection_is_rare_until_a_run_of_many_parties_ends(keys: dict[str, Any]) -> None:
+    before, within = (gc.get_threshold(), gc.get_freeze_count()), Mock()
+    within.evaluated = lambda entry: seen.append((gc.get_threshold()[0], gc.get_freeze_count()))
+    for parties, rarely in ((PARTIES, True), (2, False)):  # few are the control
+        seen: list[tuple[int, int]] = []
+        run_local(parties, {**keys, "epochs": 1}, observers=[within])
+        assert seen and (seen[-1][0] == 100 * PARTIES) is rarely
+        assert (seen[-1][1] > before[1]) is rarely
+        assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
 
 def test_few_parties_are_computed_one_by_one_and_so_bit_for_bit_as_elsewhere(

@@ -20,18 +20,25 @@ from vfl_flower.transport.local import LocalGrid
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-PER_EPOCH, LONGEST = 1000, 32
+PER_EPOCH, LONGEST = 1000, 16
 
 
 class World:
     """Parties whose exchange of w steps lasts ``way + w * step`` seconds, and the pace of a run."""
 
-    def __init__(self, way: float, step: float, parties: int = 2, coordinated: bool = True) -> None:
+    def __init__(
+        self,
+        way: float,
+        step: float,
+        parties: int = 2,
+        coordinated: bool = True,
+        by_loss: bool = False,
+    ) -> None:
         self.now, self.way, self.step = 0.0, way, step
         schedule = Schedule(parties if coordinated else 1, coordinated, 1, LONGEST, measures=True)
         self.records = [PartyRecord(party, party) for party in range(parties)]
         self.adaptive_window = AdaptiveWindow(
-            schedule, self.records, by_loss=False, clock=lambda: self.now
+            schedule, self.records, by_loss, clock=lambda: self.now
         )
         self.budget = StepBudget(50, PER_EPOCH, parties)
 
@@ -57,7 +64,7 @@ def last(world: World, turns: int = 40) -> int:
 @pytest.mark.parametrize("step", [1e-4, 1e-3, 0.01])
 def test_no_fixed_window_up_to_the_longest_is_quicker_by_a_tenth(way: float, step: float) -> None:
     chosen = last(World(way, step))
-    of_step = {w: way / w + step for w in (1, 2, 4, 8, 16, 32, chosen)}
+    of_step = {w: way / w + step for w in (1, 2, 4, 8, LONGEST, chosen)}
     assert of_step[chosen] <= 1.1 * min(of_step.values())
     shorter = chosen // 2
     assert chosen == 1 or of_step[shorter] > 1.0499 * step  # and none is longer than that takes
@@ -168,7 +175,7 @@ def test_windows_that_are_given_or_of_a_simulation_are_as_they_were() -> None:
     assert schedule(True, strategy="vafl", max_delay=6).longest == 6
     given = schedule(False, window=8)
     fixed = AdaptiveWindow(given, [PartyRecord(0, 0)], clock=lambda: math.nan)
-    assert not fixed.active and given.windows == "8" and schedule(True).windows == "1 to 32"
+    assert not fixed.active and given.windows == "8" and schedule(True).windows == f"1 to {LONGEST}"
     assert fixed.figures() == {"window": 8, "window_measured": None}
     with pytest.raises(ConfigError, match="max-delay = 6"):
         schedule(True, strategy="vafl", max_delay=6, window=7)
@@ -185,6 +192,15 @@ def test_windows_of_few_steps_an_epoch_do_not_depend_on_the_runtime() -> None:
             assert longest == {wanted} if per_epoch == FEW_STEPS else len(longest) > 1
         # A message of some seconds is worth a longer window.
         assert Schedule.of(*given, FEW_STEPS, "dear").longest > wanted
+
+
+@pytest.mark.parametrize(("jump", "then"), [(0.0, [8, 8, 9]), (9.0, [4, 4, 4])])
+def test_a_run_goes_on_from_the_window_that_it_has_measured(jump: float, then: list[int]) -> None:
+    world, windows = World(0.1, 0.001, by_loss=True), []
+    for turn in range(9):
+        windows.append(world.turn()[0])
+        world.adaptive_window.answered([1.0 + jump * (turn == 4)] * windows[-1])
+    assert windows == [1, 1, 1, 8, 8, 8, *then]
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -209,14 +225,14 @@ def test_windows_grow_to_the_longest_while_the_loss_falls_with_noise(noise: floa
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
-def test_a_jump_of_the_loss_beyond_its_noise_makes_windows_a_quarter(noise: float) -> None:
+def test_a_jump_of_the_loss_beyond_its_noise_halves_windows(noise: float) -> None:
     window, losses = by_loss(), falling(4000, noise)
     while window.window < LONGEST:
         window.answered([losses.pop(0) for _ in range(window.window)])
     window.answered([each + 5 * noise + 0.1 for each in losses[:LONGEST]])
-    assert window.window == LONGEST // 4
+    assert window.window == LONGEST // 2
     window.answered([math.nan] * 8)  # a party whose upload poisoned the loss
-    assert window.window == LONGEST // 4
+    assert window.window == int(1.07 * LONGEST / 2)
     for _ in range(10):  # each time higher: it never falls below the shortest
         window.answered([losses[0] * 10])
         losses[0] *= 10

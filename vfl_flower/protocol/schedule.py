@@ -19,7 +19,7 @@ FEW_STEPS = 64
 
 So an estimate in one process is what real nodes reach. More steps are worth longer windows.
 """
-_LONGEST = 32  # steps of an adaptive window: embeddings of a longer window are too stale
+_LONGEST = 16  # steps of an adaptive window: embeddings of a longer window are too stale
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_message_id
 
 _TAKES_TIME = ("train", "query.embed")
+_OBJECTS = 100  # new objects of each party, of many, for garbage collection to begin
 
 
 class ServesTurns(Protocol):
@@ -129,7 +130,7 @@ class LocalGrid(Transport):
         self._activations = dict.fromkeys(self.contexts, 0)
         self._replies: list[tuple[float, int, Message]] = []
         self._pushed = 0
-        self._frozen = False
+        self._thresholds: tuple[int, int, int] | None = None  # of garbage collection before
 
     def state_dict(self) -> list[Any]:
         """Return the virtual clock in JSON, while no message is out."""
@@ -168,19 +169,21 @@ class LocalGrid(Transport):
         return keys
 
     def _freeze(self) -> None:
-        """Exempt all objects of the first turns from garbage collection, until `forget`.
+        """Exempt the objects of the first turns from garbage collection, until `forget`.
 
-        A thousand parties have so many objects that collecting takes a fifth of the time.
+        The messages of a thousand parties would start it at each step, for a fifth of the time.
         """
-        if not self._frozen:
+        if not self._thresholds:
             gc.freeze()
-        self._frozen = True
+            self._thresholds = gc.get_threshold()
+            gc.set_threshold(_OBJECTS * len(self.contexts), *self._thresholds[1:])
 
     def forget(self) -> None:
         """Let garbage collection look at the parties' objects again."""
-        if self._frozen:
+        if self._thresholds:
             gc.unfreeze()
-        self._frozen = False
+            gc.set_threshold(*self._thresholds)
+        self._thresholds = None
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Advance the clock to the next reply, and return all replies due by then."""
