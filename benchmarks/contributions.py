@@ -120,7 +120,7 @@ def parts_of(run: Path) -> list[dict[str, float]]:
     """Return the part of each column of each person, and remove the parties' files."""
     found: dict[str, dict[str, float]] = {}
     for party in range(2):
-        path = run / f"party-{party}-reasons.jsonl"
+        (path,) = run.glob(f"party-{party}-*-reasons.jsonl")
         for line in map(json.loads, path.read_text().splitlines()):
             mine = {f"{party} {each['column']}": each["part"] for each in line["columns"]}
             found.setdefault(line["request"].rpartition(":")[2], {}).update(mine)

@@ -21,6 +21,7 @@ from vfl_flower.models.losses import Loss, with_soft_targets
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.results.model_card import card
 from vfl_flower.results.page import markdown
+from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.tasks.inference.paired import paired
 from vfl_flower.tools.cli import main
 
@@ -123,6 +124,8 @@ def test_the_command_distils_into_the_folder_of_the_run(
     assert "AUC on the test rows" in said
     assert "results:" in said
     assert checkpoint.load(bank.folder / "run" / "distilled").parties == 0
+    with pytest.raises(ConfigError, match="Name the run that taught it"):
+        contribution(bank.folder / "run" / "distilled")
 
 
 @pytest.mark.parametrize(

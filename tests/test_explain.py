@@ -24,6 +24,7 @@ from vfl_flower.models.training import load_model
 from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.gaussian import epsilon_of
 from vfl_flower.protocol.privacy.journal import Journal
+from vfl_flower.results.report import features
 from vfl_flower.tasks.inference import explain, explanation
 from vfl_flower.tasks.inference.importance import Score
 from vfl_flower.tasks.inference.model import Predictor
@@ -408,8 +409,7 @@ def test_a_training_file_that_has_changed_has_no_test_rows(people: Any) -> None:
 def test_the_command_prints_a_table(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(plain), "--repeats", "2"]) == 0
     said = capsys.readouterr().out
-    assert "on 114 rows. It falls if a feature is permuted" in said
-    assert "party 0, feature" in said and "20 more features are in explanation.json" in said
+    assert "on 114 rows; each feature had 2 permutations." in said and "party 0, feature" in said
     assert json.loads((plain / "explanation.json").read_text())["repeats"] == 2
 
 
@@ -453,13 +453,14 @@ def test_a_party_can_refuse_and_the_others_are_explained(
     assert sentence in caplog.text
 
 
-def test_a_summary_says_if_no_feature_was_explained() -> None:
-    refused = {"0": {"refused": "Party 0 refuses task 'explain'."}}
-    figures = {"metric": "auc", "baseline": 0.9, "rows": 200, "parties": refused}
-    assert explanation.in_words(figures).endswith("No feature was explained: every party refused.")
+def test_a_terminal_shows_refusals_and_no_negative_zero(tmp_path: Path) -> None:
     one = {"feature": 3, "value": -1e-9, "low": -1e-7, "high": 0.02}
-    lines = explanation.in_words({**figures, "parties": {"0": {"features": [one]}}}).splitlines()
-    assert lines[1].endswith("   0.0000  [0.0000, 0.0200]")
+    parties = {"0": {"refused": "Party 0 refuses task 'explain'."}, "1": {"features": [one]}}
+    figures = {"metric": "auc", "baseline": 0.9, "rows": 200, "repeats": 1, "parties": parties}
+    (tmp_path / "explanation.json").write_text(json.dumps(figures))
+    said = features.in_terminal(tmp_path, "explanation")
+    assert "Without figures: Party 0 refuses task 'explain'." in said
+    assert said.splitlines()[1].split()[-4:] == ["0.0000", "0.0000", "to", "0.0200"]
 
 
 def test_under_masked_sums_a_party_that_insists_on_them_must_permit_it(tmp_path: Path) -> None:

@@ -129,3 +129,25 @@ def test_parties_under_ray_are_explained(tmp_path: Path) -> None:
     assert (run.folder / explanation.FILE).exists(), log.read_text()[-3000:]
     said = json.loads((run.folder / explanation.FILE).read_text())
     assert sum(len(each["features"]) for each in said["parties"].values()) == 30
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_real_nodes_give_reasons_over_streams(tmp_path: Path) -> None:
+    with fleet(2, tmp_path, {"noise-seed": 0, "reasons": "names"}) as nodes:
+        finished = nodes.finish(nodes.submit({**CANCER, "transport": "stream"}))
+        given = {"task": "predict", "model": str(finished.folder), "explain": True}
+        assert nodes.superlink.submit(given, 2, tmp_path / "predict.log").wait(300) == 0
+        kept = dict[tuple[int, str], float]()
+        for party in (0, 1):
+            for path in nodes.superlink.home.glob(f"vfl-flower/party-{party}-*-reasons.jsonl"):
+                for line in map(json.loads, path.read_text().splitlines()):
+                    parts = [each["part"] for each in line["columns"]]
+                    kept[party, line["request"]] = sum(parts)
+    lines = (finished.folder / "predictions.reasons.jsonl").read_text().splitlines()
+    assert len(lines) == 114 and len(kept) == 228
+    for one in map(json.loads, lines):
+        assert set(one["reasons"]) == {"0", "1"} and not one["no_reasons"]
+        for party in (0, 1):
+            total = one["contributions"][str(party)]
+            assert kept[party, one["request"]] == pytest.approx(total, abs=1e-3)

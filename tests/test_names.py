@@ -19,10 +19,8 @@ from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.results.report import report
-from vfl_flower.tasks.inference import explanation
+from vfl_flower.results.report import features, report
 from vfl_flower.tasks.inference.contribution import contribution
-from vfl_flower.tools import operate
 from vfl_flower.transport import wire
 from vfl_flower.transport.messages import DescribeOrder, Introduction
 
@@ -207,16 +205,16 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
         "parties": {"0": {"features": [feature]}, "1": {"refused": "Party 1 refuses it."}},
     }
     for called, more in (("party bank", {"names": {"0": "bank"}}), ("party 0", {})):
-        assert f"{called}, feature 0" in explanation.in_words({**found, **more})
-        (tmp_path / "information.json").write_text(json.dumps({**found, **more}))
-        assert f"{called}, feature 0" in operate.table(tmp_path)
+        for what in ("explanation", "information"):
+            (tmp_path / f"{what}.json").write_text(json.dumps({**found, **more}))
+            assert f"{called}, feature 0" in features.in_terminal(tmp_path, what)
 
 
 def test_information_values_of_a_run_have_the_names_of_node_configurations(tmp_path: Path) -> None:
     config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
     configs = [{"name": "bank"}, {}]
     vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)
-    table = operate.table(tmp_path)
+    table = features.in_terminal(tmp_path, "information")
     assert "party bank" in table and "party 0" not in table and "party 1, feature 0" in table
 
 

@@ -1,8 +1,11 @@
 """Reasons for one score: each participant's contribution, split among its columns."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +70,9 @@ def explained(found: Served, *ids: int) -> list[dict[str, Any]]:
 
 
 def kept(found: Served, party: int, request: str) -> dict[str, Any]:
-    path = Path(found.loaded.config.model) / f"party-{party}-reasons.jsonl"
-    assert path.stat().st_mode & 0o777 == 0o600
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    paths = [*Path(found.loaded.config.model).glob(f"party-{party}-*-reasons.jsonl")]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+    lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     (line,) = (each for each in lines if each["request"] == request)
     return {each["column"]: each for each in line["columns"]}
 
@@ -173,12 +176,16 @@ def test_an_order_that_does_not_fit_is_refused_before_a_file_is_written(
         "background": np.zeros(1, np.int32),
         "gradients": np.ones((1, 4), np.float32),
     }
-    before = here._reasons._file.read_bytes()
+
+    def content() -> list[bytes]:
+        return [each.read_bytes() for each in here._reasons._folder.glob("*-reasons.jsonl")]
+
+    before = content()
     with pytest.raises(VflError, match=said):
         here.give_reasons(ReasonsOrder(request="a", total=0.0, arrays={**fits, **arrays}))
-    assert here._reasons._file.read_bytes() == before
+    assert content() == before
     here.give_reasons(ReasonsOrder(request="a", total=0.0, arrays=fits))  # control
-    assert here._reasons._file.read_bytes() != before
+    assert content() != before
 
 
 @pytest.mark.parametrize("service", ["run"], indirect=True)
@@ -190,13 +197,39 @@ def test_a_party_whose_rule_refuses_leaves_the_others_their_reasons(
     keys = {"dataset": f"files:{trained.labels}", "score-timeout": 5.0}
     folder = Path(shutil.copytree(trained.folder / "run", tmp_path / "run"))
     nodes = [{**each, **(rule if n == 1 else {})} for n, each in enumerate(trained.node_configs)]
-    (folder / "party-1-reasons.jsonl").unlink(missing_ok=True)
+    for path in folder.glob("party-*-reasons.jsonl"):
+        path.unlink()
+    nodes[0]["retention-days"] = 30
+    old, newer = (folder / f"party-0-2020-01-0{day}-reasons.jsonl" for day in (1, 2))
+    for path, age in ((old, 31), (newer, 29)):
+        path.touch()
+        os.utime(path, (then := time.time() - 86400 * age, then))
     with served(folder, tmp_path, keys, nodes) as found:
         (said,) = explained(found, one)
     assert said["no_reasons"] == {"1": "refused"} and set(said["reasons"]) == {
         *("0", "2", "label holder")
     }
-    assert len(said["reasons"]["0"]) == 3 and not (folder / "party-1-reasons.jsonl").exists()
+    assert len(said["reasons"]["0"]) == 3 and not [*folder.glob("party-1-*-reasons.jsonl")]
+    assert (
+        newer.exists() and not old.exists() and len([*folder.glob("party-0-*-reasons.jsonl")]) == 2
+    )
+
+
+def test_a_request_for_reasons_counts_one_upload_more(
+    trained: Organisations, tmp_path: Path
+) -> None:
+    words: Any = [{**each, "max-uploads": 10**6} for each in RULES]
+    counted = replace(trained, words=words)
+    folder = counted.run("counted", {**RUNS["run"], "epochs": 1}).folder
+    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 5.0}
+    with served(folder, tmp_path, keys, counted.node_configs) as found:
+        one, counts = int(found.loaded.rows.ids[0]), []
+        for explain in (None, False, True, "columns", "columns"):
+            asked = {"ids": [one], "explain": explain} if explain is not None else {}
+            assert not asked or found.http.post("/v1/predict", json=asked).status_code == 200
+            with at_party(found, 0).party.limits._counts() as ledger:
+                counts.append(int(ledger.table("uploads")[1].sum()))
+    assert np.diff(counts).tolist() == [1, 1, 2, 2]
 
 
 def test_predictions_have_the_reasons_of_the_service(

@@ -1,7 +1,11 @@
 """A finished run is repeated to the last bit, and a rerun releases nothing new."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +17,7 @@ from flwr.app import Message
 
 import vfl_flower
 from tests.conftest import nightly
-from tests.organisations import Organisations, cancer, change, cut
+from tests.organisations import ID, Organisations, cancer, change, cut
 from tests.test_checkpoint import CANCER
 from tests.test_matching import World, people
 from vfl_flower import client_app
@@ -25,6 +29,7 @@ from vfl_flower.party import state, state_file
 from vfl_flower.party.party import Party
 from vfl_flower.party.transcript import Transcript
 from vfl_flower.results.figures import headline
+from vfl_flower.tools import cli
 from vfl_flower.tools.compare import compare
 from vfl_flower.tools.seeds import repeated
 from vfl_flower.transport.messages import TrainOrder, Turn, Upload
@@ -158,6 +163,11 @@ def test_a_side_names_its_new_versions_or_that_only_its_data_can_have_changed(
     change(parties.files[1], swapped)
     with pytest.raises(PartyError, match=r"Party 1 .*repeat, and sends nothing\.") as said:
         rerun(parties, "a", "c")
+    mine = ["--node-config", f"file='{parties.files[0]}' id='{ID}'"]
+    mine += ["--node-config", f"file='{parties.files[1]}' id='{ID}'"]
+    for folder, there in ((tmp_path / "d", False), (tmp_path / "a", True)):
+        assert cli.main(["rerun", str(tmp_path / "a"), "--out", str(folder), *mine]) != 0
+        assert folder.exists() == there  # a failed rerun removes its own folder, and no other
     same = "Its versions and processor are the same, so its data have probably changed."
     assert str(said.value).endswith(f" {new}." if version else f" {same}")
 
@@ -329,6 +339,30 @@ def test_an_older_checkpoint_is_named(tmp_path: Path) -> None:
     found.save(tmp_path / "a")
     with pytest.raises(ConfigError, match="kept no transcript"):
         rerun(parties, "a", "b")
+
+
+@pytest.mark.nightly
+def test_another_processor_is_named_at_the_first_message_that_differs(tmp_path: Path) -> None:
+    """Other instructions of this processor stand for another machine."""
+    parties = cut(tmp_path, cancer(6), known=1.0)
+    parties.run("a", EPOCHS)
+    nodes = [f"file='{each}' id='{ID}'" for each in parties.files]
+    told = ["rerun", str(tmp_path / "a"), "--node-config", nodes[0], "--node-config", nodes[1]]
+    said = {}
+    for kind, more in (
+        ("another", {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}),
+        ("same", {}),
+    ):
+        words = [*told, "--out", str(tmp_path / kind)]
+        called = [sys.executable, "-c", f"from vfl_flower.tools.cli import main; main({words})"]
+        with_more = {**os.environ, **more}
+        done = subprocess.run(called, env=with_more, capture_output=True, text=True, timeout=300)
+        said[kind] = done.stdout + done.stderr
+    assert "are the same to the last bit" in said["same"].replace("\n", " ")
+    here = json.loads(provenance.environment())["processor"]
+    match = r"Party \d failed: would answer message (\d+) otherwise .* sends nothing\. processor "
+    first = re.search(match + re.escape(here) + r" is now \w+ DEFAULT\.", said["another"])
+    assert first and int(first[1]) < 10, said["another"]
 
 
 @pytest.mark.nightly

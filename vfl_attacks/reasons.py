@@ -93,7 +93,8 @@ def of_reasons(
         except ConfigError:  # such as noise or masked sums: nothing is explained, or attacked
             return []
         finally:
-            (folder / "party-0-reasons.jsonl").unlink(missing_ok=True)
+            for path in folder.glob("party-0-*-reasons.jsonl"):
+                path.unlink()
     if not tap.own:
         return []
     own, gradients, told = map(np.stack, (tap.own, tap.gradients, tap.told))

@@ -378,6 +378,7 @@ def confirm(context: Context, order: early.ConfirmOrder) -> Payload:
 serves(early.InformationOrder)(information.offer)
 serves(early.ColumnBinsOrder)(information.upload_bins)
 serves(early.EvidenceOrder)(information.compute)
+serves(explain_messages.GroupsOrder)(information.count_groups)
 
 
 # --- prediction ---------------------------------------------------------------------------------

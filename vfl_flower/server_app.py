@@ -42,6 +42,7 @@ from vfl_flower.tasks.inference.explain import explain
 from vfl_flower.tasks.inference.predict import predict
 from vfl_flower.tasks.inference.serving.serve import lasting
 from vfl_flower.tasks.inference.serving.serve import serve as serve_model
+from vfl_flower.tasks.information.groups import segments
 from vfl_flower.tasks.information.label_holder import information
 from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.nodes.watch import watched
@@ -130,14 +131,15 @@ def _serve(
         # Not predictions.journal, which counts what predictions have spent.
         for kind in ("csv", "parquet", "json*", "html") if config.model else ():
             remove_older(Path(config.model).expanduser(), f"predictions*.{kind}", days)
+    of_model = config.task == "information" and config.model
     if config.task == "train":
         _train(transport, config, run, callbacks)
-    elif config.task in _BY_MODEL:
+    elif by_model := segments if of_model else _BY_MODEL.get(config.task):
         if transport.medium == "messages":
             config = earlier_run.reached_as_before(config, given)
-        once = config.task in ("predict", "distil")
+        once = of_model or config.task in ("predict", "distil")
         with _streams(transport, config if once else lasting(config)) as found:
-            _BY_MODEL[config.task](found, config, given, run)
+            by_model(found, config, given, run)
     else:
         own = own_table(config.data) if config.data.own_data else None
         with _streams(transport, config) as found:

@@ -21,7 +21,7 @@ from vfl_flower.config.names import Name
 _OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "missing-words", "text", "dates"),
-    *("match-columns", "rows", "monotonic"),
+    *("match-columns", "rows", "monotonic", "segments"),
     *("model", "model-args", "embedding-size", "log-format"),
     *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )
@@ -90,8 +90,8 @@ class Rules:
     )
     retention_days: Count | None = rule(
         None,
-        "Sets the days after which the party removes states and alignments. It looks at each "
-        "checkpoint of a run. A model whose state is removed predicts no more.",
+        "Sets the days after which the party removes states, alignments and reasons. It looks at "
+        "each checkpoint of a run. A model whose state is removed predicts no more.",
         "retention-days=365",
     )
     systems: str = rule(

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "6de15dce98f0761689e85c82b4345702d938aca4c402fb1dd3f2cb41ca5f59bb"
+DIGEST = "2fc9987ed3cd132a78bcd610c3ac1a30d41a69c561003321088628a90454f656"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -57,7 +57,7 @@ class RunConfig:
         "scores by that model, until it is stopped. `explain` measures what each feature is worth "
         "to it. `align` only finds the common rows and keeps "
         "the alignment for later runs. `information` computes the information value of each "
-        "column.",
+        "column. With `model`, it gives figures for groups of the parties' columns.",
         example="task='predict' model='runs/a'",
         choices=("train", "predict", "distil", "serve", "explain", "align", "information"),
     )

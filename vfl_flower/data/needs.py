@@ -33,6 +33,7 @@ _HINTS = {
     "commas between thousands": f"{frames.NO_COMMAS}, or write points if they are decimal commas, "
     "to use the numbers.",
     "decimal commas": f"{frames.POINTS}, to use the numbers.",
+    "months": "time makes them periods, by which figures are told, and no features.",
     "infinite values": "Replace infinite values, to use the columns.",
     "words among numbers": "missing-words counts these words as missing values: correct them if "
     "they are none.",
@@ -111,6 +112,8 @@ def _of_texts(own: OwnColumns, name: str, column: Any) -> Iterator[Need]:
             content, options = "other dates", {}
         elif not all(map(nameable, words)):
             content, options = OTHER_WORDS, {}
+    elif own.party is None and not own.time and frames.periods_of(column) is not None:
+        content, options = "months", {"time": name}
     elif content in ("codes", "texts") and few:
         options = {"text": "one-hot"}
     elif content in ("codes", "texts"):

@@ -42,7 +42,7 @@ class OwnColumns(Source):
     monotonic: str = ""  # columns that the score rises or falls with, as in 'income:+ debt:-'
     match_columns: str = ""  # names in rules of own columns, as in 'surname=last_name birthdate'
     label: str = ""  # at the label holder
-    segments: str = ""  # at the label holder; names of columns, as in ``columns``
+    segments: str = ""  # names of columns, as in ``columns``
     time: str = ""  # at the label holder; the column of periods, which are segments too
     party: int | None = None  # None: the label holder
     withdrawn: Path | None = None
@@ -178,6 +178,11 @@ class OwnColumns(Source):
 
     def check_segments(self) -> None:
         """Raise `ConfigError` if a segment column is missing, or is the label column."""
+        if self.party is not None and not set(self.segment_names) <= set(self._names):
+            raise self.wrong(
+                "does not have the columns that `segments` names. Correct it.",
+                f"segments = {self.segments!r}, the {self.kind} has {', '.join(self._names)}.",
+            )
         others = [name for name in self._names if name not in (self.id, self.label)]
         shown = f"{', '.join(others[:8])}{', ...' * (len(others) > 8)}."
         for name in self.segment_names:

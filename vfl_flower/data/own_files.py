@@ -28,7 +28,10 @@ from vfl_flower.data.table_file import TableError, TableFile, check_place, is_cs
 from vfl_flower.data.tables import Table
 from vfl_flower.data.withdrawn import place, read
 
-OPTIONS = "id", "columns", "missing", "missing_words", "text", "dates", "match_columns", "monotonic"
+OPTIONS = (
+    *("id", "columns", "missing", "missing_words", "text", "dates", "match_columns", "monotonic"),
+    "segments",
+)
 """Options of a table that a party and the label holder have."""
 
 
@@ -44,7 +47,7 @@ class OwnFile(Table):
     def of_label_holder(cls, data: DataConfig) -> OwnFile:
         """Return the file that ``dataset = "files:PATH"`` names."""
         path = data.dataset.partition(":")[2]
-        words = {name: getattr(data, name) for name in (*OPTIONS, "label", "segments", "time")}
+        words = {name: getattr(data, name) for name in (*OPTIONS, "label", "time")}
         words["match_columns"] = match_columns_of(data.match, data.match_columns)
         return cls(path, **words, withdrawn=place())
 

@@ -25,6 +25,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {  # option -> its default, and its type
     "text": ("refuse", Literal["refuse", "one-hot", "tokens"]),
     "dates": ("refuse", Literal["refuse", "days"]),
     "monotonic": ("", str),
+    "segments": ("", str),
     "match-columns": ("", str),
     "rows": ("refuse", Literal["refuse", "last", "mean", "sequence"]),
     "images": ("", str),

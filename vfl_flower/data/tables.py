@@ -327,8 +327,9 @@ class Table(OwnColumns):
         absent = [name for name in names if name not in there]
         if absent:
             raise self._changed(f"column {absent[0]!r} is missing.")
-        if (not self.columns or self.leaves_out) and set(self.feature_names) != set(names):
-            new = min(set(self.feature_names) - set(names), key=self._names.index)
+        new_ones = set(self.feature_names) - set(names)
+        if (not self.columns or self.leaves_out) and new_ones:
+            new = min(new_ones, key=self._names.index)
             earlier = f"columns='{','.join(names)}'"
             known = len(names) <= _SHORT and all(map(nameable, names))
             ask = f"Set {earlier if known else '`columns` as in training'}, to leave it out."

@@ -237,9 +237,7 @@ def explain_local(
     >>> explain_local({"model": folder})["metric"]
     'auc'
     """
-    run_config = {**run_config, "task": "explain"}
-    config, parties, node_configs = with_model(run_config, node_configs)
-    use_in_process(run_config, config, parties, node_configs, client)
+    config = used("explain", run_config, node_configs, client)
     out = Path(config.running.out or config.model).expanduser()
     return json.loads((out / FILE).read_text())
 
@@ -248,10 +246,20 @@ def distil_local(
     run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
 ) -> Finished:
     """Distil the ``model`` of a run on this machine into one that needs no party."""
-    run_config = {**run_config, "task": "distil"}
+    return Finished(results.distilled_folder(used("distil", run_config, node_configs)))
+
+
+def used(
+    task: str,
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]],
+    client: ClientApp = client_app.app,
+) -> RunConfig:
+    """Do a task with the ``model`` of a run on this machine; return the configuration."""
+    run_config = {**run_config, "task": task}
     config, parties, node_configs = with_model(run_config, node_configs)
-    use_in_process(run_config, config, parties, node_configs, client_app.app)
-    return Finished(results.distilled_folder(config))
+    use_in_process(run_config, config, parties, node_configs, client)
+    return config
 
 
 def with_model(

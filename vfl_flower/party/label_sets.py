@@ -35,10 +35,10 @@ def count_labels(
     question: bytes,
     min_rows: int,
 ) -> None:
-    """Count labels, 0 or 1, of people [R], unless the party has answered the same question before.
+    """Count labels of people [R], unless the party has answered the same question before.
 
-    ``min_rows`` is the party's rule. Ten sums over so many people each, without overlap, are the
-    most that all sets together may say about one person.
+    Labels are below 4. ``min_rows`` is the party's rule. Ten sums over so many people each, without
+    overlap, are the most that all sets together may say about one person.
     """
     path = states_folder(context) / f"party-{context.node_config.get('partition-id')}.information"
     with opened_by_party(path, _UNCOUNTED, content_in_file("sets")) as ledger:
@@ -118,12 +118,13 @@ def _told(labels: NDArray[np.uint8]) -> float:
     """Return what these sets say at most about one person, as the share of a value's variance.
 
     A column's value may show the sum over all people with an equal label in one set. So each set
-    has two sums. People with the same labels in all sets are equal.
+    has a sum for each label. People with the same labels in all sets are equal.
     """
-    code = np.zeros(labels.shape[1], np.uint16)  # 3^10 is below 2^16
+    code = np.zeros(labels.shape[1], np.int64)
     for each in labels:
-        code = 3 * code + each
+        code = 5 * code + each
     kinds, people = np.unique(code, return_counts=True)
-    digits = kinds.astype(np.int64) // 3 ** np.arange(len(labels))[:, None] % 3
-    told = leverages(np.concatenate([digits == 1, digits == 2]), people).max()
+    digits = kinds // 5 ** np.arange(len(labels))[:, None] % 5
+    sums = (digits == np.arange(1, 5)[:, None, None]).reshape(-1, len(kinds))
+    told = leverages(sums[sums.any(1)], people).max()
     return round(float(told), 9)  # a group of five people has 0.2

@@ -40,6 +40,7 @@ ASSESSED = {
     "accuracy": ("accuracy", "share of rows with the right class"),
     "precision": ("precision", "share of true positives among the flagged rows"),
     "recall": ("recall", "share of the positive rows that are flagged"),
+    "false_positives": ("false positive rate", "share of the negative rows that are flagged"),
     "f1": ("F1", "harmonic mean of precision and recall"),
     "macro_f1": ("macro F1", "mean F1 of the classes"),
     "flagged": ("flagged", "share of rows that are predicted positive"),

@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from vfl_flower.config.errors import (
     ConfigError,
     Interrupted,
     Terminated,
+    VflError,
     terminating,
     why,
 )
@@ -113,7 +115,7 @@ def _run(
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
     model = folder / ("top.npz" if seeds == 1 else "summary.json")
-    before = written_at(model)
+    before, is_new = written_at(model), not folder.exists() or not any(folder.iterdir())
     try:
         format_of_records = logs.described(config.running.log_format)
         of_tables = surveyed(config, node_configs)
@@ -128,6 +130,10 @@ def _run(
         if isinstance(error, Terminated):
             raise Terminated(error.number, error.sentence, str(folder)) from error
         raise Interrupted(why(error), str(folder)) from error
+    except VflError:
+        if config.running.rerun and is_new:  # a part of a rerun is of no use
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     finally:
         if written_at(model) != before:
             print(f"results: {folder}")

@@ -1,6 +1,5 @@
 """Commands of `vfl` for those who use and operate a model."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,6 @@ from typing import Annotated
 import typer
 
 from vfl_flower.config.errors import Terminated, terminating
-from vfl_flower.config.names import from_json, in_words
 from vfl_flower.tools import options
 from vfl_flower.tools.command import Command
 
@@ -77,14 +75,16 @@ def _explain(
     they are the rows of that file.
     """
     from vfl_flower.launch.engines import explain_local
-    from vfl_flower.tasks.inference.explanation import FILE, in_words
+    from vfl_flower.results.report import features
+    from vfl_flower.tasks.inference.explanation import FILE
 
     _, keys, node_configs = options.given(run_config, node_config)
     keys |= {"model": model, **({"without": without} if without else {})}
     keys.setdefault("repeats", repeats)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    print(in_words(explain_local(keys, node_configs)))
+    explain_local(keys, node_configs)
     out = Path(str(keys.get("out") or model)).expanduser().absolute()
+    print(features.in_terminal(out, "explanation"))
     print(f"explanation: {out / FILE}")
 
 
@@ -190,6 +190,7 @@ def _forget(
 
 
 def information(
+    model: Annotated[str, typer.Argument(metavar="[RUN]", show_default=False)] = "",
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
     parties: options.Parties = None,
@@ -200,51 +201,26 @@ def information(
 
     The label holder sends labels with noise, or answers exact counts by bin.
     Each party bins its own columns, and keeps a table and a picture of them.
-    The label holder gets the values by number: RUN/information.json.
+    The label holder gets the values by number, in information.json.
+
+    With RUN, the results folder of a run, get figures of its model by groups of
+    the parties' columns. A party names these columns by segments.
     """
     from vfl_flower.config.plugins import ENGINES
+    from vfl_flower.launch.engines import used
+    from vfl_flower.results.report import features
+    from vfl_flower.results.report.read import read
+    from vfl_flower.results.report.segments import segments
 
     start = ENGINES.load(engine)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     keys["task"] = "information"
+    if model:
+        done = used("information", {**keys, "model": model}, node_configs)
+        print(*(each.in_terminal() for each in [segments(read([Path(done.model)]))] if each))
+        return
     with terminating():
         folder = start(number, keys, node_configs=node_configs).folder
-    print(table(folder))
+    print(features.in_terminal(folder, "information"))
     print(f"results: {folder}")
-
-
-def table(folder: Path) -> str:
-    """Return the information values of a results folder, the largest first."""
-    from vfl_flower.label_holder.results import INFORMATION
-
-    found = json.loads((folder / INFORMATION).read_text())
-    names = from_json(found.get("names"))
-    rows = [
-        (who if who == "label holder" else in_words(f"party {who}", names), each)
-        for who, party in found["parties"].items()
-        for each in party.get("features", ())
-    ]
-    rows.sort(key=lambda row: -(row[1]["value"] or 0.0))
-    lines = [f"{'column':<40}{'IV':>8}   {'95 % interval':<18}{'bins':>4}"]
-    for who, each in rows:
-        name = each["feature"] if who == "label holder" else f"feature {each['feature']}"
-        column, note = f"{who}, {name}"[:39], each.get("note", "")
-        value, interval = "", ""
-        if each["value"] is not None:
-            value, interval = f"{each['value']:.4f}", f"{each['low']:.4f} to {each['high']:.4f}"
-        line = f"{column:<40}{value:>8}   {interval:<18}{each['bins']:>4}"
-        lines.append(f"{line}  {note}" if note else line)
-    lines += [
-        in_words(f"party {who} takes no part: {party['refused']}", names)
-        for who, party in found["parties"].items()
-        if "refused" in party
-    ]
-    how = "exact counts"
-    if found["mode"] == "noisy":
-        spent = found["spent"]
-        how = f"noisy labels, epsilon = {found['epsilon']:g}"
-        how += f" (all draws of these labels: {spent:g})" if spent is not None else " (repeatable)"
-        if "label holder" in found["parties"]:
-            how += "\nThe label holder's own columns have values by its true labels."
-    return "\n".join([*lines, f"{found['rows']} training rows, by {how}"])

@@ -241,6 +241,8 @@ INFORMATION_EXAMPLES = _examples("""
 # by labels with noise of epsilon 1, which all parties get
 vfl information -c "dataset='files:labels.csv' label='default'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+# figures of a run by groups of a party's column
+vfl information runs/a --node-config "file='a.parquet' segments='sex'" --node-config "file='b.csv'"
 # exact counts: the label holder gets the bin of each row, and parties get counts of labels
 vfl information -c "dataset='breast-cancer' information='exact'"
 """)

@@ -1,7 +1,8 @@
 """Messages of an explanation: permuted columns of parties, and what each changes.
 
 `ExplainOrder` comes first. A `PermuteOrder` for each block of columns and rows follows. At the end,
-`FiguresOrder` tells a party its own figures. A `ReasonsOrder` is about one score.
+`FiguresOrder` tells a party its own figures. A `ReasonsOrder` is about one score, and a
+`GroupsOrder` about groups of test rows.
 """
 
 from dataclasses import dataclass
@@ -123,3 +124,29 @@ class GivenReasons(messages.Payload):
     """
 
     names: ClassVar = ("columns", "effects", "names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsOrder(messages.PredictOrder):
+    """Count cells of the run's test rows in groups of your columns. The answer is `GroupCounts`.
+
+    ``arrays["cells"]``, uint8 [R], are the noisy cells of all test rows (`information.groups`). A
+    group has at least ``least`` rows.
+    """
+
+    kind: ClassVar[str] = "query.groups"
+    names: ClassVar = ("cells",)
+    least: messages.Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCounts(messages.Introduction):
+    """Answer to `GroupsOrder`: ``arrays["counts"]``, int64 [G, 4], of each group and cell.
+
+    ``groups`` maps each column to the names of its groups, in JSON. ``refused`` is the sentence of
+    a party that takes no part.
+    """
+
+    names: ClassVar = ("counts",)
+    groups: messages.ConfigText = ""
+    refused: Sentence = ""

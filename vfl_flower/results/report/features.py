@@ -2,13 +2,24 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from vfl_flower.config.names import from_json
 from vfl_flower.data.drift import LARGE, MODERATE, Drift
 from vfl_flower.results.figures import ASSESSED
 from vfl_flower.results.page import Bar, Cell, Row, Section, Table
 from vfl_flower.results.report.assessment import Estimate, scale
-from vfl_flower.results.report.read import Shown, counted, mapping, mappings, number, shown, text
+from vfl_flower.results.report.read import (
+    Shown,
+    counted,
+    json_of,
+    mapping,
+    mappings,
+    number,
+    shown,
+    text,
+)
 
 _SHOWN = 20  # features; the others unfold
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
@@ -44,7 +55,9 @@ def information(runs: Sequence[Shown]) -> Section | None:
         of, named = run.information, f"{run.title}: " if len(runs) > 1 else ""
         how = "exact counts of labels"
         if text(of.get("mode")) == "noisy":
+            spent = f" (all draws of these labels: {shown(number(of, 'spent'))})"
             how = f"labels with noise, epsilon {shown(number(of, 'epsilon'))}"
+            how += " (repeatable)" if of.get("spent") is None else spent
             if "label holder" in mapping(of.get("parties")):
                 how += ". The label holder's own columns have values by its true labels"
         rows = shown(number(of, "rows"), ",.0f")
@@ -55,6 +68,15 @@ def information(runs: Sequence[Shown]) -> Section | None:
     )
     found = [(run, mapping(run.information)) for run in runs]
     return _section("Information value of features", found, "information value", notes)
+
+
+def in_terminal(folder: Path, what: str) -> str:
+    """Return the section of ``information`` or ``explanation`` for a terminal, from a folder."""
+    of = json_of(folder / f"{what}.json")
+    named = [{"party": n, "name": each} for n, each in from_json(of.get("names")).items()]
+    run = Shown("", folder, {"by_party": named}, explanation=of, information=of)
+    section = information([run]) if what == "information" else importance([run])
+    return section.in_terminal() if section else ""
 
 
 def _metric(of: Mapping[str, Any]) -> str:

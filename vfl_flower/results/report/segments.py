@@ -24,7 +24,7 @@ from vfl_flower.results.report.read import (
     text,
 )
 
-_MAIN = "auc", "macro_auc", "accuracy", "rmse"
+_MAIN = "auc", "macro_auc", "accuracy", "rmse", "recall"
 """Figures that may be drawn. The first that a run has is."""
 
 _DIFFERENCES = {
@@ -49,6 +49,8 @@ def segments(runs: Sequence[Shown]) -> Section | None:
     notes = []
     if any(mapping(_of(run).get(each)).get("differences") for run in runs for each in columns):
         notes.append("Largest difference: between two segments. The mark is at 0, no difference.")
+    if any(number(_of(run), column, "epsilon") for run in runs for column in columns):
+        notes.append("Figures by a party's column are estimates. Intervals cover their noise.")
     said = [
         (run, [f"No figures of {name} in {column}: it {why}." for column, name, why in each])
         for run, each in left_out

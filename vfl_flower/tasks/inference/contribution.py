@@ -47,6 +47,8 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     Raise `ConfigError` if the model does not predict with any subset, or if its data have changed.
     """
     found = checkpoint.load(folder)
+    if not found.parties:
+        raise ConfigError(f"{folder} has a model without parties. Name the run that taught it.")
     if not aggregation_of(found.config).any_subset:
         raise ConfigError(
             f"The model in {folder} needs all its parties. To see each party's contribution, "

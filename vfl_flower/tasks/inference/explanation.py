@@ -16,7 +16,6 @@ PICTURE = "explanation.png"
 LABEL_HOLDER = "label holder"
 """Key of the label holder's own columns among the parties. Only these features have names."""
 METRICS = {"auc": "AUC", "accuracy": "accuracy", "r2": "R2"}
-_SHOWN = 10  # features that are printed
 _DRAWN = 30
 
 
@@ -40,21 +39,6 @@ def ranked(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
         for feature in of_party.get("features", ())
     ]
     return sorted(found, key=lambda each: -each["value"])
-
-
-def in_words(figures: Mapping[str, Any]) -> str:
-    """Return a short table for a terminal."""
-    metric, features = METRICS[figures["metric"]], ranked(figures)
-    base = f"{metric} {figures['baseline']:.4f} on {figures['rows']} rows."
-    if not features:
-        return f"{base} No feature was explained: every party refused."
-    lines = [f"{base} It falls if a feature is permuted:"]
-    for each in features[:_SHOWN]:
-        interval = f"[{each['low']:z.4f}, {each['high']:z.4f}]"
-        lines.append(f"{_called(each, figures):<24}{each['value']:>z9.4f}  {interval}")
-    if len(features) > _SHOWN:
-        lines.append(f"{len(features) - _SHOWN} more features are in {FILE}.")
-    return "\n".join(lines)
 
 
 def _called(feature: Mapping[str, Any], figures: Mapping[str, Any]) -> str:

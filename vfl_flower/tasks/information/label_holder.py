@@ -144,17 +144,15 @@ class _Information:
         The draw is on the disk, and each further run repeats it (`protocol.privacy.draws`).
         """
         config = self.config
-        mechanism = mechanism_of(config)
-        accountant = mechanism.accountant(len(labels.train), estimators.choose(config)(config))
-        assert isinstance(accountant, DrawAccountant)  # `systems.resolve` guarantees it
-        noisy = mechanism.labels(labels, accountant).train.astype(np.uint8)
-        together = Evidence.count(np.zeros(len(noisy), int), noisy, 1, mechanism.kept(2))
+        noisy, spent = randomised(config, labels)
+        kept = mechanism_of(config).kept(2)
+        together = Evidence.count(np.zeros(len(noisy), int), noisy, 1, kept)
         if 2 * least_rows(together, config.min_bin) > len(noisy):
             raise ConfigError(
                 f"epsilon = {config.privacy.epsilon:g} leaves too little in {len(noisy)} rows: "
                 "noise hides the rarer class in half of them. Raise epsilon, or use more rows."
             )
-        return noisy, accountant.spent
+        return noisy, spent
 
     def _noisy(
         self, here: Mapping[int, InformationOffer], labels: Labels, sent: Events
@@ -231,6 +229,14 @@ class _Information:
 
 
 # --- labels and columns -------------------------------------------------------------------------
+
+
+def randomised(config: RunConfig, labels: Labels) -> tuple[NDArray[np.uint8], float | None]:
+    """Return the training labels with noise, and the sum of all epsilons spent on them."""
+    mechanism = mechanism_of(config)
+    accountant = mechanism.accountant(len(labels.train), estimators.choose(config)(config))
+    assert isinstance(accountant, DrawAccountant)  # `systems.resolve` guarantees it
+    return mechanism.labels(labels, accountant).train.astype(np.uint8), accountant.spent
 
 
 def events_of(config: RunConfig, labels: Labels) -> Events:

@@ -5,8 +5,11 @@ beside its states has the names of columns and bins. Nobody else gets them.
 """
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -19,9 +22,14 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import RawColumns, own_columns, partition_columns
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import ColumnEvidence, Evidence, merged, write_files
+from vfl_flower.data.segments import segments
+from vfl_flower.data.split import divide
+from vfl_flower.data.tables import Table
+from vfl_flower.party import about, state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.label_sets import count_labels
 from vfl_flower.party.refusals import check_task, told
+from vfl_flower.party.state import load_about
 from vfl_flower.transport.early_messages import (
     ColumnBins,
     ColumnBinsOrder,
@@ -31,6 +39,7 @@ from vfl_flower.transport.early_messages import (
     InformationOffer,
     InformationOrder,
 )
+from vfl_flower.transport.explain_messages import GroupCounts, GroupsOrder
 from vfl_flower.transport.messages import Arrays, checked, refuse_unused
 from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
 from vfl_flower.transport.wire import said as in_one_line
@@ -106,15 +115,10 @@ def _noisy(context: Context, config: RunConfig, order: EvidenceOrder) -> Iterato
     labels = checked(order.arrays, "labels", "uint8", (columns.rows,))
     if labels.max() > 1:
         raise VflError("was sent labels that are neither 0 nor 1.")
-    limited, least, events = not simulated(context), config.min_bin, int(labels.sum())
+    limited, least = not simulated(context), config.min_bin
     if limited:
         least = max(least, rules.min_rows)
-        if min(events, len(labels) - events) < rules.min_rows:
-            raise refused(
-                context,
-                f"labels with fewer than {rules.min_rows} rows of a class: its rule is min-rows = "
-                f"{rules.min_rows}",
-            )
+        _check_rarest(context, labels, 2)
         people = columns.people()
         by_person = np.argsort(people)
         question = hashlib.sha256(repr((round(order.kept, 10), least)).encode())
@@ -128,6 +132,14 @@ def _noisy(context: Context, config: RunConfig, order: EvidenceOrder) -> Iterato
         yield ColumnEvidence.of(name, bins, by_bin.rows.tolist(), groups, by_bin.grouped(groups))
     if limited:
         count_labels(context, people, labels, question.digest(), rules.min_rows)
+
+
+def _check_rarest(context: Context, labels: NDArray[np.uint8], classes: int) -> None:
+    """Refuse labels with fewer rows of a class than the party's rule ``min-rows``."""
+    least = Rules.of(context.node_config).min_rows
+    if np.bincount(labels, minlength=classes).min() < least:
+        rule = f"its rule is min-rows = {least}"
+        raise refused(context, f"labels with fewer than {least} rows of a class: {rule}")
 
 
 def _of_counts(
@@ -155,6 +167,78 @@ def _of_counts(
         yield ColumnEvidence.of(name, bins, rows.tolist(), of_bins, evidence)
     if number != len(groups):
         raise VflError("was sent counts of other columns.")
+
+
+# --- segments of a trained model ------------------------------------------------------------------
+
+
+def count_groups(context: Context, order: GroupsOrder) -> GroupCounts:
+    """Count the cells of the test rows in the groups of each column that ``segments`` names."""
+    party, parties = index_and_parties(context)
+    try:
+        check_task(context, "information")
+        saved = copy(context)
+        saved.state = state_file.load(context, order.run, order.number).state
+        config, own = about.read(load_about(saved.state)).config, own_source(context)
+        if not isinstance(own, Table) or not own.segment_names:
+            raise ConfigError(f"Party {party} names no segments in its node configuration.")
+        common = common_rows(saved, own)
+        _, rows, validation = divide(config.data, len(common.rows), common.held_out)
+        rows = common.rows[rows[validation:]]
+        columns = own.segments_of(rows[rows >= 0])
+        return _counted(context, order, own, rows, columns)
+    except VflError as error:
+        return GroupCounts(party=party, parties=parties, refused=in_one_line(str(error)))
+
+
+def _counted(
+    context: Context,
+    order: GroupsOrder,
+    own: Table,
+    rows: NDArray[Any],
+    columns: Mapping[str, NDArray[Any]],
+) -> GroupCounts:
+    """Return the counts, once the party's rules permit these cells."""
+    cells = checked(order.arrays, "cells", "uint8", (len(rows),))[rows >= 0]
+    if cells.max() > 3:
+        raise VflError("was sent cells that do not exist.")
+    limited, least = not simulated(context), order.least
+    if limited:
+        least = max(least, Rules.of(context.node_config).min_rows)
+        _check_rarest(context, cells, 4)
+    people = own.people(rows[rows >= 0])
+    by_person = np.argsort(people)
+    question = hashlib.sha256(f"groups {least}".encode() + people[by_person].tobytes())
+    question.update(cells[by_person].tobytes())
+    groups, counts = dict[str, list[str]](), []
+    for column, values in columns.items():
+        groups[column], of = _without_small(*segments(column, values), least)
+        question.update(of[by_person].tobytes())
+        together = np.bincount(4 * of + cells, minlength=4 * len(groups[column]))
+        counts.append(together.reshape(-1, 4))
+    if limited:
+        least = Rules.of(context.node_config).min_rows
+        count_labels(context, people, cells, question.digest(), least)
+    party, parties = index_and_parties(context)
+    arrays: Arrays = {"counts": np.concatenate(counts).astype(np.int64)}
+    return GroupCounts(party=party, parties=parties, groups=json.dumps(groups), arrays=arrays)
+
+
+def _without_small(
+    names: list[str], of: NDArray[np.int64], least: int
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Return names and rows of groups, where small groups are one, with at least so many rows.
+
+    It takes in the next larger groups, if it needs them. So no small group follows by subtraction.
+    """
+    sizes = np.bincount(of)
+    smallest, few = np.argsort(sizes, kind="stable"), int((sizes < least).sum())
+    if few:
+        few = max(few, 1 + int(np.searchsorted(sizes[smallest].cumsum(), least)))
+    small = np.isin(np.arange(len(sizes)), smallest[:few])
+    kept = np.array(names, object)[~small].tolist()
+    place = np.where(small, len(kept), (~small).cumsum() - 1)
+    return kept + ["other groups"] * bool(few), place[of]
 
 
 # --- the party's columns ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from vfl_flower.tasks.inference.party.features import features_of
 from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.messages import LARGEST, Arrays, checked
+from vfl_flower.transport.node import states_folder
 
 log = logging.getLogger("flwr")
 
@@ -44,8 +45,8 @@ class Reasons:
     reference rows.
     """
 
-    def __init__(self, model: LoadedModel, file: Path) -> None:
-        party, self._file = model.party, file
+    def __init__(self, model: LoadedModel) -> None:
+        party, self._index, self._folder = model.party, model.index, states_folder(model.context)
         check_task(model.context, "explain")
         if party.seal or party.learner.mechanism.perturbs_uploads:
             raise ConfigError(
@@ -57,7 +58,7 @@ class Reasons:
         about = model.index, party.inputs.sample, model.block.preparation, sequences
         self._features = features_of(*about)
         self._order = np.random.default_rng(secrets.randbits(128)).permutation(len(self._features))
-        self._learner, self._rule = party.learner, Rules.of(model.context.node_config).reasons
+        self._learner, self._rules = party.learner, Rules.of(model.context.node_config)
         columns = [each.index for each in self._features]
         self._model: Callable[[Tensor], Tensor] = party.learner.model
         self._read: Callable[[Any], Any] = lambda x: x
@@ -88,20 +89,24 @@ class Reasons:
                 for at in largest.tolist()
             ],
         }
+        file_of = f"party-{self._index}-{{}}-reasons.jsonl".format
+        path = self._folder / file_of(f"{datetime.now(UTC):%Y-%m-%d}")
+        if (days := self._rules.retention_days) and not path.exists():
+            files.remove_older(self._folder, file_of("*"), days)
         try:
-            with files.opened_to_append(self._file) as file, files.told(self._file):
+            with files.opened_to_append(path) as file, files.told(path):
                 files.write_all(file.fileno(), json.dumps(line).encode() + b"\n")
         except VflError as error:
             log.warning("%s", error)
             raise VflError("cannot write its reasons: its own log says why.") from None
-        if self._rule == "none":
+        if self._rules.reasons == "none":
             return GivenReasons()
         told = largest[:_TOLD][parts[largest[:_TOLD]] != 0]
         arrays: Arrays = {
             "columns": np.argsort(self._order)[told].astype(np.int32),
             "effects": np.sign(parts[told]).astype(np.int32),
         }
-        if self._rule == "names":
+        if self._rules.reasons == "names":
             text = "\n".join(self._features[at].name.replace("\n", " ") for at in told.tolist())
             arrays["names"] = np.frombuffer(text.encode(), np.uint8)
         return GivenReasons(arrays=arrays)

@@ -70,7 +70,6 @@ class Served:
         with suppress(VflError, OSError):  # the first request must not wait for torch to begin
             self.party.learner.fresh_embeddings(self.features, model.places[:1])
         self._reasons: Reasons | None = None
-        self._path = state_file.place(context).with_name(f"party-{model.index}-reasons.jsonl")
         self._opened: OpenSet | OpenKeys | None = None  # to find people outside the alignment
         self._reading: Future[Callable[[], None]] | None = None  # of the file, which has changed
 
@@ -141,7 +140,7 @@ class Served:
         if len(at) != 1 or at[0] < 0:
             raise VflError("was asked for reasons without one row that it has.")
         with self._recorded("reasons", 1, ids):
-            self._reasons = self._reasons or Reasons(self.model, self._path)
+            self._reasons = self._reasons or Reasons(self.model)
             of_rows = self.block.test_rows, self.model.places[asked]
             refused, why = refused_rows(self.party.limits, self.budget, *of_rows, at >= 0, True)
             if len(refused):
