@@ -1,25 +1,24 @@
 """Ways to carry a step's frames between a label holder and four parties on this machine.
 
 Five processes: the label holder sends each party 33 kB, and each party sends 33 kB back, as in a
-step of MNIST's four quadrant parties 196-128 at batch 64. ``grpc`` carries bytes as
-`vfl_flower.transport.stream` does, without a serialiser; ``grpc-8k`` in messages of 8 kB; ``grpc-
-aio`` by gRPC's asyncio. ``ws`` is WebSockets over TLS, by the protocol of ``websockets``; ``tls``,
-``tcp`` and ``unix`` are plain sockets. These read and write in one thread. With ``--arithmetic``,
-all processes also do the step's PyTorch: ``tcp`` is then the floor of a step on this machine.
-Processor time counts all five processes. Prints one JSON object as its last line.
+step of MNIST's four quadrant parties 196-128 at batch 64. ``stream`` is both ends of
+`vfl_flower.transport.stream`, with Flower's messages around the bytes. ``ws`` is WebSockets over
+TLS, by the protocol of ``websockets``; ``tls``, ``tcp`` and ``unix`` are plain sockets. These read
+and write in one thread. ``grpc`` carries bytes as version 0.1 did, without a serialiser. With
+``--arithmetic``, all processes also do the step's PyTorch: ``tcp`` is then the floor of a step on
+this machine. Processor time counts all five processes. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import multiprocessing
 import resource
 import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -31,8 +30,9 @@ from threading import Thread
 from typing import Any
 
 import grpc
-import grpc.aio
+import numpy as np
 import torch
+from flwr.app import Context, Message, RecordDict
 from torch import nn
 from torch.nn import functional
 from websockets.client import ClientProtocol
@@ -40,12 +40,21 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from benchmarks.common import PARTIES, report
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import begin_task, set_message_id, to_bytes
+from vfl_flower.transport.messages import TrainOrder, Upload
 from vfl_flower.transport.nodes.certificates import self_signed
-from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS
+from vfl_flower.transport.stream import session
+from vfl_flower.transport.stream.frames import NAME
+from vfl_flower.transport.stream.links import Link, Streams
+from vfl_flower.transport.stream.messages import SessionOrder
+from vfl_flower.transport.wire import read_order, to_message, to_reply
 
 BATCH, COLUMNS, SIZE = 64, 196, 128
 FRAME = b"\n" * (4 * BATCH * SIZE + 330)  # with the header of a frame
-WAYS = ("grpc", "grpc-8k", "grpc-aio", "ws", "tls", "tcp", "unix")
+WAYS = ("stream", "ws", "tls", "tcp", "unix", "grpc")
+METHOD = "/vfl_flower.Stream/Exchange"
+OPTIONS = [("grpc.http2.lookahead_bytes", 2**22), ("grpc.http2.max_frame_size", 2**22)]
 _CLIENT = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
 Work = Callable[[], None]
 
@@ -113,11 +122,24 @@ class Web:
         return events[0]
 
 
-def pieces(way: str) -> Iterator[bytes]:
-    """Yield a frame as the gRPC messages of this way."""
-    size = 8192 if way == "grpc-8k" else len(FRAME)
-    for start in range(0, len(FRAME), size):
-        yield FRAME[start : start + size]
+ARRAY = np.zeros((BATCH, SIZE), np.float32)
+
+
+def answering(serve: Work) -> Any:
+    """Return the ClientApp of a party that answers each order with as many bytes."""
+
+    def app(message: Message, context: Context) -> Message:
+        exchange = read_order(message, TrainOrder).exchange
+        serve()
+        upload = Upload(party=0, exchange=exchange, arrays={"embedding": ARRAY})
+        return to_reply(upload, message)
+
+    return app
+
+
+def node(token: str) -> Context:
+    """Return the Context of a party, whose token ends with the number of its node."""
+    return Context(1, int(token[-1]), {}, RecordDict(), {})
 
 
 # --- a party ------------------------------------------------------------------------------------
@@ -134,26 +156,15 @@ def party(way: str, address: Any, certificate: bytes, arithmetic: bool, told: Co
         if not since:
             since.append(used())
 
-    credentials = grpc.ssl_channel_credentials(certificate)
-    if way == "grpc-aio":
-
-        async def run() -> None:
-            channel = grpc.aio.secure_channel(address, credentials, _CLIENT)
-            call: Any = channel.stream_stream(METHOD)()
-            while await call.read() is not grpc.aio.EOF:
-                serve()
-                await call.write(FRAME)
-
-        asyncio.run(run())
-    elif way.startswith("grpc"):
+    if way == "stream":
+        session.serve(answering(serve), address, node(address.token), lambda: 2**20)
+    elif way == "grpc":
         outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        many = len(list(pieces(way)))
+        credentials = grpc.ssl_channel_credentials(certificate)
         method: Any = grpc.secure_channel(address, credentials, _CLIENT).stream_stream(METHOD)
-        for number, _ in enumerate(method(iter(outbox.get, None)), 1):
-            if number % many == 0:
-                serve()
-                for piece in pieces(way):
-                    outbox.put(piece)
+        for _ in method(iter(outbox.get, None)):
+            serve()
+            outbox.put(FRAME)
         outbox.put(None)
     else:
         connection = socket.socket(socket.AF_UNIX if way == "unix" else socket.AF_INET)
@@ -194,10 +205,10 @@ class Hub:
         self.told: list[Connection] = []
         self.processes: list[Any] = []
 
-    def start(self, address: Any) -> None:
-        """Start the parties, which connect to an address."""
+    def start(self, addresses: Sequence[Any]) -> None:
+        """Start a party for each address, which it connects to."""
         context = multiprocessing.get_context("spawn")
-        for _ in range(PARTIES):
+        for address in addresses:
             here, there = context.Pipe()
             given = self.way, address, self.certificate, self.arithmetic, there
             self.processes.append(context.Process(target=party, args=given))
@@ -246,16 +257,20 @@ class Hub:
             yield from iter(outbox.get, None)
 
         server = grpc.server(ThreadPoolExecutor(PARTIES), options=OPTIONS)
-        self.start(self._listen(server, exchange))
+        service, method = METHOD[1:].split("/")
+        handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
+        handlers = grpc.method_handlers_generic_handler(service, {method: handler})
+        server.add_generic_rpc_handlers((handlers,))
+        credentials = grpc.ssl_server_credentials([(self.key, self.certificate)])
+        self.start([f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"] * PARTIES)
         server.start()
         for _ in range(PARTIES):
             ready.get()
 
         def once() -> None:
             for outbox in outboxes:
-                for piece in pieces(self.way):
-                    outbox.put(piece)
-            for _ in range(PARTIES * len(list(pieces(self.way)))):
+                outbox.put(FRAME)
+            for _ in range(PARTIES):
                 inbox.get()
 
         def end() -> None:
@@ -264,41 +279,53 @@ class Hub:
 
         return self.time(once, end)
 
-    def _listen(self, server: Any, exchange: Any) -> str:
-        service, method = METHOD[1:].split("/")
-        handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
-        handlers = grpc.method_handlers_generic_handler(service, {method: handler})
-        server.add_generic_rpc_handlers((handlers,))
-        credentials = grpc.ssl_server_credentials([(self.key, self.certificate)])
-        return f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
+    def stream(self) -> dict[str, float]:
+        """By the streams of a run."""
+        begin_task()
+        streams = Streams(1, resolve({"stream-ports": "9500-9999"}).running)
+        streams.start()
+        orders = []
+        for number in range(2, 2 + PARTIES):
+            link, token = Link(number), f"{number}"
+            streams.links[number] = link
+            streams.admit_by(token, link)
+            certificate = streams.certificate.decode()
+            orders.append(
+                SessionOrder(
+                    address=streams.address, certificate=certificate, token=token, keep=False
+                )
+            )
+        self.start(orders)
+        sent = iter(range(10**9))
 
-    async def grpc_aio(self) -> dict[str, float]:
-        """By gRPC's asyncio, in one thread and gRPC's own."""
-        calls: list[Any] = []
-        done = asyncio.Event()
+        def once() -> None:
+            waiting = set()
+            for number in range(2, 2 + PARTIES):
+                key = f"{next(sent)}"
+                order = TrainOrder(
+                    exchange=1,
+                    epoch=1,
+                    first=0,
+                    steps=1,
+                    coordinated=True,
+                    arrays={"gradient": ARRAY},
+                )
+                message = to_message(order, number, ttl=60, call=True)
+                set_message_id(message, key)
+                streams.put(key, to_bytes(message), message, 2**20)
+                waiting.add(key)
+            while waiting:
+                streams.receive(waiting, 1.0)
+                for key in waiting & streams.replies.keys():
+                    streams.replies.pop(key)
+                    waiting.remove(key)
 
-        async def exchange(_: Any, call: Any) -> None:
-            calls.append(call)
-            await done.wait()
+        def end() -> None:
+            for link in streams.links.values():
+                streams.end(link)
+            streams.stop()
 
-        server = grpc.aio.server(options=OPTIONS)
-        self.start(self._listen(server, exchange))
-        await server.start()
-        while len(calls) < PARTIES:
-            await asyncio.sleep(0.05)
-        for number in range(self.rounds + 1):
-            for call in calls:
-                await call.write(FRAME)
-            for call in calls:
-                await call.read()
-            if number == 0:
-                began, start = used(), time.perf_counter()
-            else:
-                self.work()
-        seconds = time.perf_counter() - start
-        done.set()
-        await server.stop(1)
-        return self.figures(began, seconds)
+        return self.time(once, end)
 
     def sockets(self, folder: str) -> dict[str, float]:
         """By sockets of TLS, TCP or Unix, or WebSockets over TLS, in this thread."""
@@ -308,7 +335,7 @@ class Hub:
             listener.listen(PARTIES)
         else:
             listener = socket.create_server(("127.0.0.1", 0))
-        self.start(listener.getsockname())
+        self.start([listener.getsockname()] * PARTIES)
         connections = [listener.accept()[0] for _ in range(PARTIES)]
         for each in connections:
             at_once(each)
@@ -354,10 +381,8 @@ def main() -> None:
     for way in options.ways:
         hub = Hub(way, options.arithmetic, options.rounds)
         with tempfile.TemporaryDirectory() as folder:
-            if way == "grpc-aio":
-                figures[way] = asyncio.run(hub.grpc_aio())
-            else:
-                figures[way] = hub.grpc() if way.startswith("grpc") else hub.sockets(folder)
+            ways = {"grpc": hub.grpc, "stream": hub.stream}
+            figures[way] = ways[way]() if way in ways else hub.sockets(folder)
         print(f"{way:10}", figures[way], flush=True)
     report("streams", figures)
 

@@ -59,7 +59,6 @@ NO_PROXY=${no_proxy:-${NO_PROXY:-}}
 [ "$NO_PROXY" = '*' ] || NO_PROXY=$NO_PROXY,127.0.0.1,localhost # `flwr` below calls this machine
 export NO_PROXY
 export no_proxy=$NO_PROXY
-export GRPC_VERBOSITY=ERROR # else strangers' handshakes are told, each in a line
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
 python -P -m vfl_flower.transport.nodes.superlink superlink --host 127.0.0.1 --port "$inner" \
     --enable-supernode-auth --database "$folder/superlink.db" --ssl-keyfile "$folder/loopback.key" \

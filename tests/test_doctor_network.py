@@ -30,7 +30,7 @@ from vfl_flower.launch.descendants import MARK
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.doctor import machine, network, proxies, runs
+from vfl_flower.tools.doctor import machine, network, runs
 from vfl_flower.tools.doctor.examine import examine
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
 
@@ -303,19 +303,18 @@ def test_a_refused_clock_is_not_called_an_unknown_key(
 
 ELSEWHERE = "vfl.bank.example"
 HERE = "http://user:secret@P"
-PROXIES: list[tuple[dict[str, str], bool, bool]] = [  # and whether httpx and gRPC use it
-    ({}, False, False),
-    ({"https_proxy": HERE}, True, True),
-    ({"HTTPS_PROXY": HERE}, True, False),
-    ({"http_proxy": HERE}, False, True),
-    ({"HTTP_PROXY": HERE}, False, False),
-    ({"ALL_PROXY": HERE}, True, False),
-    ({"grpc_proxy": HERE}, False, True),
-    ({"https_proxy": HERE, "no_proxy": "bank.example"}, False, False),
-    ({"https_proxy": HERE, "NO_PROXY": ".bank.example"}, False, False),
-    ({"https_proxy": HERE, "no_proxy": "other.example"}, True, True),
-    ({"https_proxy": HERE, "no_proxy": "*"}, False, True),
-    ({"https_proxy": HERE, "no_grpc_proxy": "x", "no_proxy": ELSEWHERE}, False, True),
+PROXIES: list[tuple[dict[str, str], bool]] = [  # and whether a party uses it
+    ({}, False),
+    ({"https_proxy": HERE}, True),
+    ({"HTTPS_PROXY": HERE}, True),
+    ({"http_proxy": HERE}, False),
+    ({"ALL_PROXY": HERE}, True),
+    ({"all_proxy": HERE.removeprefix("http://")}, True),
+    ({"grpc_proxy": HERE}, False),
+    ({"https_proxy": HERE, "no_proxy": "bank.example"}, False),
+    ({"https_proxy": HERE, "NO_PROXY": ".bank.example"}, False),
+    ({"https_proxy": HERE, "no_proxy": "other.example"}, True),
+    ({"https_proxy": HERE, "no_proxy": "*"}, False),
 ]
 
 
@@ -324,25 +323,21 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.delenv("no_grpc_proxy", raising=False)
 
 
-@pytest.mark.parametrize(("named", "calls", "streams"), PROXIES)
+@pytest.mark.parametrize(("named", "uses"), PROXIES)
 @pytest.mark.usefixtures("without_proxies")
-def test_a_party_is_told_who_goes_through_a_proxy(
-    named: dict[str, str], calls: bool, streams: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_party_is_told_which_proxy_it_goes_through(
+    named: dict[str, str], uses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in named.items():
         monkeypatch.setenv(name, value.replace("P", "10.0.0.1:3128"))
-    said = list(proxies.about(ELSEWHERE))
-    assert [each.result for each in said] == [OK if calls == streams else WARNING] * (
-        calls or streams
-    )
+    said = list(network.proxy_to(ELSEWHERE))
+    assert [each.result for each in said] == [OK] * uses
     for each in said:
-        assert ("calls vfl.bank.example through the proxy 10.0.0.1:3128" in each.said) == calls
-        assert ("streams through the proxy 10.0.0.1:3128" in each.said) == streams
+        assert "call vfl.bank.example through the proxy 10.0.0.1:3128" in each.said
         assert "secret" not in each.said
-    assert not list(proxies.about(HOST))  # a SuperNode on this machine
+    assert not list(network.proxy_to(HOST))  # a SuperNode on this machine
 
 
 _CALLS = f"""
@@ -351,20 +346,25 @@ try: httpx.Client(timeout=5).get("https://{ELSEWHERE}:8000/")
 except httpx.HTTPError: pass
 """
 _STREAMS = f"""
-import grpc
-channel = grpc.secure_channel("{ELSEWHERE}:9500", grpc.ssl_channel_credentials())
-try: grpc.channel_ready_future(channel).result(timeout=5)
-except grpc.FutureTimeoutError: pass
+from flwr.app import Context, RecordDict
+from vfl_flower.transport.nodes.certificates import self_signed
+from vfl_flower.transport.stream import session
+from vfl_flower.transport.stream.messages import SessionOrder
+session._FIRST_SECONDS = 0
+certificate = self_signed("x")[1].decode()
+order = SessionOrder(address="{ELSEWHERE}:9500", certificate=certificate, token="", keep=False)
+context = Context(1, 1, {{"stream-address": "{ELSEWHERE}"}}, RecordDict(), {{}})
+session.serve(None, order, context, lambda: 0)
 """
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("named", "calls", "streams"), PROXIES)
+@pytest.mark.parametrize(("named", "uses"), PROXIES)
 @pytest.mark.usefixtures("without_proxies")
-def test_httpx_and_grpc_use_the_proxies_that_doctor_names(
-    named: dict[str, str], calls: bool, streams: bool
+def test_httpx_and_streams_use_the_proxy_that_doctor_names(
+    named: dict[str, str], uses: bool
 ) -> None:
-    for code, uses in ((_CALLS, calls), (_STREAMS, streams)):
+    for code in (_CALLS, _STREAMS):
         with socket.create_server((HOST, 0)) as server:
             server.settimeout(0.0)
             place = f"{HOST}:{server.getsockname()[1]}"

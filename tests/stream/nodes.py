@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
@@ -19,6 +19,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from websockets.sync.client import connect
 
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
@@ -51,7 +52,6 @@ EF_VFL = {
 }
 ZEROTH = {**KEYS, "strategy": "syn-zoo", "noise-seed": 0, "batch-size": 64, "bottom-model": "mlp"}
 SHARED = {**KEYS, "strategy": "ef-vfl", "labels": "shared"}
-METHOD = "/vfl_flower.Stream/Exchange"
 HANGING = 300.0  # seconds that only what hangs takes
 
 
@@ -224,13 +224,17 @@ def eventually(holds: Callable[[], Any]) -> None:
         threading.Event().wait(0.005)
 
 
-def call(order: SessionOrder, token: str | None, sent: Iterable[bytes] = ()) -> Iterator[Any]:
-    """A call such as a party makes: first the metadata that answer it, then what comes down."""
-    credentials = grpc.ssl_channel_credentials(order.certificate.encode())
-    options = [("grpc.ssl_target_name_override", "vfl-flower")]
-    with grpc.secure_channel(order.address, credentials, options) as channel:
-        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
-        metadata = (("vfl-token", token),) if token else ()
-        answer = method(iter(sent), metadata=metadata)
-        yield dict(answer.initial_metadata() or ())
-        yield from answer
+@contextmanager
+def call(order: SessionOrder, token: str | None, **options: Any) -> Iterator[Any]:
+    """A call such as a party makes, by another implementation of the same protocol."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=order.certificate)
+    connecting: Any = connect
+    with connecting(
+        f"wss://{order.address}/",
+        **{"ssl": context, "server_hostname": "vfl-flower", "compression": None, "proxy": None},
+        additional_headers={"vfl-token": token} if token else {},
+        legacy=True,
+        **options,
+    ) as made:
+        yield made

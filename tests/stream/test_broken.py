@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Message
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.protocol import State
 
 from strategies.vertical import Vertical
 from tests.conftest import assert_copies_agree
@@ -21,7 +21,6 @@ from tests.relay import Relay
 from tests.stream.nodes import (
     EF_VFL,
     FIRST,
-    HANGING,
     KEYS,
     SHARED,
     ZEROTH,
@@ -38,7 +37,7 @@ from vfl_flower.party import session as between
 from vfl_flower.party import state_file
 from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
-from vfl_flower.transport.stream import grid, links, session
+from vfl_flower.transport.stream import grid, session
 from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import to_failure
 
@@ -260,14 +259,14 @@ def test_a_call_without_a_token_that_serves_is_refused(
     def intrude(party: int, kind: str, number: int) -> None:
         if (party, kind, number) == (1, "train", 3):
             (order,) = nodes.orders[1]
-            shown = {"of the order": order.token, "wrong": "0" * 64, "ÿ": "0" * 63}
-            with pytest.raises(grpc.RpcError) as error:
-                list(call(order, shown.get(token)))
-            codes.append(error.value.code())
+            shown = {"of the order": order.token, "wrong": "0" * 64, "ÿ": "ÿ"}
+            with pytest.raises(InvalidStatus) as error, call(order, shown.get(token)):
+                pass
+            codes.append(error.value.response.status_code)
 
     nodes.hook = intrude
     strategy = streamed.train(nodes)
-    assert codes == [grpc.StatusCode.UNIMPLEMENTED]  # as if there were nothing here
+    assert codes == [401]
     assert_equals_in_process(strategy, nodes)
     assert logged == ["Refused calls to the stream's port without a valid token: 1."]
 
@@ -284,27 +283,27 @@ def intruding(
     def intrude(party: int, order: SessionOrder) -> SessionOrder:
         if party != 1:
             return order
-        got: list[Message] = []
-        came = threading.Event()
-
-        def answers() -> Iterator[bytes]:
-            came.wait(HANGING)
-            yield from sent(got[0])
-
-        answer = call(order, order.token, answers())
-        again = next(answer)["vfl-token"]
-        assert again != order.token
-        got.append(from_bytes(next(answer)))
-        came.set()
-        with suppress(grpc.RpcError):
-            list(answer)
-        eventually(lambda: line in logged)
+        with suppress(ConnectionClosed, OSError), call(order, order.token) as made:
+            again = made.response.headers["vfl-token"]
+            assert again != order.token
+            for each in sent(from_bytes(made.recv())):
+                if each == ENDS:
+                    made.close_socket()
+                elif each.startswith(RAW):
+                    made.socket.sendall(each.removeprefix(RAW))
+                else:
+                    made.send(each)
+            eventually(lambda: line in logged)
         return replace(order, token=again)
 
     nodes.before_session = intrude
     strategy = streamed.train(nodes)
     assert logged.count(line) == 1
     assert_equals_in_process(strategy, nodes)
+
+
+RAW, ENDS = b"raw: ", b"the end of the connection"
+"""The first begins what is sent as it is, over TLS and as no message."""
 
 
 @pytest.mark.one_by_day
@@ -314,18 +313,24 @@ def intruding(
         ([b"garbage"], "a frame that is no Flower message"),
         ([b"\n\x03"], "a frame that is no Flower message"),
         (
-            [b"\0" + (600_000_000).to_bytes(8, "big"), b"more"],
-            f"a frame of 600,000,000 bytes, above the limit of {2 * SMALL:,}",
+            [RAW + b"\x82\xff" + (600_000_000).to_bytes(8, "big"), b"more"],
+            f"an invalid frame (frame with 600000000 bytes exceeds limit of {2 * SMALL} bytes)",
         ),
-        ([b"\0" + (3).to_bytes(8, "big"), b"four"], "a frame of another length than it said"),
+        ([RAW + b"GET / HTTP/1.1\r\n\r\n"], "an invalid frame (reserved bits must be 0)"),
+        ([RAW + b"\x82\x04four"], "an invalid frame (incorrect masking)"),
     ],
-    ids=["garbage", "half a message", "too long", "another length"],
+    ids=["garbage", "half a message", "too long", "no frame", "unmasked"],
 )
 def test_a_party_that_sends_what_is_no_message_is_cut(
     sent: list[bytes], why: str, streamed: Streamed, logged: list[str]
 ) -> None:
     line = f"Cut the stream of the party on node 3: it sent {why}."
     intruding(streamed, lambda message: sent, line, logged)
+
+
+def test_half_a_frame_ends_with_its_connection(streamed: Streamed, logged: list[str]) -> None:
+    sent = [RAW + b"\x82\x8a\0\0\0\0half", ENDS]
+    intruding(streamed, lambda message: sent, "The stream of the party on node 3 broke.", logged)
 
 
 @pytest.mark.one_by_day
@@ -340,8 +345,7 @@ def test_a_party_cannot_answer_for_another_run_or_node(
     def forged(message: Message) -> list[bytes]:
         reply: Message = to_failure("is forged", message)
         reply.metadata.__dict__[field] = value
-        # The next frame ends the call. The message has been refused by then.
-        return [to_bytes(reply), b"garbage"]
+        return [to_bytes(reply)]
 
     line = f"Refused a message of {said}, on the stream of node 3 of run 7."
     intruding(streamed, forged, line, logged)
@@ -360,8 +364,9 @@ def test_bytes_of_no_protocol_on_the_port_do_nothing(
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)
-                while connection.recv(1000):
-                    pass
+                with suppress(ConnectionResetError):
+                    while connection.recv(1000):
+                        pass
 
     nodes.hook = intrude
     strategy = streamed.train(nodes)
@@ -369,19 +374,24 @@ def test_bytes_of_no_protocol_on_the_port_do_nothing(
     assert not [line for line in logged if "Refused" in line or "stream" in line]
 
 
-@pytest.mark.nightly
-def test_a_party_cannot_keep_calls_open(
-    streamed: Streamed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "_PARTIES", 4)
+def test_a_party_cannot_keep_calls_open(streamed: Streamed) -> None:
     nodes = streamed.nodes(2, KEYS)
-    calls: list[Iterator[Any]] = []
+    with ExitStack() as stack:
+        calls: list[Any] = []
 
-    def hoard(party: int, order: SessionOrder) -> SessionOrder:
-        while party == 1 and len(calls) < 10:
-            calls.append(call(order, order.token, iter(())))  # it sends nothing, and reads no more
-            order = replace(order, token=next(calls[-1])["vfl-token"])
-        return order
+        def hoard(party: int, order: SessionOrder) -> SessionOrder:
+            while party == 1 and len(calls) < 10:
+                made = call(order, order.token, ping_interval=None)  # it sends nothing
+                calls.append(stack.enter_context(made))
+                order = replace(order, token=calls[-1].response.headers["vfl-token"])
+            eventually(lambda: not calls or all(map(closed, calls[:-1])))
+            return order
 
-    nodes.before_session = hoard
-    assert_equals_in_process(streamed.train(nodes), nodes)
+        nodes.before_session = hoard
+        assert_equals_in_process(streamed.train(nodes), nodes)
+        assert len(calls) == 10
+        eventually(lambda: closed(calls[-1]))
+
+
+def closed(made: Any) -> bool:
+    return bool(made.protocol.state is State.CLOSED)

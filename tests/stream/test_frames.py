@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Error, Message
@@ -15,6 +12,10 @@ from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.client import ClientProtocol
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
 
 from tests.stream.nodes import FIRST, RUN
 from vfl_flower.config.errors import VflError
@@ -22,90 +23,95 @@ from vfl_flower.transport import flower_internals
 from vfl_flower.transport.flower_internals import Framed, from_bytes, to_bytes, with_records
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder, Upload
 from vfl_flower.transport.stream import frames as framing
-from vfl_flower.transport.stream.frames import chunks, frames
+from vfl_flower.transport.stream.frames import Messages
 from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_order, read_reply, to_failure, to_message, to_reply
 
 
-def no_limit() -> int:
-    """No limit."""
-    return 2**31
+def ends() -> tuple[ClientProtocol, Messages]:
+    """The protocol of a party, and the label holder's end that reads what it sends."""
+    server = ServerProtocol(max_size=(None, framing.FRAME), state=State.OPEN, logger=framing.MUTE)
+    return ClientProtocol(parse_uri("wss://x/"), state=State.OPEN), Messages(server)
+
+
+def sent(client: ClientProtocol, *bodies: bytes) -> list[bytes]:
+    """The frames of these messages, one by one."""
+    messages = Messages(client)
+    return [b"".join(client.data_to_send()) for body in bodies for _ in messages.frames(body)]
+
+
+def received(end: Messages, data: bytes, largest: int = 2**31) -> list[Any]:
+    return list(end.received(data, largest))
 
 
 def near_multiples(size: int) -> st.SearchStrategy[bytes]:
-    """Bodies about as long as some pieces of that size; short ones begin as messages do."""
+    """Bodies about as long as some pieces of that size."""
     lengths = st.builds(lambda n, d: max(1, n * size + d), st.integers(0, 4), st.integers(-1, 1))
-    bodies = lengths.flatmap(lambda length: st.binary(min_size=length, max_size=length))
-    return bodies.map(lambda body: body if len(body) > size else b"\n" + body[1:])
+    return lengths.flatmap(lambda length: st.binary(min_size=length, max_size=length))
 
 
-@given(st.lists(near_multiples(16), max_size=6))
-def test_frames_are_what_the_chunks_were_made_of(bodies: list[bytes]) -> None:
-    with patch.object(framing, "_CHUNK", 16):
-        sent = [chunk for body in bodies for chunk in chunks(body)]
-        assert all(len(chunk) <= 16 for chunk in sent)
-        assert list(frames(sent, no_limit)) == bodies
+@given(st.lists(near_multiples(16), max_size=6), st.integers(1, 40))
+def test_messages_are_what_the_frames_were_made_of(bodies: list[bytes], piece: int) -> None:
+    with patch.object(framing, "FRAME", 16):
+        client, end = ends()
+        data = b"".join(sent(client, *bodies))
+        pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
+        assert [body for each in pieces for body in received(end, each)] == bodies
 
 
-@given(near_multiples(16).filter(lambda body: len(body) > 16), st.binary(min_size=1))
-def test_a_frame_of_another_length_than_it_said_is_refused(body: bytes, more: bytes) -> None:
-    with patch.object(framing, "_CHUNK", 16):
-        head, *pieces = chunks(body)
-        with pytest.raises(VflError, match="another length"):
-            list(frames([head, *pieces[:-1], pieces[-1] + more], no_limit))
-        with pytest.raises(VflError, match="another length"):
-            list(frames([head, b"", *pieces], no_limit))
+@given(near_multiples(16).filter(lambda body: len(body) > 16), st.data())
+def test_a_message_counts_when_its_last_frame_is_in(body: bytes, data: st.DataObject) -> None:
+    with patch.object(framing, "FRAME", 16):
+        client, end = ends()
+        bits = b"".join(sent(client, body))
+        at = data.draw(st.integers(0, len(bits) - 1))
+        assert received(end, bits[:at]) == [] and received(end, bits[at:]) == [body]
 
 
-@given(near_multiples(16).filter(lambda body: len(body) > 16))
-def test_a_frame_that_ends_too_early_is_refused(body: bytes) -> None:
-    with patch.object(framing, "_CHUNK", 16):
-        received: list[bytes] = []
-        with pytest.raises(VflError, match="another length"):
-            received += frames(list(chunks(body))[:-1], no_limit)
-        assert received == []
+@pytest.mark.parametrize("length", [1001, 600_000_000, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_frame_above_the_limit_is_refused_by_its_length(length: int, whole: bool) -> None:
+    _, end = ends()
+    head = bytes([0x82 if whole else 0x02, 0xFF]) + length.to_bytes(8, "big")
+    with pytest.raises(VflError, match=rf"^an invalid frame \(frame with {length} bytes exceeds"):
+        received(end, head, largest=1000)
 
 
-@pytest.mark.parametrize("length", [1001, 600_000_000, 2**40, 2**64 - 1])
-def test_a_frame_above_the_limit_is_refused_by_its_length(length: int) -> None:
-    def received() -> Iterator[bytes]:
-        yield b"\0" + length.to_bytes(8, "big")
-        raise AssertionError("it was waited for")
-
-    with pytest.raises(VflError, match=f"frame of {length:,} bytes, above the limit of 1,000"):
-        list(frames(received(), lambda: 1000))
-
-
-def test_a_frame_in_one_piece_is_refused_above_the_limit_too() -> None:
-    limits = iter([1000, 999])
-    assert list(frames([b"\n" * 1000], lambda: next(limits))) == [b"\n" * 1000]
-    with pytest.raises(VflError, match="frame of 1,000 bytes, above the limit of 999"):
-        list(frames([b"\n" * 1000], lambda: next(limits)))
+def test_many_frames_of_one_message_are_refused_above_the_limit_too() -> None:
+    client, end = ends()
+    with patch.object(framing, "FRAME", 100):
+        pieces = sent(client, b"\n" * 1100)
+    for each in pieces[:-1]:
+        assert received(end, each, largest=1000) == []
+    with pytest.raises(VflError, match="frame with 100 bytes after reading 1000 bytes exceeds"):
+        received(end, pieces[-1], largest=1000)
 
 
-def test_a_compressed_chunk_is_not_unpacked_beyond_its_limit() -> None:
-    got: list[int] = []
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x82\x01\n", "incorrect masking"),
+        (b"\xc2\x81\0\0\0\0\n", "reserved bits must be 0"),  # compressed
+        (b"\x83\x80\0\0\0\0", "invalid opcode"),
+        (b"\x80\x80\0\0\0\0", "unexpected continuation frame"),
+        (b"\x02\x80\0\0\0\0\x82\x80\0\0\0\0", "expected a continuation frame"),
+        (b"\x89\xfe\x01\x00" + bytes(4 + 256), "control frame too long"),
+        (b"\x88\x81\0\0\0\0\0", "close frame too short"),
+    ],
+)
+def test_an_invalid_frame_is_refused(data: bytes, why: str) -> None:
+    _, end = ends()
+    with pytest.raises(VflError, match=rf"^an invalid frame \({why}\)$"):
+        received(end, data)
 
-    def note(received: Iterator[bytes], _: Any) -> Iterator[bytes]:
-        for chunk in received:
-            got.append(len(chunk))
-            yield b""
 
-    class Noting(grpc.GenericRpcHandler):
-        def service(self, call: Any) -> Any:
-            return grpc.stream_stream_rpc_method_handler(note)
-
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[Noting()], options=framing.OPTIONS)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    options, gzip = [("grpc.enable_http_proxy", 0)], grpc.Compression.Gzip
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options, gzip) as channel:
-        call: Any = channel.stream_stream("/x/y")
-        assert list(call(iter([b"0" * framing._CHUNK]))) == [b""]  # the control
-        with pytest.raises(grpc.RpcError, match="Decompressed message larger than max"):
-            list(call(iter([b"0" * 2**26])))
-    server.stop(None)
-    assert got == [framing._CHUNK]
+@given(st.binary(max_size=200))
+def test_bytes_of_any_kind_are_messages_or_are_refused(data: bytes) -> None:
+    _, end = ends()
+    try:
+        assert sum(map(len, received(end, data))) <= len(data)
+    except VflError as error:
+        assert "\n" not in str(error)
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -135,17 +141,18 @@ ORDERS = [
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_a_message_is_the_same_after_its_way_through_bytes(order: Any) -> None:
-    sent = to_message(order, FIRST, ttl=60)
-    sent.metadata.__dict__["_message_id"] = "stream-1"
-    (frame,) = frames(chunks(to_bytes(sent)), no_limit)
+    made = to_message(order, FIRST, ttl=60)
+    made.metadata.__dict__["_message_id"] = "stream-1"
+    client, end = ends()
+    (frame,) = received(end, b"".join(sent(client, to_bytes(made))))
     message = from_bytes(frame)
-    assert plain(message) == plain(sent)
-    received = read_order(message, type(order))
-    assert {**vars(received), "arrays": 0} == {**vars(order), "arrays": 0}
-    assert received.arrays.keys() == order.arrays.keys()
+    assert plain(message) == plain(made)
+    got = read_order(message, type(order))
+    assert {**vars(got), "arrays": 0} == {**vars(order), "arrays": 0}
+    assert got.arrays.keys() == order.arrays.keys()
     for name, array in order.arrays.items():
-        assert received.arrays[name].dtype == array.dtype
-        np.testing.assert_array_equal(received.arrays[name], array)
+        assert got.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(got.arrays[name], array)
     upload = Upload(party=1, exchange=3, peak_memory_mb=0.5, arrays=order.arrays)
     reply = from_bytes(to_bytes(to_reply(upload, message)))
     assert reply.metadata.reply_to_message_id == "stream-1"
@@ -187,18 +194,17 @@ def test_a_frame_has_the_bytes_that_flower_makes_of_its_records(order: Any) -> N
     frame = to_bytes(call)
     assert isinstance(call, Framed) and call.parts is not None
     assert frame == to_bytes(with_records(call))
-    received = from_bytes(frame)
-    assert isinstance(received, Framed) and received.parts is not None
-    assert received.content == call.content and received.parts is None
-    reply = to_reply(Upload(party=1, exchange=3, arrays=order.arrays), received)
+    got = from_bytes(frame)
+    assert isinstance(got, Framed) and got.parts is not None
+    assert got.content == call.content and got.parts is None
+    reply = to_reply(Upload(party=1, exchange=3, arrays=order.arrays), got)
     body = to_bytes(reply)
     assert isinstance(reply, Framed) and body == to_bytes(with_records(reply))
 
 
 def test_records_that_a_mod_has_changed_are_sent() -> None:
     call = to_message(EvaluateOrder(exchange=1), FIRST, ttl=60, call=True)
-    received = from_bytes(to_bytes(call))
-    for message in (call, received):
+    for message in (call, from_bytes(to_bytes(call))):
         message.content.config_records["scalars"]["exchange"] = 2
         assert read_order(message, EvaluateOrder).exchange == 2
         assert read_order(from_bytes(to_bytes(message)), EvaluateOrder).exchange == 2

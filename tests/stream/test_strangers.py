@@ -4,38 +4,39 @@ from __future__ import annotations
 
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.relay import Relay
 from tests.stream.nodes import (
     FIRST,
     HANGING,
     KEYS,
-    METHOD,
     RUN,
     Nodes,
     Streamed,
     assert_equals_in_process,
+    call,
+    eventually,
 )
 from vfl_flower.config.errors import VflError
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import to_bytes
 from vfl_flower.transport.messages import SMALL, DescribeOrder
 from vfl_flower.transport.stream import links
-from vfl_flower.transport.stream.frames import TOKEN
 from vfl_flower.transport.stream.messages import SessionOrder
-from vfl_flower.transport.wire import to_message
+from vfl_flower.transport.wire import to_failure, to_message
 
 # --- strangers ----------------------------------------------------------------------------------
 
@@ -50,13 +51,10 @@ def connected(port: int, number: int) -> Iterator[list[socket.socket]]:
         ]
 
 
-def quickly(monkeypatch: pytest.MonkeyPatch, handshake: int) -> None:
-    """The port has this timeout, in milliseconds."""
-    options = [
-        (name, handshake if name == "grpc.server_handshake_timeout_ms" else value)
-        for name, value in links._OPTIONS
-    ]
-    monkeypatch.setattr(links, "_OPTIONS", options)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers have half a second."""
+    monkeypatch.setattr(links, "_HANDSHAKE", 0.5)
+    monkeypatch.setattr(links, "_SWEEP", 0.05)
 
 
 def closed(each: socket.socket) -> bool:
@@ -67,24 +65,18 @@ def closed(each: socket.socket) -> bool:
         return True
 
 
-def calls(order: SessionOrder, number: int) -> list[grpc.StatusCode]:
+def calls(order: SessionOrder, number: int) -> list[int]:
     """Return the status of many concurrent calls without a token or with a wrong one."""
-    credentials = grpc.ssl_channel_credentials(order.certificate.encode())
-    options = [("grpc.ssl_target_name_override", "vfl-flower")]
-    with grpc.secure_channel(order.address, credentials, options) as channel:
-        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
 
-        def call(number: int) -> grpc.StatusCode:
-            metadata = (("vfl-token", "0" * 64),) if number % 2 else ()
-            try:
-                list(method(iter([b"x" * 1000]), metadata=metadata))
-            except grpc.RpcError as error:
-                code: grpc.StatusCode = error.code()
-                return code
-            return grpc.StatusCode.OK
+    def once(number: int) -> int:
+        try:
+            with call(order, "0" * 64 if number % 2 else None):
+                return 101
+        except InvalidStatus as error:
+            return error.response.status_code
 
-        with ThreadPoolExecutor(4) as pool:
-            return list(pool.map(call, range(number)))
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(once, range(number)))
 
 
 def port_of(nodes: Nodes) -> int:
@@ -95,10 +87,9 @@ def port_of(nodes: Nodes) -> int:
 def test_a_thousand_strangers_change_nothing(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    quickly(monkeypatch, 500)
-    monkeypatch.setattr(links, "_PARTIES", 2)  # threads: each is a party's
+    quickly(monkeypatch)
     nodes = streamed.nodes(2, KEYS)
-    codes: list[grpc.StatusCode] = []
+    codes: list[int] = []
     strangers: list[socket.socket] = []
 
     def crowd(party: int, kind: str, number: int) -> None:
@@ -112,8 +103,7 @@ def test_a_thousand_strangers_change_nothing(
     with ExitStack() as stack:
         strategy = streamed.train(nodes)
     assert len(strangers) == 500
-    # As if nobody were here: no stranger is given a thread, or the word that there is none left.
-    assert codes == [grpc.StatusCode.UNIMPLEMENTED] * 500
+    assert codes == [401] * 500
     assert_equals_in_process(strategy, nodes)
     assert nodes.sessions(0) == nodes.sessions(1) == 1
     said = "Refused calls to the stream's port without a valid token: "
@@ -124,7 +114,7 @@ def test_a_thousand_strangers_change_nothing(
 def test_parties_come_back_to_a_port_that_strangers_had_filled(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quickly(monkeypatch, 500)
+    quickly(monkeypatch)
     monkeypatch.setattr(links, "_CONNECTIONS", 10)
     port = streamed.reserved_port()
     with Relay(lambda number: port) as relay:
@@ -135,7 +125,7 @@ def test_parties_come_back_to_a_port_that_strangers_had_filled(
         def crowd(party: int, kind: str, number: int) -> None:
             if (party, kind, number) == (1, "train", 3):
                 with connected(port, 30) as strangers:
-                    assert sum(map(closed, strangers)) == 30  # most at once, as there is no place
+                    assert sum(map(closed, strangers)) == 30  # the oldest make room at once
                     crowds.append(strangers)
                 crowds.append(stack.enter_context(connected(port, 30)))
                 relay.cut()
@@ -159,12 +149,10 @@ def test_the_files_that_can_be_open_are_as_many_as_the_system_allows() -> None:
 
 
 CROWDED = """
-import resource, socket
+import resource, os
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
 from vfl_flower.transport.stream import links
-from vfl_flower.transport.stream.frames import METHOD
 from vfl_flower.protocol.systems import resolve
-import grpc, os
 streams = links.Streams(7, resolve({"stream-ports": "9500-9999"}).running)
 streams.start()
 print(streams.address.rsplit(":", 1)[1], flush=True)
@@ -182,76 +170,78 @@ def port() -> Iterator[links.Streams]:
     streams = links.Streams(RUN, resolve({"stream-address": "127.0.0.1"}).running)
     streams.links[FIRST] = links.Link(FIRST)
     streams.admit_by("first", streams.links[FIRST])
+    streams.start()
     yield streams
     streams.stop()
 
 
-class Call:
-    """A call that gRPC hands to the label holder, with a token."""
-
-    def __init__(self, token: str) -> None:
-        self.token, self.again = token, ""
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return [(TOKEN, self.token)]
-
-    def send_initial_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        self.again = dict(metadata)[TOKEN]
-
-    def add_callback(self, ends: object) -> bool:
-        return True
-
-    def cancel(self) -> None: ...
-
-    def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise VflError(details)
+def at(port: links.Streams) -> SessionOrder:
+    certificate = port.certificate.decode()
+    return SessionOrder(address=port.address, certificate=certificate, token="", keep=False)
 
 
 def admitted(port: links.Streams, token: str) -> str:
     """Return the token for the next call; empty if this one is refused."""
-    call: Any = Call(token)
     try:
-        port._admit(call)
-    except VflError:
+        with call(at(port), token) as made:
+            return str(made.response.headers["vfl-token"])
+    except InvalidStatus as error:
+        assert error.response.status_code == 401
         return ""
-    return str(call.again)
-
-
-def handled(port: links.Streams, token: str, method: str = METHOD) -> bool:
-    call: Any = SimpleNamespace(method=method, invocation_metadata=[(TOKEN, token)])
-    return port.service(call) is not None
 
 
 def test_a_token_serves_one_call(port: links.Streams) -> None:
-    assert handled(port, "first") and handled(port, "first")  # two calls, before either is served
-    assert not handled(port, "first", "/vfl_flower.Stream/Other") and not handled(port, "second")
+    assert not admitted(port, "second")
     again = admitted(port, "first")
-    assert again and not admitted(port, "first") and not handled(port, "first")
-    assert handled(port, again)
+    assert again and not admitted(port, "first")
     third = admitted(port, again)
     assert third and not admitted(port, again)
     with port.lock:
         port.end(port.links[FIRST])  # the session: its last token is no longer valid
-    assert not handled(port, third) and not admitted(port, third)
+    assert not admitted(port, third)
 
 
-def stream_of(link: links.Link) -> links.Stream:
-    """A stream on which the party may answer message "a"."""
-    call: Any = Call("")
-    message: Any = to_message(DescribeOrder(outputs=1), link.node, ttl=60)
-    link.in_flight, link.answered = links.InFlight("a", b"", message), False
-    link.stream = links.Stream(link, call, SimpleQueue())
-    return link.stream
+def test_no_call_but_a_websocket_s_uses_a_token_up(port: links.Streams) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=port.certificate.decode())
+    host, number = port.address.split(":")
+    for head, status in (
+        (b"GET / HTTP/1.1\r\nvfl-token: first\r\n\r\n", b"401"),
+        (b"GET / HTTP/1.1\r\n" + b"vfl-token: first\r\n" * 2 + UPGRADE, b"401"),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 5000 + UPGRADE, b""),  # too long
+        (b"GET / HTTP/1.1\r\n" + b"vfl-token: first\r\n" + UPGRADE, b"101"),
+    ):
+        with (
+            socket.create_connection((host, int(number)), HANGING) as plain,
+            context.wrap_socket(plain, server_hostname="vfl-flower") as made,
+            suppress(OSError),
+        ):
+            made.sendall(head)
+            said = made.recv(1000)
+            assert said[9:12] == status or (not status and said[9:12] == b"431")
+    assert port.links[FIRST].used == "first"
+
+
+UPGRADE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+
+def reply(run: int, node: int, to: str) -> Any:
+    made = to_failure("is late", to_message(DescribeOrder(outputs=1), node, ttl=60))
+    about = {"_run_id": run, "_src_node_id": node, "_reply_to_message_id": to}
+    made.metadata.__dict__.update(about)
+    return made
+
+
+def put(port: links.Streams, key: str, frame: bytes = b"order", largest: int = 1000) -> None:
+    port.put(key, frame, to_message(DescribeOrder(outputs=1), FIRST, ttl=60), largest)
 
 
 def test_a_reply_counts_from_its_party_and_to_the_message_that_waits(port: links.Streams) -> None:
     link = port.links[FIRST]
-    stream_of(link)
-
-    def reply(run: int, node: int, to: str) -> Any:
-        said = SimpleNamespace(run_id=run, src_node_id=node, reply_to_message_id=to)
-        return SimpleNamespace(metadata=said)
-
+    put(port, "a")
     for other in ((RUN, FIRST + 1, "a"), (RUN + 1, FIRST, "a"), (RUN, FIRST, "b")):
         port._take(link, reply(*other))
         assert not port.replies and link.in_flight
@@ -260,24 +250,83 @@ def test_a_reply_counts_from_its_party_and_to_the_message_that_waits(port: links
 
 
 def test_a_party_answers_a_message_once_and_on_its_latest_stream(port: links.Streams) -> None:
-    link = port.links[FIRST]
-    earlier = stream_of(link)
-    latest = stream_of(link)
-    port._read(earlier, iter([b"earlier"]))
-    assert port._inbox.empty() and link.stream is latest
-    port._read(latest, iter([b"first", b"second"]))
-    assert port._inbox.get_nowait() == (latest, b"first") and port._inbox.empty()
-    port.put("b", b"", to_message(DescribeOrder(outputs=1), FIRST, ttl=60), 1000)
-    port.put("c", b"", to_message(DescribeOrder(outputs=1), FIRST, ttl=60), 10)
+    put(port, "a")
+    link, body = port.links[FIRST], to_bytes(reply(RUN, FIRST, "a"))
+    with call(at(port), "first") as earlier:
+        again = earlier.response.headers["vfl-token"]
+        assert earlier.recv() == b"order"
+        with call(at(port), again) as latest:
+            assert latest.recv() == b"order"  # it was not answered
+            with pytest.raises(ConnectionClosed):
+                earlier.recv()
+            latest.send(body)
+            port.receive({"a"}, HANGING)
+            assert list(port.replies) == ["a"] and not link.in_flight
+            put(port, "b")
+            latest.send(body)
+            port.receive({"b"}, 0.2)
+            assert list(port.replies) == ["a"] and link.in_flight
+    assert link.largest == (1000 + SMALL, 1000 + SMALL)
+    put(port, "c", largest=10)
     assert link.largest == (1000 + SMALL, 10 + SMALL)  # the earlier reply may come once more
 
 
+def test_a_party_that_reads_nothing_takes_no_memory(port: links.Streams) -> None:
+    """Neither by a large message, which stays one copy, nor by pings that ask for answers."""
+    with call(at(port), "first", ping_interval=None) as made, suppress(ConnectionClosed, OSError):
+        made.recv_flow_control.acquire()  # it reads no more
+        eventually(lambda: port.links[FIRST].stream)
+        stream: Any = port.links[FIRST].stream
+        put(port, "a", bytes(2**26))
+        assert stream.is_full and sum(map(len, stream._out)) <= 2**20 + 100
+        for _ in range(2000):
+            made.protocol.send_ping(b"x" * 100)
+            made.send_data() if made.protocol_mutex.acquire() else None
+            made.protocol_mutex.release()
+        eventually(lambda: port.links[FIRST].cuts)
+        assert not port.links[FIRST].stream and len(stream._out) < 10_000
+        made.recv_flow_control.release()
+
+
+def test_a_silent_stream_is_pinged_and_its_machine_must_confirm(
+    port: links.Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "_SWEEP", 0.02)
+    with call(at(port), "first", ping_interval=None) as made:
+        pings: list[bytes] = []
+        made.process_event = pings.append
+        eventually(lambda: len(pings) > 3)
+        stream: Any = port.links[FIRST].stream
+        option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+        assert stream.socket.getsockopt(*option) == 40_000
+
+
+def test_calls_by_grpc_are_logged_as_calls_of_an_older_version(
+    port: links.Streams, logged: list[str]
+) -> None:
+    credentials = grpc.ssl_channel_credentials(port.certificate)
+    options = [("grpc.ssl_target_name_override", "vfl-flower"), ("grpc.enable_http_proxy", 0)]
+    with grpc.secure_channel(port.address, credentials, options) as channel:
+        method: Any = channel.stream_stream("/vfl_flower.Stream/Exchange")
+        with pytest.raises(grpc.RpcError):
+            list(method(iter([b"x"]), metadata=(("vfl-token", "first"),)))
+    assert logged == ["Refused calls by gRPC, as parties of earlier versions make them: 1."]
+    assert admitted(port, "first")  # the control
+
+
 def test_a_party_may_send_something_invalid_three_times(port: links.Streams) -> None:
-    link = port.links[FIRST]
-    for time in range(4):
+    put(port, "a")
+    token = "first"
+    for _ in range(4):
         assert not port.replies
-        port._cut(stream_of(link), VflError(f"nonsense {time}"))
-    assert port.replies["a"].error.reason == "sent nonsense 3, again and again."
+        with suppress(ConnectionClosed), call(at(port), token) as made:
+            token = made.response.headers["vfl-token"]
+            made.send(b"nonsense")
+            made.recv()
+            made.recv()
+    eventually(lambda: port.replies)
+    said = "sent a frame that is no Flower message, again and again."
+    assert port.replies["a"].error.reason == said
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
+from urllib.request import getproxies_environment, proxy_bypass
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic import create_model as create
@@ -100,7 +101,7 @@ def _predicate(kind: str, limits: Mapping[str, Any]) -> str:
     return "is missing" if kind == "missing" else str(limits.get("error", f"is wrong ({kind})"))
 
 
-_NO_PROXY = ("no_proxy", "NO_PROXY", "no_grpc_proxy")  # gRPC reads the last one first
+_NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
 def is_loopback(host: str) -> bool:
@@ -120,3 +121,13 @@ def direct_to_loopback(environment: Mapping[str, str]) -> dict[str, str]:
         name: hosts if hosts == "*" else f"{hosts},{here}".lstrip(",")
         for name, hosts in named.items()
     }
+
+
+def proxy_of(host: str) -> str:
+    """Return the URL of the proxy through which a SuperNode and its streams call a host.
+
+    Empty if they call directly. httpx, by which a SuperNode calls, has the same rules.
+    """
+    known = {} if is_loopback(host) or proxy_bypass(host) else getproxies_environment()
+    named = known.get("https") or known.get("all") or ""
+    return named if "://" in named or not named else f"http://{named}"

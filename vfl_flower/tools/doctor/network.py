@@ -9,23 +9,25 @@ import math
 import socket
 import ssl
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cryptography import x509
 
+from vfl_flower.config.checks import proxy_of
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.tools.doctor import proxies
 from vfl_flower.tools.doctor.credentials import expiry
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding
 from vfl_flower.transport.flower_internals import CLOCK_AHEAD, CLOCK_BEHIND, signature
 from vfl_flower.transport.nodes.gate import FLEET, NOT_KNOWN
 
+_SECONDS = 10.0  # within which a connection must open
 _ASKED = 6  # times that the clock is read: answers name whole seconds
 _APART = 0.2  # seconds
 _DRIFT = 5.0  # seconds that a clock may be behind without a warning
@@ -63,9 +65,9 @@ def about(
     The folder has superlink.crt and, at a party, supernode.key. `measured` has returned ``ahead``.
     """
     trust = folder / "superlink.crt"
-    yield from proxies.about(where.host)
+    yield from proxy_to(where.host)
     try:
-        with closing(proxies.connection(where, proxies.of_supernode(where.host), None)) as made:
+        with closing(_connection(where, None)) as made:
             made.connect()
     except OSError as error:
         yield Finding("port", PROBLEM, unreachable(where, error))
@@ -82,17 +84,15 @@ def about(
 
 def unreachable(where: Address, error: OSError) -> str:
     """Say why nobody answers at an address, and what to do."""
-    if proxy := proxies.of_supernode(where.host):
-        said = f"{where} cannot be reached through the proxy {proxies.name_of(proxy)} ({error})."
+    if proxy := proxy_of(where.host):
+        said = f"{where} cannot be reached through the proxy {_name_of(proxy)} ({error})."
         return f"{said} Have the proxy allow it, or name the host in no_proxy."
     if isinstance(error, socket.gaierror):
         return f"No machine is called {where.host}. Correct the name, or the name server."
     if isinstance(error, ConnectionRefusedError):
         return f"{where} refuses connections. The label holder starts deploy/superlink.sh."
     if isinstance(error, TimeoutError):
-        return (
-            f"{where} does not answer within {proxies.SECONDS:g} s. Open the port in the firewalls."
-        )
+        return f"{where} does not answer within {_SECONDS:g} s. Open the port in the firewalls."
     return f"{where} cannot be reached ({error.strerror or error}). Mend the network."
 
 
@@ -131,9 +131,10 @@ def certified(
     except (OSError, ssl.SSLError):
         return Finding("port", PROBLEM, f"{trust} is not a certificate that TLS can use.")
     try:
-        with closing(_called(where, context)) as made:
+        with closing(_connection(where, context)) as made:
             made.connect()
-            shown = made.sock.getpeercert(binary_form=True) or b""
+            secure: Any = made.sock
+            shown = secure.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
         return Finding("port", PROBLEM, f"{where} {_REASONS.get(error.verify_code, other)}")
     except (ssl.SSLError, OSError) as error:
@@ -141,10 +142,6 @@ def certified(
         return Finding("port", PROBLEM, said)
     result, said = expiry(x509.load_der_x509_certificate(shown), ahead[0] if ahead else 0.0)
     return Finding("port", result, f"{where} answers over TLS. Its certificate {said}.")
-
-
-def _called(where: Address, context: ssl.SSLContext) -> Any:
-    return proxies.connection(where, proxies.of_supernode(where.host), context)
 
 
 def measured(where: Address) -> tuple[float, float] | None:
@@ -156,7 +153,7 @@ def measured(where: Address) -> tuple[float, float] | None:
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     try:
-        with closing(_called(where, trust)) as connection:
+        with closing(_connection(where, trust)) as connection:
             low, high = _difference(connection)
     except (OSError, HTTPException, ValueError, TypeError):
         return None
@@ -240,7 +237,7 @@ def _registered(where: Address, context: ssl.SSLContext, key: Path, clock_unknow
 def _call(where: Address, context: ssl.SSLContext, headers: dict[str, str]) -> tuple[int, object]:
     """Make a call that asks for nothing; return the status and Flower's code of the answer."""
     kind = {"Content-Type": "application/x-protobuf"}
-    with closing(_called(where, context)) as connection:
+    with closing(_connection(where, context)) as connection:
         connection.request("POST", _CALL, b"", {**kind, **headers})
         reply = connection.getresponse()
         return reply.status, _code(reply)
@@ -278,7 +275,7 @@ def stream_port(host: str, ports: range) -> Finding:
     """Check whether a party reaches the first port for streams. Only a run listens there."""
     where = Address(host, ports[0])
     try:
-        with closing(proxies.connection(where, proxies.of_streams(host), None)) as made:
+        with closing(_connection(where, None)) as made:
             made.connect()
     except ConnectionRefusedError:
         said = f"{where} refuses: no run listens now. Check again while one does."
@@ -289,3 +286,33 @@ def stream_port(host: str, ports: range) -> Finding:
     except OSError as error:
         return Finding("stream port", PROBLEM, unreachable(where, error))
     return Finding("stream port", OK, f"{where} answers: a run listens, and this party reaches it.")
+
+
+def proxy_to(host: str) -> Iterator[Finding]:
+    """Yield through which proxy a party reaches a label holder, if there is any."""
+    if proxy := proxy_of(host):
+        said = f"A SuperNode and its streams call {host} through the proxy {_name_of(proxy)}."
+        yield Finding("proxy", OK, f"{said} The proxy must allow CONNECT to their ports.")
+
+
+def _connection(where: tuple[str, int], context: ssl.SSLContext | None) -> HTTPConnection:
+    """Return a connection as a party makes it, with TLS or without. It is not open yet."""
+    proxy = proxy_of(where[0])
+    parts = urlsplit(proxy) if proxy else None
+    first = (str(parts.hostname), parts.port or 80) if parts else where
+    made = (
+        HTTPSConnection(*first, timeout=_SECONDS, context=context)
+        if context
+        else HTTPConnection(*first, timeout=_SECONDS)
+    )
+    if parts:
+        pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        words = f"Basic {b64encode(pair.encode()).decode()}"
+        made.set_tunnel(*where, {"Proxy-Authorization": words} if parts.username else None)
+    return made
+
+
+def _name_of(proxy: str) -> str:
+    """Return host and port of a proxy, without its password."""
+    parts = urlsplit(proxy)
+    return f"{parts.hostname}:{parts.port or 80}"

@@ -1,71 +1,76 @@
-"""Frames: Flower messages in Flower's own protobuf, in chunks if they are long.
+"""Messages over a WebSocket: Flower messages in Flower's own protobuf, in frames of 1 MiB at most.
 
 Also the names and settings that both ends of a stream share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Iterator
+from ssl import SSLContext, TLSVersion
+from typing import Any
+
+from websockets.frames import DATA_OPCODES, Frame
+from websockets.protocol import Protocol
 
 from vfl_flower.config.errors import VflError
 
-METHOD = "/vfl_flower.Stream/Exchange"
 TOKEN = "vfl-token"
-"""Name of the token in the metadata of a call and of its answer."""
+"""HTTP header with the token of a call, and of its answer."""
 NAME = "vfl-flower"
 """Name in the certificate. A party accepts one certificate, so any name serves."""
 POLL = 0.5
 """Seconds between two looks for Flower's own messages, or two calls."""
-_CHUNK = 2**20  # most bytes of a gRPC message
-_LONG = b"\0"  # no Flower message begins with it
-OPTIONS = [
-    ("grpc.max_receive_message_length", _CHUNK),
-    ("grpc.so_reuseport", 0),  # else two runs could listen on one port
-    ("grpc.keepalive_time_ms", 10_000),  # notices a network that drops packets silently
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.lookahead_bytes", 2**22),  # a window of embeddings at once
-    ("grpc.http2.max_frame_size", 2**22),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-]
+SILENT = 40.0
+"""Seconds after which a connection has broken, if the other machine confirms no bytes."""
+FRAME = 2**20
+"""Most bytes of a frame."""
+RECORD = 2**14
+"""Most bytes of a TLS record, which is read at once."""
+MUTE = logging.Logger("websockets", logging.CRITICAL + 1)
+"""The log of `websockets`. At its level debug it would show what messages hold."""
 
 
-def chunks(body: bytes) -> Iterator[bytes]:
-    """Yield a frame whole, or if it is long, its length and then its pieces."""
-    if len(body) <= _CHUNK:
-        yield body
-        return
-    yield _LONG + len(body).to_bytes(8, "big")
-    for start in range(0, len(body), _CHUNK):
-        yield body[start : start + _CHUNK]
+def with_protocols(context: SSLContext) -> SSLContext:
+    """Return a TLS context that serves streams, and notices gRPC, which earlier versions use."""
+    context.minimum_version = TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1", "h2"])  # gRPC takes the second
+    return context
 
 
-def frames(received: Iterable[bytes], largest: Callable[[], int]) -> Iterator[bytes]:
-    """Yield the frames that chunks make up; refuse a frame above ``largest`` before it is read."""
-    pieces: list[bytes] = []
-    missing = 0
-    for chunk in received:
-        if missing:
-            pieces.append(chunk)
-            missing -= len(chunk)
-            if missing < 0 or not chunk:
-                raise VflError("a frame of another length than it said")
-            if not missing:
-                yield b"".join(pieces)
-                pieces = []
-        elif chunk.startswith(_LONG):
-            if len(chunk) != 9:
-                raise VflError("a frame without its length")
-            missing = int.from_bytes(chunk[1:], "big")
-            _check(missing, largest())
-        else:
-            _check(len(chunk), largest())
-            yield chunk
-    if missing:
-        raise VflError("a frame of another length than it said")
+class Messages:
+    """Messages of a WebSocket, from bytes of its connection, and to bytes for it."""
 
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._begun = bytearray()  # a message without its last frame
 
-def _check(size: int, most: int) -> None:
-    if size > most:
-        raise VflError(f"a frame of {size:,} bytes, above the limit of {most:,}")
+    def received(self, data: bytes, largest: int) -> Iterator[Any]:
+        """Yield handshakes and messages that end in these bytes.
+
+        Refuse an invalid frame, and by its announced length one that makes a message too large.
+        """
+        protocol = self._protocol
+        protocol.max_message_size = largest
+        protocol.receive_data(data)
+        for event in protocol.events_received():
+            if not isinstance(event, Frame):
+                yield event
+            elif event.opcode in DATA_OPCODES and event.fin and not self._begun:
+                yield event.data
+            elif event.opcode in DATA_OPCODES:
+                self._begun += event.data
+                if event.fin:
+                    body, self._begun = self._begun, bytearray()
+                    yield body
+        if protocol.parser_exc and not isinstance(protocol.parser_exc, EOFError):
+            raise VflError(f"an invalid frame ({protocol.parser_exc})")
+
+    def frames(self, body: bytes) -> Iterator[None]:
+        """Hand the frames of a message to the protocol, one at a time."""
+        view = memoryview(body)
+        send: Any = self._protocol.send_binary
+        for start in range(0, len(view), FRAME):
+            send(view[start : start + FRAME], start + FRAME >= len(view))
+            send = self._protocol.send_continuation
+            yield

@@ -161,7 +161,7 @@ class StreamGrid(Transport):
         """Return the replies that are in, after a short wait for one."""
         wanted, replies = set(message_ids), self._streams.replies
         if self.medium == "stream" and wanted.isdisjoint(replies):
-            self._streams.receive(_WAIT)
+            self._streams.receive(wanted, _WAIT)
         found = [replies.pop(key) for key in wanted & replies.keys()]
         if found:
             return found
@@ -181,7 +181,7 @@ class StreamGrid(Transport):
         """Return the replies that are in, after a wait for one, or for `wake`."""
         wanted, replies = set(keys), self._streams.replies
         if wanted.isdisjoint(replies):
-            self._streams.receive(seconds)
+            self._streams.receive(wanted, seconds)
             self._look()
         return [replies.pop(key) for key in wanted & replies.keys()]
 
@@ -270,7 +270,7 @@ class StreamGrid(Transport):
 
     def _fall_back(self, cause: str) -> None:
         """Hand all unanswered messages over to the other transport."""
-        self._streams.receive(0)
+        self._streams.receive((), 0)
         notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
         with self._streams.lock:
             self.medium, self._streams.closed = "messages", True

@@ -1,4 +1,4 @@
-"""The label holder's end of the streams: a gRPC server, and a link to each party.
+"""The label holder's end of the streams: its port, and a link to each party.
 
 `grid.StreamGrid` asks parties to call, by Flower messages. This file serves their calls.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 import resource
 import secrets
+import selectors
+import ssl
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from functools import partial
+from http import HTTPStatus
+from threading import Event, RLock, Thread
 from typing import NamedTuple
 
-import grpc
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
+from websockets.http11 import Request
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.options import RunningConfig
@@ -27,20 +29,18 @@ from vfl_flower.transport.flower_internals import from_bytes
 from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.nodes.certificates import self_signed
 from vfl_flower.transport.nodes.strangers import Strangers
-from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS, TOKEN, chunks, frames
+from vfl_flower.transport.stream.connections import Connection, context_of
+from vfl_flower.transport.stream.frames import NAME, TOKEN
 from vfl_flower.transport.stream.listen import listen
 
 log = logging.getLogger("flwr")
 
-_PARTIES = 256  # most streams at a time
 _CUTS = 3  # times that a party may send something invalid
 _CONNECTIONS = 1024  # most connections at a time, strangers' included
-_OPTIONS = [
-    *OPTIONS,
-    ("grpc.max_concurrent_streams", 8),  # of a connection; a party needs one
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for strangers that connect and say nothing
-    ("grpc.max_connection_idle_ms", 30_000),  # for strangers that connect and do not call
-]
+_ACCEPTS = 16  # most connections that begin before others have their turn
+_HANDSHAKE = 10.0  # seconds within which a stranger must show a token, or an ended stream close
+_SWEEP = 5.0  # seconds between two looks for such strangers, and two pings of a party
+_BUSY, _IDLE = 0.005, 0.05  # seconds between two turns while the run computes
 
 
 class InFlight(NamedTuple):
@@ -49,14 +49,6 @@ class InFlight(NamedTuple):
     key: str  # its id
     frame: bytes
     message: Message
-
-
-class Stream(NamedTuple):
-    """One call of a party, and the queue of frames for it; None ends the call."""
-
-    link: Link
-    call: grpc.ServicerContext
-    outbox: SimpleQueue[bytes | None]
 
 
 @dataclass(eq=False)
@@ -68,8 +60,7 @@ class Link:
     # Most bytes of the reply to the message before the last, and to the last. After a stream has
     # broken, the earlier reply may come once more.
     largest: tuple[int, int] = SMALL, SMALL
-    stream: Stream | None = None  # while there is one
-    answered: bool = False  # whether the reply has come, and waits in the inbox
+    stream: Connection | None = None  # while there is one
     since: float = 0.0  # when the session began
     lost: float = 0.0  # when its last stream broke
     cuts: int = 0  # how often a stream was cut, since it carried something invalid
@@ -92,42 +83,53 @@ def _connections() -> int:
     return _CONNECTIONS if soft == resource.RLIM_INFINITY else min(_CONNECTIONS, soft // 2)
 
 
-class Streams(grpc.GenericRpcHandler):
-    """Links to parties of a Flower run, and the gRPC server that serves their calls.
+class Streams:
+    """Links to parties of a Flower run, and the port that serves their calls.
 
-    Raise `ConfigError` if no port of ``stream-ports`` is free.
+    The thread that waits for replies serves the connections, so a reply needs no switch of threads.
+    Another thread serves them while the run computes. Raise `ConfigError` if no port is free.
     """
 
     def __init__(self, run_id: int, running: RunningConfig) -> None:
-        self.lock = Lock()  # for links and tokens: calls change them from their own threads
+        self.lock = RLock()  # for all that follows: TLS may serve one thread at a time
         self.links: dict[int, Link] = {}
         self.replies: dict[str, Message] = {}  # id of the answered message -> its reply
         self.closed = False  # whether calls end at once
         self._run_id = run_id
         self._tokens: dict[str, tuple[Link, str]] = {}  # token -> link, first token of its session
-        self._inbox: SimpleQueue[tuple[Stream, bytes] | None] = SimpleQueue()
         self._strangers = Strangers("Refused calls to the stream's port without a valid token")
+        self._older = Strangers("Refused calls by gRPC, as parties of earlier versions make them")
         key, self.certificate = self_signed(NAME)
-        self._calls = ThreadPoolExecutor(_PARTIES)
-        connections = "grpc.max_allowed_incoming_connections", _connections()
-        self._server = grpc.server(
-            self._calls,
-            handlers=[self],
-            options=[*_OPTIONS, connections],
-            maximum_concurrent_rpcs=_PARTIES,
-        )
-        credentials = grpc.ssl_server_credentials([(key, self.certificate)])
-        self.address = listen(self._server, credentials, running)
+        self._context = context_of(key, self.certificate)
+        self._connections: dict[Connection, None] = {}  # the oldest first
+        self._most = _connections()
+        self._listener, self.address = listen(running, self._most)
+        self._woken = False
+        self._selector = selectors.DefaultSelector()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._swept = time.monotonic()
+        self._stopped = Event()
+        self._thread = Thread(target=self._attend, name="streams", daemon=True)
 
     def start(self) -> None:
         """Accept calls from now on."""
-        self._server.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Accept no more calls, and release the port."""
-        self._server.stop(grace=1).wait()
+        self._stopped.set()
+        if self._thread.ident:
+            self._thread.join()
+        until = time.monotonic() + 1  # for parties to read that their streams have ended
+        while any(each.is_ended for each in self._connections) and time.monotonic() < until:
+            self._turn(_IDLE)
+        for connection in [*self._connections]:
+            self._drop(connection)
+        self._listener.close()
+        self._selector.close()
         self._strangers.tell()
-        self._calls.shutdown(wait=False)
+        self._older.tell()
 
     def put(self, key: str, frame: bytes, message: Message, largest: int) -> None:
         """Send a message down its party's stream, once there is one, for a reply of ``largest``
@@ -136,44 +138,25 @@ class Streams(grpc.GenericRpcHandler):
         node = message.metadata.dst_node_id
         with self.lock:
             link = self.links.setdefault(node, Link(node))
-            link.in_flight, link.answered = InFlight(key, frame, message), False
+            link.in_flight = InFlight(key, frame, message)
             link.largest = link.largest[1], largest + SMALL  # and the rest of a frame
             if link.stream:
-                link.stream.outbox.put(frame)
+                self._try(link.stream, partial(link.stream.send, frame))
 
-    def receive(self, wait: float) -> None:
-        """Read the frames that are in, after a short wait for one."""
-        try:
-            found = self._inbox.get(timeout=wait)
-            while True:
-                if found:
-                    self._read_frame(*found)
-                found = self._inbox.get_nowait()
-        except Empty:
-            return
+    def receive(self, wanted: Collection[str], wait: float) -> None:
+        """Serve the connections until a wanted reply is in, the time is over, or `wake`."""
+        until = time.monotonic() + wait
+        with self.lock:
+            while self.replies.keys().isdisjoint(wanted) and not self._woken:
+                left = until - time.monotonic()
+                self._turn(max(0.0, min(left, _IDLE)))
+                if left <= 0:
+                    break
+            self._woken = False
 
     def wake(self) -> None:
         """End a `receive` of another thread."""
-        self._inbox.put(None)
-
-    def _read_frame(self, stream: Stream, body: bytes) -> None:
-        stream.link.answered = False
-        try:
-            self._take(stream.link, from_bytes(body))
-        except VflError as error:
-            self._cut(stream, error)
-
-    def _take(self, link: Link, reply: Message) -> None:
-        said = reply.metadata
-        if (said.run_id, said.src_node_id) != (self._run_id, link.node):
-            log.warning(
-                "Refused a message of run %d, node %d, on the stream of node %d of run %d.",
-                *(said.run_id, said.src_node_id, link.node, self._run_id),
-            )
-        elif link.in_flight and said.reply_to_message_id == link.in_flight.key:
-            self.replies[link.in_flight.key] = reply
-            with self.lock:
-                link.in_flight = None
+        self._woken = True
 
     def answer_with_error(self, link: Link, reason: str) -> None:
         """Give up a link's message: answer it with an error."""
@@ -191,97 +174,148 @@ class Streams(grpc.GenericRpcHandler):
         self._tokens[token] = link, token
 
     def end(self, link: Link) -> None:
-        """End the stream and the session of a party, once its queue is sent."""
-        if link.stream:
-            link.stream.outbox.put(None)
+        """End the stream and the session of a party, once its messages are sent."""
+        if stream := link.stream:
             link.stream = None
+            self._try(stream, stream.end)
         self.revoke(link.used)
 
     def revoke(self, opening: str) -> None:
         """Revoke all tokens of a session."""
         self._tokens = {token: each for token, each in self._tokens.items() if each[1] != opening}
 
-    # Threads of the gRPC server run these.
+    # Connections.
 
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Return the handler of a call; None without a valid token, to save a thread.
+    def _attend(self) -> None:
+        """Serve the connections while nobody waits for a reply."""
+        pause = _IDLE
+        while not self._stopped.wait(pause):
+            if self.lock.acquire(blocking=False):
+                try:
+                    pause = _BUSY if self._turn(0.0) else _IDLE
+                finally:
+                    self.lock.release()
 
-        gRPC then answers that the method does not exist.
-        """
-        shown = dict(call.invocation_metadata).get(TOKEN)
-        with self.lock:
-            if call.method == METHOD and shown in self._tokens:
-                return grpc.stream_stream_rpc_method_handler(self._exchange)
-        self._strangers.refused()
-        return None
+    def _turn(self, wait: float) -> bool:
+        """Serve what is ready, after a wait for the first; return whether anything was."""
+        ready = self._selector.select(wait)
+        for key, _ in ready:
+            if key.data:
+                self._try(key.data, partial(self._serve, key.data))
+            else:
+                self._accept()
+        if time.monotonic() > self._swept + _SWEEP:
+            self._sweep()
+        return bool(ready)
 
-    def _exchange(self, received: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve one call: yield frames, while another thread reads the party's frames."""
-        stream = self._admit(call)
-        Thread(target=self._read, args=(stream, received), daemon=True).start()
-        while (body := stream.outbox.get()) is not None:
-            yield from chunks(body)
+    def _accept(self) -> None:
+        """Accept connections. If there are too many, the oldest of a stranger makes room."""
+        for _ in range(_ACCEPTS):
+            try:
+                accepted = self._listener.accept()[0]
+                connection = Connection(accepted, self._context)
+            except OSError:  # there is none, it has gone, or too many files are open
+                return
+            self._connections[connection] = None
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+            if len(self._connections) > self._most:
+                self._drop(next(each for each in self._connections if each.link is None))
 
-    def _admit(self, call: grpc.ServicerContext) -> Stream:
-        """Return the stream of a call by its token, which serves once; else refuse it."""
-        shown = dict(call.invocation_metadata()).get(TOKEN)
-        with self.lock:
-            found = self._tokens.pop(shown, None) if isinstance(shown, str) else None
-            if found is None:  # another call has just shown it
-                self._strangers.refused()
-                call.abort(grpc.StatusCode.UNAUTHENTICATED, "this token does not serve")
-            assert found is not None  # `abort` raises
-            link, opening = found
-            stream = Stream(link, call, SimpleQueue())
-            self.end(link)  # of two streams of one party, the later counts
-            if opening != link.used:
-                if link.used:  # it has lost that session; nobody will answer
-                    link.openings = {k: o for k, o in link.openings.items() if o != link.used}
-                link.used, link.since = opening, time.monotonic()
-            if self.closed:  # too late: it ends at once
-                stream.outbox.put(None)
-                return stream
-            again = secrets.token_hex(32)
-            self._tokens[again] = link, opening
-            link.stream = stream
-            if link.in_flight:
-                stream.outbox.put(link.in_flight.frame)
-        if not call.add_callback(lambda: stream.outbox.put(None)):
-            stream.outbox.put(None)
-        call.send_initial_metadata(((TOKEN, again),))
-        return stream
-
-    def _read(self, stream: Stream, received: Iterator[bytes]) -> None:
-        """Queue the party's frames, one for each message, until the stream ends."""
-        link = stream.link
+    def _try(self, connection: Connection, action: Callable[[], None]) -> None:
+        """Act on a connection, which may break, and wait for what its socket has to do next."""
         try:
-            for body in frames(received, lambda: max(link.largest)):
-                with self.lock:
-                    wanted = link.stream is stream and link.in_flight and not link.answered
-                    link.answered = link.answered or bool(wanted)
-                if wanted:
-                    self._inbox.put((stream, body))
+            action()
         except VflError as error:
-            self._cut(stream, error)
-        except Exception as error:  # as gRPC ends the iterator of a call that is over
-            log.debug("%s", error)
-        finally:
-            stream.outbox.put(None)
-            stream.call.cancel()
-        with self.lock:
-            if link.stream is not stream:
-                return  # it was ended here
-            link.stream, link.lost = None, time.monotonic()
-        log.warning("The stream of the party on node %d broke.", link.node)
+            self._drop(connection, error)
+        except OSError:
+            self._drop(connection)
+        if connection in self._connections:
+            events = selectors.EVENT_READ | selectors.EVENT_WRITE * connection.is_full
+            self._selector.modify(connection.socket, events, connection)
 
-    def _cut(self, stream: Stream, error: VflError) -> None:
-        """Cut a stream that carried something invalid; the party has a few tries."""
-        link = stream.link
+    def _serve(self, connection: Connection) -> None:
+        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not connection.is_secret:
+                connection.socket.do_handshake()
+                connection.is_secret = True
+                if connection.socket.selected_alpn_protocol() == "h2":
+                    self._older.refused()
+                    raise ConnectionError("a party of an earlier version")
+            for event in connection.read():
+                if isinstance(event, Request):
+                    self._admit(connection, event)
+                elif connection.link and connection.link.in_flight:
+                    self._take(connection.link, from_bytes(event))
+        connection.write()
+
+    def _sweep(self) -> None:
+        """Drop strangers that take too long, and ping parties: proxies close silent connections."""
+        self._swept = now = time.monotonic()
+        for each in [*self._connections]:
+            if each.link is None and now > each.since + _HANDSHAKE:
+                self._drop(each)
+            elif each.link and not each.is_full:
+                each.protocol.send_ping(b"")
+                self._try(each, each.write)
+
+    def _drop(self, connection: Connection, error: VflError | None = None) -> None:
+        """Close a connection; an error is what it sent, and a party has a few tries."""
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        link = connection.link
+        if not link or link.stream is not connection:
+            return
+        link.stream, link.lost = None, time.monotonic()
+        if error is None:
+            log.warning("The stream of the party on node %d broke.", link.node)
+            return
         log.warning("Cut the stream of the party on node %d: it sent %s.", link.node, error)
-        with self.lock:
-            if link.stream is stream:
-                link.stream, link.lost = None, time.monotonic()
-            link.cuts += 1
-        stream.call.cancel()
+        link.cuts += 1
         if link.cuts > _CUTS:
             self.answer_with_error(link, f"sent {error}, again and again.")
+
+    # Calls of parties.
+
+    def _admit(self, connection: Connection, request: Request) -> None:
+        """Accept a call as its party's stream by its token, which serves once; else refuse it."""
+        protocol = connection.protocol
+        response = protocol.accept(request)
+        shown = request.headers.get_all(TOKEN)
+        is_call = response.status_code == HTTPStatus.SWITCHING_PROTOCOLS and len(shown) == 1
+        found = self._tokens.pop(shown[0], None) if is_call else None
+        if found is None:
+            self._strangers.refused()
+            protocol.send_response(protocol.reject(HTTPStatus.UNAUTHORIZED, ""))
+            return
+        link, opening = found
+        if link.stream:  # of two streams of one party, the later counts
+            earlier, link.stream = link.stream, None
+            self._drop(earlier)
+        self.revoke(link.used)
+        if opening != link.used:
+            if link.used:  # it has lost that session; nobody will answer
+                link.openings = {k: o for k, o in link.openings.items() if o != link.used}
+            link.used, link.since = opening, time.monotonic()
+        response.headers[TOKEN] = again = secrets.token_hex(32)
+        protocol.send_response(response)
+        if self.closed:  # too late: it ends at once
+            connection.end()
+            return
+        self._tokens[again] = link, opening
+        link.stream, connection.link = connection, link
+        if link.in_flight:
+            connection.send(link.in_flight.frame)
+
+    def _take(self, link: Link, reply: Message) -> None:
+        said = reply.metadata
+        if (said.run_id, said.src_node_id) != (self._run_id, link.node):
+            log.warning(
+                "Refused a message of run %d, node %d, on the stream of node %d of run %d.",
+                *(said.run_id, said.src_node_id, link.node, self._run_id),
+            )
+        elif link.in_flight and said.reply_to_message_id == link.in_flight.key:
+            self.replies[link.in_flight.key] = reply
+            link.in_flight = None

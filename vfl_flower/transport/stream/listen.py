@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-
-import grpc
+import socket
 
 from vfl_flower.config.checks import is_loopback
 from vfl_flower.config.errors import ConfigError
@@ -48,19 +47,24 @@ def port_range(running: RunningConfig) -> range:
     return range(first, last + 1)
 
 
-def listen(server: grpc.Server, credentials: grpc.ServerCredentials, running: RunningConfig) -> str:
-    """Listen on the first free port; return the address for the parties."""
+def listen(running: RunningConfig, waiting: int) -> tuple[socket.socket, str]:
+    """Listen on the first free port; return the socket, and the address for the parties.
+
+    ``waiting`` connections may wait to be accepted.
+    """
     host, announced = host_and_port(running.stream_address)
-    interface = "[::]" if ":" in host else "0.0.0.0"
-    if is_loopback(host):
-        interface = "[::1]" if ":" in host else host.replace("localhost", "127.0.0.1")
+    interface = "" if not is_loopback(host) else host.replace("localhost", "127.0.0.1")
+    every = not interface and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if every or ":" in interface else socket.AF_INET
     for port in port_range(running):
         try:
-            bound = server.add_secure_port(f"{interface}:{port}", credentials)
-        except RuntimeError:
+            bound = socket.create_server(
+                (interface, port), family=family, backlog=waiting, dualstack_ipv6=every
+            )
+        except OSError:
             continue
-        if bound:
-            return f"{f'[{host}]' if ':' in host else host}:{announced or bound}"
+        return bound, f"{f'[{host}]' if ':' in host else host}:{announced or port}"
     raise ConfigError(
-        f"No port of stream-ports = {running.stream_ports!r} is free on {interface}: name others."
+        f"No port of stream-ports = {running.stream_ports!r} is free on "
+        f"{interface or 'this machine'}: name others."
     )

@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import closing
+from http import HTTPStatus
+from typing import Any
 
-import grpc
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidProxy, WebSocketException
+from websockets.http11 import Response
+from websockets.proxy import parse_proxy
+from websockets.sync.client import connect_http_proxy
+from websockets.sync.utils import Deadline
+from websockets.uri import parse_uri
 
-from vfl_flower.config.checks import is_loopback
+from vfl_flower.config.checks import is_loopback, proxy_of
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.flower_internals import from_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.node import simulated
-from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS, POLL, TOKEN, chunks, frames
+from vfl_flower.transport.stream.frames import (
+    FRAME,
+    MUTE,
+    NAME,
+    POLL,
+    RECORD,
+    SILENT,
+    TOKEN,
+    Messages,
+    with_protocols,
+)
 from vfl_flower.transport.stream.listen import host_and_port
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 
 log = logging.getLogger("flwr")
 
 _FIRST_SECONDS = 10.0  # within which a party must first reach the label holder
-_REFUSED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED
+_CALL_SECONDS = 5.0  # within which a call must begin
 _PATIENCE = 60.0  # seconds within which it must reach it again, after a stream has broken
+
+
+class _RefusedError(VflError):
+    """The label holder serves no call of this session."""
 
 
 def serve(
@@ -41,16 +65,8 @@ def serve(
         cause = _refusal(order.address, context)
         log.warning("The party %s.", cause)
         return SessionEnd(connected=False, served=0, cause=cause)
-    session = StreamEnd(app, context, order.token, largest)
-    options = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
-    # The minimum is also how long gRPC tries to connect.
-    options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
-    options += [("grpc.initial_reconnect_backoff_ms", 500)]
-    if is_loopback(host_and_port(order.address)[0]):
-        options.append(("grpc.enable_http_proxy", 0))
-    credentials = grpc.ssl_channel_credentials(order.certificate.encode())
-    with grpc.secure_channel(order.address, credentials, options) as channel:
-        cause = session.run(channel, order.address)
+    session = StreamEnd(app, context, order, largest)
+    cause = session.run()
     return SessionEnd(connected=session.connected, served=session.served, cause=cause)
 
 
@@ -91,34 +107,39 @@ class StreamEnd:
     """A party's end of one session, over as many calls as it takes."""
 
     def __init__(
-        self, app: ClientApp, context: Context, token: str, largest: Callable[[], int]
+        self, app: ClientApp, context: Context, order: SessionOrder, largest: Callable[[], int]
     ) -> None:
         self.app = app
         self.context = context
-        self.token = token
+        self.address, self.token = order.address, order.token
         self.largest = largest
         self.connected = False  # whether any call has reached the label holder
         self.reached = False  # whether the last call has
         self.served = 0
         self.last: tuple[str, bytes] = "", b""  # id of the last message served, and its reply
+        self._trust = with_protocols(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._trust.load_verify_locations(cadata=order.certificate)
+        self._socket: Any = None  # of the present call
+        self._protocol: Any = None
 
-    def run(self, channel: grpc.Channel, address: str) -> str:
+    def run(self) -> str:
         """Call, and again whenever a call breaks; return why it ended, if it failed."""
         deadline = time.monotonic() + _FIRST_SECONDS
         said = ""
         while True:
             self.reached = False
             try:
-                if self._call(channel):
-                    return ""
-            except grpc.RpcError as error:
+                self._call()
+                return ""
+            except _RefusedError as error:
+                log.warning("The party %s.", error)
+                return str(error)
+            except (OSError, WebSocketException) as error:
+                text = "" if isinstance(error, InvalidProxy) else str(error)  # has its password
                 cause = (
-                    f"could not reach {address}, where stream-address and stream-ports send it: "
-                    f"{' '.join((error.details() or '').split())}"
+                    f"could not reach {self.address}, where stream-address and stream-ports send "
+                    f"it: {' '.join(text.split()) or type(error).__name__}"
                 )
-                if error.code() in _REFUSED:
-                    log.warning("The label holder at %s refused the stream.", address)
-                    return f"was refused at {address}"
             except VflError as error:
                 cause = f"was sent {error}"
             if self.reached:
@@ -130,25 +151,57 @@ class StreamEnd:
                 return cause
             time.sleep(POLL)
 
-    def _call(self, channel: grpc.Channel) -> bool:
-        """Make one call until it ends; return whether the label holder ended it."""
-        outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        sent = (chunk for body in iter(outbox.get, None) for chunk in chunks(body))
-        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
-        call = method(sent, metadata=((TOKEN, self.token),))
-        try:
-            answer = dict(call.initial_metadata() or ())
-            if TOKEN in answer:
-                self.token = str(answer[TOKEN])
-                self.reached = self.connected = True
-            for body in frames(call, lambda: self.largest() + SMALL):
-                message = from_bytes(body)
-                if self._is_mine(message):
-                    outbox.put(self._serve(message))
-            return True
-        finally:
-            outbox.put(None)
-            call.cancel()
+    def _call(self) -> None:
+        """Make one call, and serve its messages until the label holder ends it."""
+        uri, proxy = parse_uri(f"wss://{self.address}/"), proxy_of(host_and_port(self.address)[0])
+        deadline = Deadline(_CALL_SECONDS)
+        if proxy:
+            plain = connect_http_proxy(parse_proxy(proxy), uri, deadline)
+        else:
+            plain = socket.create_connection((uri.host, uri.port), _CALL_SECONDS)
+        with plain:
+            plain.settimeout(_CALL_SECONDS)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = self._trust.wrap_socket(plain, server_hostname=NAME)
+        self._protocol = ClientProtocol(uri, max_size=(SMALL, FRAME), logger=MUTE)
+        with closing(self._socket):
+            self._begin()
+            messages = Messages(self._protocol)
+            while not self._protocol.close_rcvd and (data := self._socket.recv(RECORD)):
+                for event in messages.received(data, self.largest() + SMALL):
+                    if isinstance(event, Response):
+                        self._accepted(event)
+                    elif self._is_mine(message := from_bytes(event)):
+                        for _ in messages.frames(self._serve(message)):
+                            self._flush()
+                self._flush()
+            if not self._protocol.close_rcvd or self._protocol.close_rcvd.code != 1000:
+                raise ConnectionError("the connection broke")
+
+    def _begin(self) -> None:
+        if self._socket.selected_alpn_protocol() == "h2":
+            raise _RefusedError(
+                f"called {self.address}, where the label holder's earlier version speaks gRPC: "
+                "streams need the same version at both"
+            )
+        request = self._protocol.connect()
+        request.headers[TOKEN] = self.token
+        self._protocol.send_request(request)
+        self._flush()
+
+    def _accepted(self, response: Response) -> None:
+        """Read the answer to a call: it has the token of the next one."""
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            raise _RefusedError(f"was refused at {self.address}")
+        if self._protocol.handshake_exc:
+            raise self._protocol.handshake_exc
+        self._socket.settimeout(SILENT)
+        self.token = [self.token, *response.headers.get_all(TOKEN)][-1]
+        self.reached = self.connected = True
+
+    def _flush(self) -> None:
+        for data in filter(None, self._protocol.data_to_send()):
+            self._socket.sendall(data)
 
     def _is_mine(self, message: Message) -> bool:
         said = message.metadata
