@@ -176,7 +176,7 @@ def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
     assert informative["label holder, age"]["strength"] == "weak"
     assert list(informative)[-1] == "party 2, feature 4"
     assert informative["party 2, feature 4"]["strength"] == "One bin only."
-    assert "300 rows, labels with noise, epsilon 1.5." in page.text
+    assert "300 rows, labels with noise, epsilon 1.5 (repeatable)." in page.text
     assert "The label holder's own columns have values by its true labels." in page.text
 
 

@@ -115,7 +115,7 @@ def _run(
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
     model = folder / ("top.npz" if seeds == 1 else "summary.json")
-    before, is_new = written_at(model), not folder.exists() or not any(folder.iterdir())
+    before, is_new = written_at(model), not any(folder.glob("*"))
     try:
         format_of_records = logs.described(config.running.log_format)
         of_tables = surveyed(config, node_configs)
