@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.fleet import until
+from tests.fleet import fleet, until
 from tests.organisations import ID, Organisations, cancer, cut, kept_state, read
 from tests.serving import Served, served
 from vfl_flower.alignment import store
@@ -483,3 +483,33 @@ def test_old_files_are_removed_and_new_ones_stay(world: World) -> None:
     (path,) = world.run.glob("predictions*.csv")
     assert path not in gone and len(read(path)) == 162
     assert not any(each.exists() for each in gone) and counts.exists()
+
+
+@pytest.mark.nightly
+def test_real_nodes_lose_a_person_and_train_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes of this machine have one folder for their states, and one list."""
+    monkeypatch.setenv("VFL_HOME", str(home := tmp_path / "home"))
+    table = cancer(8, 200).assign(**{ID: lambda frame: "person-" + frame[ID].astype(str)})
+    own = cut(tmp_path / "files", table, own=2, known=1.0, suffixes=(".parquet",))
+    with fleet(2, tmp_path, {"file": str(own.files[0]), "id": ID}) as nodes:  # both have one file
+        states = nodes.superlink.home / "vfl-flower"
+        before = nodes.finish(nodes.submit({**own.keys, **SHORT})).folder
+        found = checkpoint.load(before)
+        one = str(read(own.labels)[ID][found.rows[0]])
+        number = numbers_of([encoded(one)]).tobytes()
+
+        def holders() -> set[str]:
+            files = [each for top in (before, states, home) for each in top.rglob("*")]
+            forms = [one.encode(), number]
+            files = [each for each in files if each.is_file()]
+            return {f.name for f in files if any(form in f.read_bytes() for form in forms)}
+
+        assert any(name.endswith((".csv", ".state", ".uploads")) for name in holders())
+        (tmp_path / "ids.txt").write_text(one)
+        given = "--id-file", str(tmp_path / "ids.txt"), str(before), str(states)
+        assert cli.main(["forget", *given]) == 0
+        assert holders() <= {withdrawn.FILE}
+        again = checkpoint.load(nodes.finish(nodes.submit({**own.keys, **SHORT})).folder)
+    assert len(again.rows) == len(found.rows) - 1

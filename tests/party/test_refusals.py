@@ -100,6 +100,9 @@ LATER: list[Order] = [
 OF_STATE: list[Order] = [
     *(ResumeOrder(run="1", number=1), PredictOrder(run="1", number=1)),
     *(ServeOrder(run="1", number=1), explain_messages.ExplainOrder(run="1", number=1, repeats=1)),
+    explain_messages.GroupsOrder(
+        run="1", number=1, least=1, arrays={"cells": np.zeros(12, np.uint8)}
+    ),
 ]
 
 
