@@ -16,13 +16,7 @@ from typing import Any
 
 from strategies.party_record import PartyRecord
 from strategies.run import Run
-from vfl_flower.config.errors import (
-    TERMINATING,
-    Interrupted,
-    Terminated,
-    signal_in_words,
-    terminate,
-)
+from vfl_flower.config import errors
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.results.figures import reached, validated
 from vfl_flower.transport.messages import RestoreOrder
@@ -163,9 +157,9 @@ class EndBySignal(Callback):
                 *(self.run.transport.run.run_id, folder),
             )
         if threading.current_thread() is threading.main_thread():
-            for each in (signal.SIGINT, *TERMINATING):
+            for each in (signal.SIGINT, *errors.TERMINATING):
                 handler = signal.getsignal(each)
-                if handler in (signal.default_int_handler, signal.SIG_DFL, terminate):
+                if handler in (signal.default_int_handler, signal.SIG_DFL, errors.terminate):
                     self._before[each] = handler
                     signal.signal(each, self._hold)
 
@@ -193,13 +187,13 @@ class EndBySignal(Callback):
         if self._came is None:
             return
         if self._before[self._came] is signal.default_int_handler:
-            raise Interrupted(f"Ctrl-C {self._when}", str(self._folder))
-        raise Terminated(self._came, self._sentence, str(self._folder))
+            raise errors.Interrupted(f"Ctrl-C {self._when}", str(self._folder))
+        raise errors.Terminated(self._came, self._sentence, str(self._folder))
 
     def _give_up(self, number: int = 0, frame: FrameType | None = None) -> None:
         """End the run without a new checkpoint."""
         assert self._came is not None
-        raise Terminated(self._came, f"{self._sentence} Its last checkpoint is older.")
+        raise errors.Terminated(self._came, f"{self._sentence} Its last checkpoint is older.")
 
     @property
     def _when(self) -> str:
@@ -208,7 +202,7 @@ class EndBySignal(Callback):
     @property
     def _sentence(self) -> str:
         assert self._came is not None
-        return f"{signal_in_words(self._came)} {self._when}"
+        return f"{errors.signal_in_words(self._came)} {self._when}"
 
     def ended(self) -> None:
         """Restore the former handlers."""

@@ -18,15 +18,8 @@ from flwr.app import Message
 from strategies.history import History
 from strategies.party_record import PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
-from strategies.transcript import Place, Transcript
-from vfl_flower.config.errors import (
-    ConfigError,
-    OutOfStepError,
-    PartyError,
-    PoisonError,
-    SumError,
-    VflError,
-)
+from strategies.transcript import Transcript
+from vfl_flower.config import errors
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.ends import Arrival
@@ -129,12 +122,12 @@ class Messenger(Outbox):
             return replies
         node, sent_at = min(self.out.values(), key=itemgetter(1))
         wait = partial(self.receive, sent_at + self.timeout)
-        messages = self._transcript.in_order(wait, self._place_of)
+        messages = self._transcript.in_order(wait, self._record_of)
         if not messages:
-            self.failed(node, VflError(f"did not answer within {self.timeout:g} s."))
+            self.failed(node, errors.VflError(f"did not answer within {self.timeout:g} s."))
         for message in messages:
-            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
-            order = self._by_node[node].order if node else None  # none: the reply came twice
+            record = self._record_of(message)
+            order = record.order if record else None
             if isinstance(order, TrainOrder):
                 replies.train.append(message)
             elif isinstance(order, EvaluateOrder):
@@ -143,11 +136,10 @@ class Messenger(Outbox):
                 replies.others.append(message)
         return replies
 
-    def _place_of(self, message: Message) -> Place:
-        """Return the party and the number of the order that a reply answers."""
+    def _record_of(self, message: Message) -> PartyRecord | None:
+        """Return the party whose order a reply answers; None if the reply came twice."""
         node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
-        record = self._by_node.get(node)  # none: the reply came twice
-        return (record.party, record.exchange) if record else (-1, 0)
+        return self._by_node.get(node)
 
     def take(
         self,
@@ -160,22 +152,21 @@ class Messenger(Outbox):
         A party whose upload is invalid has failed, or is brought into step.
         """
         for message in replies:
-            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
-            record = self._by_node.get(node)
+            record = self._record_of(message)
             if record is None or not isinstance(record.order, kind):
                 continue
             try:
                 upload = self.read(message, Upload, record.order.kind)
                 if (upload.party, upload.exchange) != (record.party, record.exchange):
-                    raise VflError(
+                    raise errors.VflError(
                         f"answered as party {upload.party} to message {upload.exchange}, when "
                         f"message {record.exchange} of party {record.party} was due."
                     )
                 self._transcript.answered(record.party, upload)
                 used = use(record, record.order, upload)
                 refuse_unused(upload.arrays)
-            except VflError as error:
-                self.failed(node, error)
+            except errors.VflError as error:
+                self.failed(record.node_id, error)
                 continue
             self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
             if isinstance(record.order, _APART):
@@ -198,18 +189,17 @@ class Messenger(Outbox):
     def use(self, replies: Sequence[Message]) -> None:
         """Use replies to orders that are neither to train nor to evaluate."""
         for message in replies:
-            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
-            record = self._by_node.get(node)
+            record = self._record_of(message)
             if not record or not isinstance(record.order, RejoinOrder):
                 list(self.take(Turn, [message], self._use))
                 continue
             try:
                 found = self.read(message, Description, RejoinOrder.kind)
                 if found.party != record.party:
-                    raise VflError(f"came back as party {found.party}.")
+                    raise errors.VflError(f"came back as party {found.party}.")
                 self._check(found)
-            except VflError as error:
-                self.failed(node, error)
+            except errors.VflError as error:
+                self.failed(record.node_id, error)
                 continue
             self._go_on_with(record, found)
 
@@ -229,7 +219,7 @@ class Messenger(Outbox):
             try:
                 answers = self._holder.answer(group) if allowed else self._holder.silent(group)
                 break
-            except PoisonError as error:
+            except errors.PoisonError as error:
                 self._waiting.drop(error.party)  # from the group, too
                 was_alive = self._by_party[error.party].alive
                 self.fail(self._by_party[error.party], error)
@@ -241,20 +231,20 @@ class Messenger(Outbox):
 
     # --- failures -------------------------------------------------------------------------------
 
-    def failed(self, node: int, error: VflError) -> None:
+    def failed(self, node: int, error: errors.VflError) -> None:
         """Bring a party into step if it lacks state; else it has failed."""
         record = self._by_node[node]
         comes_back = isinstance(record.order, RejoinOrder)
-        if isinstance(error, SumError):
+        if isinstance(error, errors.SumError):
             raise error
-        if isinstance(error, OutOfStepError) and not comes_back:
+        if isinstance(error, errors.OutOfStepError) and not comes_back:
             self._bring_into_step(record, error)
-        elif isinstance(error, ConfigError) and comes_back:  # it names the party
+        elif isinstance(error, errors.ConfigError) and comes_back:  # it names the party
             self.fail(record, error)
         else:
-            self.fail(record, PartyError(f"Party {record.party}", str(error)))
+            self.fail(record, errors.PartyError(f"Party {record.party}", str(error)))
 
-    def fail(self, record: PartyRecord, error: VflError) -> None:
+    def fail(self, record: PartyRecord, error: errors.VflError) -> None:
         """Stop the run, or go on without a party, with its last embeddings."""
         was_alive, self._transcript.whole = record.alive, False
         record.rest(State.FAILED)
@@ -290,16 +280,16 @@ class Messenger(Outbox):
         )
         self.post([self.message(record, order)])
 
-    def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
+    def _bring_into_step(self, record: PartyRecord, error: errors.OutOfStepError) -> None:
         """Send a party with an old state its surrogates, so that it can go on."""
         record.out_of_step += 1
         self._transcript.whole = False
         if self._holder.aggregation.abreast:  # no party may train alone
             cause = f"{error} Resume the run: all parties then go back to its last checkpoint."
-            self.fail(record, PartyError(f"Party {record.party}", cause))
+            self.fail(record, errors.PartyError(f"Party {record.party}", cause))
             return
         if self._holder.estimator.broadcasts or record.out_of_step > _TRIES:
-            self.fail(record, PartyError(f"Party {record.party}", str(error)))
+            self.fail(record, errors.PartyError(f"Party {record.party}", str(error)))
             return
         notice.warning(
             "Party %d has an older state (%s). It continues from that state, and loses what it "

@@ -100,10 +100,8 @@ class PartyRecord:
     @property
     def awaits_quorum(self) -> bool:
         """Whether its window awaits its quorum; another message may be in flight."""
-        return State.AWAITS_QUORUM in (
-            self.state,
-            self.rests if self.state is State.IN_FLIGHT else None,
-        )
+        state = self.rests if self.state is State.IN_FLIGHT else self.state
+        return state is State.AWAITS_QUORUM
 
     def send(self, order: Turn) -> None:
         """Note that an order is in flight to the party."""
@@ -136,11 +134,8 @@ class PartyRecord:
         """Return what is needed to resume, in JSON."""
         counted = {name: asdict(getattr(self, name)) for name in _COUNTED}
         named = {"name": self.name} if self.name else {}
-        return {each: getattr(self, each) for each in _SAVED} | {
-            **named,
-            "alive": self.alive,
-            **counted,
-        }
+        saved = {each: getattr(self, each) for each in _SAVED}
+        return {**saved, **named, "alive": self.alive, **counted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

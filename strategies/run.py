@@ -36,14 +36,8 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.system import System, load_system
 from vfl_flower.results.figures import TRANSPORTS
+from vfl_flower.transport import messages
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.messages import (
-    SMALL,
-    EmbedOrder,
-    EvaluateOrder,
-    RejoinOrder,
-    TrainOrder,
-)
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
@@ -67,62 +61,42 @@ class Run:
         again: Checkpoint | None = None,
     ) -> None:
         rows, parties = len(labels.train), len(nodes)
-        self.transport = transport
-        self.config = config
-        self.labels = labels
-        self.members = nodes
-        self.records = [
-            PartyRecord(party, of.node, of.columns, of.name) for party, of in sorted(nodes.items())
-        ]
+        self.transport, self.config, self.labels = transport, config, labels
+        self.members, self.history = nodes, history
+        ordered = sorted(nodes.items())
+        self.records = [PartyRecord(party, of.node, of.columns, of.name) for party, of in ordered]
         self.by_party = {record.party: record for record in self.records}
         self.attach(())
         self.rerun: dict[str, Any] | None = None  # how the run compares with the one it repeats
-        self.saving = False  # whether a checkpoint has been asked for
-        self.can_save = False
+        self.saving = self.can_save = False  # whether a checkpoint has been asked for, and may be
         self.save_every = config.running.exchanges_apart(transport.simulated)  # 0: never
-        estimator, system = estimators.choose(config)(config), load_system(config.strategy)
-        mechanism = mechanism_of(config)
+        estimator, mechanism = estimators.choose(config)(config), mechanism_of(config)
+        system = load_system(config.strategy)
         self.accountant = mechanism.accountant(rows, estimator)
         self.releases = mechanism.release_log(self.accountant)
         labels = mechanism.labels(labels, self.accountant)
         self.data = data_of(labels, mechanism)
         in_step = self._plan(system, estimator, mechanism, labels)
-        self.history = history
-        sizes = {party: nodes[party].size for party in sorted(nodes)}
+        sizes = {party: of.size for party, of in ordered}
         # Steps of the top model: each answers a quorum. In a baseline, each is a mini-batch.
-        per_epoch: float = self.budget.per_epoch
-        if not system.baseline:
-            per_epoch = self.budget.of_epoch / self.schedule.quorum
+        budget, quorum = self.budget, self.schedule.quorum
+        per_epoch = budget.per_epoch if system.baseline else budget.of_epoch / quorum
         noise = mechanism.scalar_noise(self.accountant)
         # With this noise, no label may decide what a message holds.
         self.adaptive_window = AdaptiveWindow(self.schedule, self.records, by_loss=noise is None)
-        config.assessment.check_rows(len(labels.classes), labels.validation)
-        config.assessment.check_flags(labels.compared)
-        check_segments(labels.segments)
         longest = min(self.schedule.longest, self.budget.per_epoch)  # no window crosses an epoch
         most_rows = sampling_of(config, rows).most_rows(longest)
-        of_table = most_rows if in_step else 0
         monotone = [party for party, of in nodes.items() if of.monotone]
-        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch, of_table, monotone)
+        about = per_epoch, most_rows if in_step else 0, monotone
+        self.holder = LabelHolder(config, labels, sizes, noise, *about)
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
-        transport.expect(
-            self._largest(
-                estimator, rows, most_rows, len(labels.test), max(sizes.values(), default=0)
-            )
-        )
+        transport.expect(self._largest(estimator, rows, most_rows, len(labels.test), sizes))
         self.transcript = Transcript.of(self.holder, again)
         self.waiting = Waiting(self.schedule.quorum, self.records, self.budget)
+        rejoin = messages.RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce)
         self.messenger = Messenger(
-            config,
-            transport,
-            self.records,
-            self.holder,
-            self.releases,
-            self.budget,
-            self.waiting,
-            self.history,
-            self.tell,
-            RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce),
+            *(config, transport, self.records, self.holder, self.releases, self.budget),
+            *(self.waiting, history, self.tell, rejoin),
             lambda description: check(description, config, labels, parties, sizes, monotone),
             self.transcript,
         )
@@ -139,8 +113,7 @@ class Run:
         costs = transport.cost, transport.measures
         each = steps_per_epoch(config, len(labels.train))
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, each, *costs)
-        aggregation = aggregation_of(config)
-        aggregation.agree(transport)
+        aggregation_of(config).agree(transport)
         in_step = self.schedule.coordinated and not system.baseline
         every, first = config.running.eval_every, bool(config.running.grow)
         self.budget = StepBudget(config.training.epochs, each, parties, in_step, every, first)
@@ -150,19 +123,24 @@ class Run:
         )
         columns = max((each.columns for each in self.members.values()), default=0)
         self.accountant.warn(self.budget.limit // max(1, parties), columns, labels.outputs)
+        config.assessment.check_rows(len(labels.classes), labels.validation)
+        config.assessment.check_flags(labels.compared)
+        check_segments(labels.segments)
         return in_step
 
     def _largest(
-        self, estimator: Estimator, rows: int, most_rows: int, test_rows: int, size: int
+        self, estimator: Estimator, rows: int, most_rows: int, tests: int, sizes: Mapping[int, int]
     ) -> dict[str, int]:
         """Return the most bytes of an upload, by the kind of its order."""
-        row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
+        row = (
+            2 * 4 * (max(sizes.values(), default=0) + 1)
+        )  # with its id, and as much again for what a codec adds
         return {
-            TrainOrder.kind: SMALL
+            messages.TrainOrder.kind: messages.SMALL
             + 4 * self.schedule.longest
             + estimator.uploads_per_row * row * most_rows,
-            EmbedOrder.kind: SMALL + row * rows,
-            EvaluateOrder.kind: SMALL + row * test_rows,
+            messages.EmbedOrder.kind: messages.SMALL + row * rows,
+            messages.EvaluateOrder.kind: messages.SMALL + row * tests,
         }
 
     def log_summary(self) -> None:
@@ -252,11 +230,11 @@ class Run:
 
     # --- evaluations ----------------------------------------------------------------------------
 
-    def evaluation(self, record: PartyRecord, number: int) -> EvaluateOrder:
+    def evaluation(self, record: PartyRecord, number: int) -> messages.EvaluateOrder:
         """Return a party's order for the evaluation of this number."""
         record.evaluation_sent = number
         record.surrogates = self.holder.links.digest(record.party)
-        order = EvaluateOrder(exchange=record.exchange + 1, arrays=record.feedback)
+        order = messages.EvaluateOrder(exchange=record.exchange + 1, arrays=record.feedback)
         if not self.labels.validation:  # no party restores a model
             return order
         return replace(order, number=number, best=record.best_evaluation, last=record.evaluation)
@@ -329,7 +307,8 @@ class Run:
     def results(self) -> dict[str, Any]:
         """Return the figures of the trained model on held-out rows."""
         chosen = self.history.chosen
-        return dict.fromkeys(RESULTS) | {key: chosen[key] for key in chosen if _is_result(key)}
+        found = {key: chosen[key] for key in chosen if key in RESULTS or key.startswith("test_")}
+        return dict.fromkeys(RESULTS) | found
 
     def _covered(self) -> dict[str, Any]:
         """Return which people of the label holder's file the run covers, if it has a file."""
@@ -338,7 +317,3 @@ class Run:
             return {}
         unknown = {"unknown_rows": found["asked"] - found["aligned"]}
         return {"coverage": found, **(unknown if self.config.data.align == "any" else {})}
-
-
-def _is_result(key: str) -> bool:
-    return key in RESULTS or key.startswith("test_")

@@ -108,12 +108,12 @@ class Transcript:
         self._entries[place] = [self._groups, entry[1], entry[2], digest]
 
     def in_order(
-        self, wait: Callable[[], list[Message]], place_of: Callable[[Message], Place]
+        self, wait: Callable[[], list[Message]], record_of: Callable[[Message], Any]
     ) -> list[Message]:
         """Return the next answers: those that arrive, or in a rerun the ones that arrived then.
 
-        ``wait`` returns no answers if no party answers in time. ``place_of`` returns the party and
-        the number of the order that a message answers.
+        ``wait`` returns no answers if no party answers in time. ``record_of`` returns
+        the party that answers its order by a message, or None if the message came twice.
         """
         self._groups += 1
         if not self.repeats:
@@ -123,7 +123,9 @@ class Transcript:
             arrived = wait()
             if not arrived:
                 return []
-            self._early |= {place_of(message): message for message in arrived}
+            for message in arrived:
+                if record := record_of(message):
+                    self._early[record.party, record.exchange] = message
         return [self._early.pop(place) for place in due]
 
     @cached_property

@@ -26,6 +26,7 @@ from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.run import Run
+from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import Requirement
 
 from vfl_flower.config.errors import VflError
@@ -135,7 +136,9 @@ def test_flowers_home_is_where_its_variable_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    assert flower_home() == tmp_path
+    assert flower_home() == get_flwr_home() == tmp_path
+    monkeypatch.delenv("FLWR_HOME")
+    assert flower_home() == get_flwr_home()
 
 
 def test_this_process_is_no_actor_of_ray() -> None:

@@ -30,14 +30,13 @@ STACKED = ("stacked.py:embed", "to the CPU")  # the same, once for all parties o
 ANSWER = ("first_order.py:answer", "to the CPU")  # the gradient rows, once for all parties
 SCALARS = ("zeroth_order.py:_scalars", "to the CPU")  # the same in zeroth order
 TOP = ("channel.py:encode", "to the CPU")  # the top model, where all parties hold the labels
-ROWS = ("magnitude.py:peak", "to the CPU")  # no party may get a gradient beyond the bound
-LOSSES = ("magnitude.py:peak", "to the CPU")  # a loss that is not finite gets no answer
+ROWS = ("arrays.py:peak", "to the CPU")  # no party may get a gradient beyond the bound
+LOSSES = ("arrays.py:peak", "to the CPU")  # a loss that is not finite gets no answer
 DIFFERENCES = LOSSES  # nor does a difference beyond the bound
 MASK = ("subsets.py:copies", "to the CPU")  # NumPy draws the subsets of each row's parties
 FINITE = ("learner.py:noise", "a value")  # noise would hide that the model has diverged
 # With error feedback the table on the GPU holds the sums, which are checked before they stay.
-SUMS = [("magnitude.py:peak", "to the CPU")]
-PEAK = [("magnitude.py:peak", "to the CPU")]
+SUMS = [("arrays.py:peak", "to the CPU")]
 
 FIRST = {"upload": [UPLOAD], "answer": [ROWS, LOSSES, ANSWER]}
 ADAM = {"optimizer": "adamw", "party-lr": 0.01, "server-lr": 0.01, "lr-schedule": "one-cycle"}
@@ -62,7 +61,7 @@ STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
     "codec": (
         3,
         {"strategy": "ef-vfl", "codec": "float16", "compression": "error-feedback"},
-        {"upload": [CODED], "receive": SUMS + PEAK, "answer": [ROWS, LOSSES, ANSWER]},
+        {"upload": [CODED], "receive": SUMS, "answer": [ROWS, LOSSES, ANSWER]},
     ),
     "shared labels": (
         3,

@@ -13,7 +13,7 @@ from tests.test_checkpoint import Cut, cut_after
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.messages import Arrays, Upload
 
 EPOCHS = {"epochs": 3, "checkpoint-every": 2}
 
@@ -48,13 +48,13 @@ def test_a_card_counts_what_its_party_sent_through_an_interruption(
     keys: dict[str, Any], tmp_path: Path
 ) -> None:
     sent: dict[int, int] = {0: 0, 1: 0}
-    hidden = Party._hidden
+    answer = Party._answer
 
-    def counted(self: Party, arrays: Arrays) -> Arrays:
+    def counted(self: Party, arrays: Arrays) -> Upload:
         sent[self.learner.index] += sum(each.nbytes for each in arrays.values())
-        return hidden(self, arrays)
+        return answer(self, arrays)
 
-    with patch.object(Party, "_hidden", counted):
+    with patch.object(Party, "_answer", counted):
         organisations = ran(tmp_path, **keys)
         before = dict(sent)
         organisations.resume("a")

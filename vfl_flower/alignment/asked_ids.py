@@ -104,13 +104,9 @@ class ServiceCount:
         self._new: list[int] = []
 
     def count(self, points: Points) -> tuple[NDArray[np.bool_], str]:
-        """Count the ids of the points, [n, 32].
+        """Count the ids of the points, [n, 32]: the first new ids, as far as the rules allow.
 
-        Known ids are free. The first new ids are counted, as far as the rules allow.
-
-        Returns
-        -------
-        which ids are allowed, [n], and the sentence that refuses the others, if any.
+        Return which ids are allowed, [n], and the sentence that refuses the others, if any.
         """
         allowed = np.ones(len(points), bool)
         if not _counts(self._context):

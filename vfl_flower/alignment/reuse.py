@@ -71,16 +71,8 @@ def aligned(
 ) -> Alignment:
     """Return the label holder's rows that every party has; reuse a valid alignment.
 
-    Parameters
-    ----------
-    run : number of this Flower run.
-    available : as in `align`. With it, the rows are aligned anew, since parties come and go.
-    order : as in `align`. Stored rows in another order are not reused.
-
-    Raises
-    ------
-    ConfigError, PartyError
-        As `align`; or if another user can write to the folder of alignments.
+    Parties that come and go (``available``) align anew. Stored rows in another ``order`` are not
+    reused. Raise errors as `align` does, or if another user can write to the folder of alignments.
     """
     in_memory = config.data.dataset.startswith("memory:")  # parties end with this process
     if in_memory or available:

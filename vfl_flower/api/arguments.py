@@ -24,16 +24,9 @@ def listed(
 ) -> tuple[list[Any], dict[int, str]]:
     """Return the features of each party as a list, and the names of the parties.
 
-    Parameters
-    ----------
-    features : a list, or a mapping from the names of the parties.
-    then : names of the parties of an earlier run. They decide the order of a mapping, so each of
-        its ``parties`` must have one.
-
-    Raises
-    ------
-    ConfigError
-        If they belong to one party only, or cannot be counted; or if a name cannot be one.
+    The names of an earlier run (``then``) decide the order of a mapping, so each of its ``parties``
+    must have one. Raise `ConfigError` if features belong to one party only, or cannot be counted,
+    or if a name cannot be one.
     """
     if isinstance(features, Mapping):
         for name in features:
@@ -69,17 +62,9 @@ def handed_over(
 ) -> tuple[Frame, list[Source]]:
     """Return the label holder's table and the parties' data, of the same rows.
 
-    Parameters
-    ----------
-    features : for each party an array, a tensor, lists, a frame or a torch data set.
-    labels : labels of the rows, or the label holder's own frame; None without either.
-    id : name of the id column in all frames; empty without ids. Use the common ids, or with
-        align = 'any' the ids of the labels.
-
-    Raises
-    ------
-    ConfigError
-        If the data cannot be used, or do not belong together.
+    ``labels`` may be the label holder's own frame, or None. ``id`` names the id column in all
+    frames; with align = 'any', the ids of the labels decide. Raise `ConfigError` if the data cannot
+    be used, or do not belong together.
     """
     if not isinstance(id, str):
         raise ConfigError(
@@ -105,14 +90,7 @@ def handed_over(
     if not len(sources[0].id_column):
         raise ConfigError("The features have no rows. Give at least one.")
     if not id and not data.match:
-        theirs = f"party 0 {len(table)}" if labels is None else f"there are {len(table)} labels"
-        for party, source in enumerate(sources):
-            if len(source.id_column) != len(table):
-                raise ConfigError(
-                    f"Party {party} has {len(source.id_column)} rows, and {theirs}. Give all the "
-                    "same rows, or name the column of ids by id."
-                )
-        _check_order(features, labels)
+        _check_order(features, labels, [len(each.id_column) for each in sources], len(table))
     own = _frame("labels", table, data, id, label=data.label)
     named = {name for each in (table, *features) for name in getattr(each, "columns", ())}
     if absent := [name for name in signs_of(data.monotonic) if name not in named]:
@@ -182,13 +160,7 @@ def _check_no_labels(part: Any, party: int, labels: Any) -> None:
 
 
 def as_array(values: Any, whose: str) -> Array:
-    """Convert an array, a tensor, a Series or lists to an array.
-
-    Raises
-    ------
-    ConfigError
-        If lists differ in length.
-    """
+    """Convert an array, a tensor, a Series or lists to an array; refuse lists of other lengths."""
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError:
@@ -248,10 +220,19 @@ def _check_columns(value: Any, whose: str, id: str) -> None:
         raise ConfigError(f"{whose} have two columns {twice[0]!r}. Rename one, or drop it.")
 
 
-def _check_order(features: Sequence[Any], labels: Any) -> None:
-    """Refuse rows whose pandas indexes differ, since rows are matched by position."""
+def _check_order(
+    features: Sequence[Any], labels: Any, counts: Sequence[int], expected: int
+) -> None:
+    """Refuse other numbers of rows, and other pandas indexes: rows are matched by position."""
     import pandas as pd
 
+    theirs = f"party 0 {expected}" if labels is None else f"there are {expected} labels"
+    for party, count in enumerate(counts):
+        if count != expected:
+            raise ConfigError(
+                f"Party {party} has {count} rows, and {theirs}. Give all the same rows, or name "
+                "the column of ids by id."
+            )
     named = [("labels", labels)]
     named += [(f"the features of party {party}", part) for party, part in enumerate(features)]
     indexed = [(whose, v.index) for whose, v in named if isinstance(v, pd.Series | pd.DataFrame)]

@@ -43,15 +43,8 @@ def values_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options by their names, and further arguments for the engine.
 
-    Parameters
-    ----------
-    config : options under the names that `vfl list` prints.
-    options : options in snake_case; None stands for the default.
-
-    Raises
-    ------
-    ConfigError
-        If an option is unknown, is given twice, or has a wrong value.
+    ``options`` are in snake_case, and None stands for the default. Raise `ConfigError` if an option
+    is unknown, is given twice, or has a wrong value.
     """
     if not isinstance(config, Mapping | None):
         raise ConfigError(
@@ -94,13 +87,7 @@ def _hint(option: str) -> str:
 
 
 def _name_of_code(option: str, value: Any) -> str:
-    """Return the name of a value that is code.
-
-    Raises
-    ------
-    ConfigError
-        If the option cannot have such a value.
-    """
+    """Return the name of a value that is code; raise `ConfigError` if the option takes none."""
     kind = type(value).__name__
     if option == "strategy" and not isinstance(value, System):
         raise ConfigError(

@@ -106,14 +106,7 @@ def load_own_labels(
 ) -> Labels:
     """Return the labels, and the label holder's own columns, of the common rows.
 
-    Parameters
-    ----------
-    about : `Labels.about` of the earlier run, for a warm start.
-
-    Raises
-    ------
-    ConfigError
-        See `encode_labels` and `load_own_features`.
+    A warm start gives `Labels.about` of the earlier run. Raise `ConfigError` if they do not fit.
     """
     labels = own_labels(data, own, common, about)
     then = about["preparation"] if about else None

@@ -84,10 +84,8 @@ class TableFile:
     words : texts that are missing values, beside the empty one.
     kept : the rows to read, as a mask; None reads all.
 
-    Raises
-    ------
-    TableError, ValueError, OSError, NotImplementedError
-        From each method, if it cannot be read. Only the first one is a sentence.
+    If it cannot be read, each method raises `TableError`, which is a sentence, or `ValueError`,
+    `OSError` or `NotImplementedError`.
     """
 
     place: Path | BinaryIO

@@ -57,10 +57,7 @@ _FEW = 4096  # rows: a service asks for no more at a time
 class Table(OwnColumns):
     """Rows of columns by name.
 
-    Raises
-    ------
-    ConfigError
-        From each method, if the table is wrong. Errors name no column of a party.
+    Each method raises `ConfigError` if the table is wrong. It names no column of a party.
     """
 
     # --- ids, labels and segments ---------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.arrays import peak
 from vfl_flower.config.errors import DivergedError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -50,7 +51,6 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.server_update.base import TopBatches
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
-from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 
 
@@ -74,15 +74,14 @@ class LabelHolder:
     ) -> None:
         self.config = config = sized(config, len(labels.train))
         self.sampling = sampling_of(config, len(labels.train))
-        self.device = choose_device(config)
-        self.parties = len(sizes)
+        self.device, self.parties = choose_device(config), len(sizes)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # training rows only
         mechanism = mechanism_of(config)
         kept = mechanism.kept(len(labels.classes))
         self.loss = loss_of(config, labels.train, len(labels.classes), kept, self.device)
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
-        self.noise = noise
+        self.noise, self._tells_losses = noise, not mechanism.hides_figures
         self._noise_of_top = noise if noise and noise.of_top else None
         # Outputs for a row that no party has. Under noise on scalars they would leak the labels.
         self.prior = None if noise else labels.prior(kept)
@@ -93,8 +92,8 @@ class LabelHolder:
         self._compared = labels.compared
         masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
         self._background = own_held_out[background_rows(len(own_held_out))]
-        max_delay = config.schedule.max_delay
         self._in_table = config.uplink.surrogates  # decoding an upload writes the table
+        max_delay = config.schedule.max_delay
         keeps = self._in_table or max_delay or self.aggregation.waits
         if window_rows and masks is None and not keeps:
             self.table: Table = WindowTable(self.columns, own, self.device, window_rows)
@@ -103,37 +102,35 @@ class LabelHolder:
         self.held_out = HeldOut(config, labels, self.columns, own_held_out, held_masks, self.device)
         self.links = HolderLinks(self, self.estimator, self.table)
         self.uplinks, self.downlinks = self.links.up, self.links.down
-        # The top model.
-        top_sizes = list(sizes.values()), labels.outputs, own_held_out.shape[1]
         blocks = [at for at, party in enumerate(sizes) if party in monotone]
-        self._monotone = of = blocks, signs_in(labels.preparation)
-        self._build_top = lambda: self.aggregation.build_top(*top_sizes, alone, of).to(self.device)
-        self.top = self._build_top()
-        if self.top.by_step:
-            self._try_out_top()
-        learn_bins(self.top, own)
-        rate, learns = config.training.server_lr, bool(trained(self.top))
-        self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
-        self.server_update = server_update.choose(config)(config)
-        self.subsets = config.subsets  # which subsets of the parties train the top model
-        self.secret = secrets.token_bytes(16)  # seeds zeroth-order directions of the top model
-        if config.privacy.noise_seed >= 0:
-            self.secret = f"{config.privacy.noise_seed} top model".encode()
-        self.drawn = 0  # number of draws of directions
+        self._monotone = blocks, signs_in(labels.preparation)
+        about = list(sizes.values()), labels.outputs, own_held_out.shape[1], alone, self._monotone
+        self._build_top = lambda: self.aggregation.build_top(*about).to(self.device)
+        self._make_top(own, per_epoch)
         self.threshold: float | None = None  # of two classes, once the model is trained
         self.steps = 0  # label-holder steps so far: VAFL's counter k
-        self._tells_losses = not mechanism.hides_figures
         self.losses: list[Tensor] = []  # of the steps since the last evaluation, if told
         self.frozen: Collection[int] = ()  # parties whose models do not train
         self.first_uploads: dict[int, Arrays] = {}
 
-    def _try_out_top(self) -> None:
-        """Raise `ConfigError` if a top model of a user's cannot be saved or rebuilt."""
-        rows = self.held_out.table.rows[: rebuilt.ROWS].clone()
-        h = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
-        rows[:, : self.top.received] = h[:, : self.top.received].to(self.device)
-        said = f"top-model = {self.config.models.top!r}"
-        rebuilt.try_out(said, self._build_top(), self._build_top, rows)
+    def _make_top(self, own: Any, per_epoch: float) -> None:
+        """Make the top model; raise `ConfigError` if a user's cannot be saved or rebuilt."""
+        self.top = self._build_top()
+        if self.top.by_step:
+            rows = self.held_out.table.rows[: rebuilt.ROWS].clone()
+            h = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+            rows[:, : self.top.received] = h[:, : self.top.received].to(self.device)
+            said = f"top-model = {self.config.models.top!r}"
+            rebuilt.try_out(said, self._build_top(), self._build_top, rows)
+        learn_bins(self.top, own)
+        self.server_update = server_update.choose(self.config)(self.config)
+        self.subsets = self.config.subsets  # which subsets of the parties train the top model
+        self.secret = secrets.token_bytes(16)  # seeds zeroth-order directions of the top model
+        if self.config.privacy.noise_seed >= 0:
+            self.secret = f"{self.config.privacy.noise_seed} top model".encode()
+        self.drawn = 0  # number of draws of directions
+        rate, learns = self.config.training.server_lr, bool(trained(self.top))
+        self.optimizer = build_optimizer(self.config, self.top, rate, per_epoch) if learns else None
 
     # --- uploads --------------------------------------------------------------------------------
 
@@ -147,8 +144,8 @@ class LabelHolder:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         sent = self.uplinks[party].select(upload.arrays) if self.estimator.broadcasts else {}
         if not self.aggregation.waits:
-            sent_rows = reading.fresh, reading.embeddings
-            self.table.write(party, window, *sent_rows, self.steps, self._in_table)
+            about = self.uplinks[party].peak, self.steps, self._in_table
+            self.table.write(party, window, reading.fresh, *about)
         return Arrival(party, window, order.coordinated, reading, batches, sent)
 
     def refresh(self, party: int, ids: NDArray[np.int32] | None, upload: Upload) -> None:
@@ -160,7 +157,7 @@ class LabelHolder:
             rows = links.decode(upload.arrays, window)["embedding"]
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self.table.write(party, window, rows, (rows,), self.steps, self._in_table)
+        self.table.write(party, window, rows, links.peak, self.steps, self._in_table)
         if self.estimator.broadcasts:
             self.first_uploads[party] = links.select(upload.arrays)
 

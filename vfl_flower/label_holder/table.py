@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.arrays import peak
 from vfl_flower.config.errors import ConfigError, PoisonError, VflError
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.provenance import free_memory
@@ -29,7 +30,6 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import estimators, server_update
 from vfl_flower.protocol.batches import Window, put, take
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import Arrays
 
 Ids = NDArray[np.int32]
@@ -94,16 +94,17 @@ class Table:
         party: int,
         window: Window,
         rows: Tensor,
-        sent: Sequence[Tensor] = (),
+        largest: float = 0.0,
         step: int = 0,
         held: bool = False,
     ) -> None:
         """Write a party's embeddings of a window, [R, E], at a step, unless the table is ``held``.
 
+        ``largest`` is the largest magnitude in the upload.
         Raise `VflError` if embeddings far exceed all that the party has sent before. One such
         upload could end training for all parties, and nobody would know its sender.
         """
-        largest, known = max(map(peak, sent), default=0.0), self.peaks.get(party)
+        known = self.peaks.get(party)
         if known is not None and largest > max(USUAL, _GROWTH * known):
             self.forget(party)
             raise VflError(

@@ -332,13 +332,7 @@ def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
 def prepare(
     parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Check a run before it starts; return its configuration and options.
-
-    Raises
-    ------
-    ConfigError
-        If the run cannot work.
-    """
+    """Check a run before it starts; return its configuration and options."""
     if parties < 1:
         raise ConfigError(f"{parties} parties cannot train: name at least one.")
     config = earlier_run.configured(run_config)

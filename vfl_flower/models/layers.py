@@ -4,8 +4,8 @@ Each model is a builder. It maps the shape of a sample and the embedding size to
 its activation. The last activation is empty: `ModelConfig.embedding_activation` sets it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -119,6 +119,10 @@ def _flat(shape: Shape) -> int:
 class Linear(nn.Linear):
     """A linear layer that `rise` can make monotone."""
 
+
+class MonotoneLinear(Linear):
+    """A linear layer that applies the signs of its weights."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's outputs [R, outputs] of rows [R, inputs]."""
         return functional.linear(x, applied(self), self.bias)
@@ -154,7 +158,9 @@ def rise(layers: Iterable[nn.Module], into: Tensor) -> None:
     for each in every:
         if isinstance(each, PiecewiseLinear):  # it rises
             continue
-        if not isinstance(each, Linear | Members | MeanOfMembers):
+        if isinstance(each, Linear):
+            each.__class__ = MonotoneLinear
+        elif not isinstance(each, Members | MeanOfMembers):
             raise ConfigError(
                 "monotonic columns need a linear, mlp or tabular model: others cannot be monotone. "
                 "Choose one, or leave monotonic out."
@@ -214,6 +220,8 @@ class Members(nn.Module):
     et al., 2020). At first the bins do not count, and all members are the first layer of an mlp.
     """
 
+    signs: ClassVar[Mapping[str, Tensor] | None] = None  # `rise` sets them
+
     def __init__(self, features: int, hidden: int, bias: bool) -> None:
         super().__init__()
         first, bins = nn.Linear(features, hidden, bias), features * _BINS
@@ -229,7 +237,10 @@ class Members(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return hidden units before their activation, [R, members, hidden]."""
-        into, shared, out_of = (applied(self, name) for name in ("into", "shared", "out_of"))
+        own: Iterable[Tensor] = (self.into, self.shared, self.out_of)
+        if self.signs:
+            own = (applied(self, name) for name in ("into", "shared", "out_of"))
+        into, shared, out_of = own
         z = functional.linear(x[:, None] * into, shared) * out_of
         return z if self.bias is None else z + self.bias
 
@@ -263,6 +274,8 @@ class MeanOfMembers(nn.Module):
     All members begin as the same last layer of an mlp.
     """
 
+    signs: ClassVar[Mapping[str, Tensor] | None] = None
+
     def __init__(self, hidden: int, size: int, bias: bool) -> None:
         super().__init__()
         last = nn.Linear(hidden, size, bias)
@@ -271,7 +284,8 @@ class MeanOfMembers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean of the members' outputs, [R, size]."""
-        return functional.linear(x.flatten(1) / _MEMBERS, applied(self), self.bias)
+        weight = applied(self) if self.signs else self.weight
+        return functional.linear(x.flatten(1) / _MEMBERS, weight, self.bias)
 
 
 class _ChannelsFirst(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from vfl_flower.config.options import ModelConfig
 from vfl_flower.models.bottom_model import BottomModel
-from vfl_flower.models.layers import applied
+from vfl_flower.models.layers import MonotoneLinear, applied
 from vfl_flower.models.training import autocast, in_float32
 
 Block = tuple[slice, Tensor, Tensor]
@@ -52,6 +52,7 @@ class TopModel(nn.Module):
         self.combine = combine
         self.outputs = outputs
         self.layers = nn.ModuleList(layers)
+        self.monotone = any(isinstance(layer, MonotoneLinear) for layer in self.layers)
         self.own = own
 
     @classmethod
@@ -171,15 +172,18 @@ class TopModel(nn.Module):
         for depth in reversed(range(len(layers))):
             signals.insert(0, signal)
             if depth or rows:
-                signal = signal @ applied(layers[depth])
+                layer = layers[depth]
+                signal = signal @ (applied(layer) if self.monotone else layer.weight)
             if depth:
                 signal *= inputs[depth] > 0
         if bound < math.inf and layers:
             signals = [each.to(sums) for each in _clipped(signals, inputs, bound)]
             inputs = [each.to(sums) for each in inputs]
-        parts = zip(layers, signals, inputs, strict=False) if parameters else ()
-        pairs = ((applied(of, gradient=each.T @ read), each.sum(0)) for of, each, read in parts)
-        gradients = [gradient for pair in pairs for gradient in pair]
+        parts = zip(signals, inputs, strict=False) if parameters else ()
+        gradients = [part for each, read in parts for part in (each.T @ read, each.sum(0))]
+        if self.monotone:
+            for at, layer in enumerate(layers[: len(gradients) // 2]):
+                gradients[2 * at] = applied(layer, gradient=gradients[2 * at])
         if self.precision != "float32":
             gradients = [in_float32(gradient) for gradient in gradients]
         return outputs, signal.float(), gradients

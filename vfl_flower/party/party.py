@@ -31,24 +31,9 @@ from vfl_flower.party.transcript import Transcript
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.codecs.channel import Blocks, check_memory, digest, zeros
-from vfl_flower.transport.messages import (
-    LARGEST,
-    SMALL,
-    Arrays,
-    CheckpointOrder,
-    Description,
-    EmbedOrder,
-    EvaluateOrder,
-    Order,
-    RejoinOrder,
-    RestoreOrder,
-    ResumeOrder,
-    TrainOrder,
-    Turn,
-    Upload,
-    checked,
-)
+from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
+from vfl_flower.transport import messages
+from vfl_flower.transport.messages import Arrays
 
 
 class Party:
@@ -94,13 +79,13 @@ class Party:
 
     # --- a turn ---------------------------------------------------------------------------------
 
-    def train(self, order: TrainOrder) -> Upload:
+    def train(self, order: messages.TrainOrder) -> messages.Upload:
         """Learn from the last feedback; upload the next window (VAFL Alg. 1 lines 3-7)."""
         window = self.begin(order)
         self.learn(order.arrays)
         return self.upload_window(order, window)
 
-    def begin(self, order: TrainOrder) -> Window:
+    def begin(self, order: messages.TrainOrder) -> Window:
         """Count the steps of an order, and draw their rows."""
         self.sampling.check(order, self.learner.parties)
         if self.seal and not order.coordinated:
@@ -114,7 +99,7 @@ class Party:
             self.limits.count(rows, places, self.estimator.uploads_per_row)
         return window
 
-    def _draw(self, order: TrainOrder, secret: bytes) -> Window:
+    def _draw(self, order: messages.TrainOrder, secret: bytes) -> Window:
         """Draw the rows of a window, shared by all parties or the party's own."""
         owner, secret = (None, b"") if order.coordinated else (self.learner.index, secret)
         window = self.sampling.window(owner, order.epoch, order.first, order.steps, secret)
@@ -141,38 +126,41 @@ class Party:
         self.pending = self.learner.trace = None
 
     def upload_window(
-        self, order: TrainOrder, window: Window, blocks: Blocks | None = None
-    ) -> Upload:
+        self, order: messages.TrainOrder, window: Window, blocks: Blocks | None = None
+    ) -> messages.Upload:
         """Upload a window's embeddings, perhaps from a stack; keep it until feedback comes."""
         self.pending = PendingWindow(order, self.learner.secret, window)
         if blocks is None:
             with torch.set_grad_enabled(not self.learner.frozen):
                 blocks = self.estimator.embed(self.learner, order, window)
-        arrays = self._hidden(self.links.up.encode(blocks, window, self._upload_key))
+        upload = self._upload(self.links.up, blocks, window)
         if not order.coordinated:
-            arrays["ids"] = window.ids
+            upload.arrays["ids"] = window.ids
             if self.sampling.secret:
-                arrays["lengths"] = window.lengths
-        return self._answer(arrays)
+                upload.arrays["lengths"] = window.lengths
+        return upload
 
-    @property
-    def _upload_key(self) -> str:
-        """Return the key of a codec's random draws in the upload of this message."""
-        return f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
+    def _upload(self, links: Links, blocks: Blocks, window: Window) -> messages.Upload:
+        """Return the answer with a window's blocks. The message decides a codec's random draws."""
+        key = f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
+        return self._answer(links.encode(blocks, window, key))
 
-    def _hidden(self, arrays: Arrays) -> Arrays:
-        """Note the arrays of an answer, and mask them if the run has masks."""
-        self.transcript.answered(self.exchange, arrays)
-        self.origin.sent += sum(each.nbytes for each in arrays.values())
-        return self.seal.hide(arrays) if self.seal else arrays
+    def _answer(self, arrays: Arrays) -> messages.Upload:
+        """Return an answer. Note its arrays, if any, and mask them if the run has masks."""
+        if arrays:
+            self.transcript.answered(self.exchange, arrays)
+            self.origin.sent += sum([each.nbytes for each in arrays.values()])
+            arrays = self.seal.hide(arrays) if self.seal else arrays
+        index = self.learner.index
+        return messages.Upload(party=index, exchange=self.exchange, arrays=arrays)
 
-    def _count(self, order: Turn) -> None:
+    def _count(self, order: messages.Turn) -> None:
         """Check the number of a message, and draw its random secret."""
         if order.exchange != self.exchange + 1:
             raise OutOfStepError(f"got message {order.exchange} after message {self.exchange}.")
         secret = self.transcript.secret(order)
         self.exchange = self.learner.exchange = order.exchange
-        self.origin.fresh += isinstance(order, EmbedOrder | EvaluateOrder)
+        self.origin.fresh += isinstance(order, messages.EmbedOrder | messages.EvaluateOrder)
         if self.seal:
             self.seal.bind(order)
         if self.config.privacy.noise_seed < 0:
@@ -182,11 +170,11 @@ class Party:
 
     # --- other messages -------------------------------------------------------------------------
 
-    def describe(self, order: Order) -> Description:
+    def describe(self, order: messages.Order) -> messages.Description:
         """Describe what the label holder must check before this party may train."""
-        if self.seal and isinstance(order, ResumeOrder):
+        if self.seal and isinstance(order, messages.ResumeOrder):
             self.seal.resume(order)
-        return Description(
+        return messages.Description(
             party=self.learner.index,
             parties=self.learner.parties,
             train_rows=self.inputs.rows,
@@ -199,13 +187,13 @@ class Party:
             checkpoint=self.origin.checkpoint,
         )
 
-    def evaluate(self, order: EvaluateOrder) -> Upload:
+    def evaluate(self, order: messages.EvaluateOrder) -> messages.Upload:
         """Learn from the feedback, if any; upload uncompressed embeddings of test rows."""
         self.begin_evaluation(order)
         self.learn(order.arrays)
         return self.upload_test_rows(peak_memory_mb())
 
-    def begin_evaluation(self, order: EvaluateOrder) -> None:
+    def begin_evaluation(self, order: messages.EvaluateOrder) -> None:
         """Count an order to evaluate, and its rows."""
         self._count(order)
         if self.limits:
@@ -216,17 +204,17 @@ class Party:
         if self.limits:
             self.limits.count(self.inputs.block.test_rows, places, times)
 
-    def upload_test_rows(self, memory_mb: float) -> Upload:
+    def upload_test_rows(self, memory_mb: float) -> messages.Upload:
         """Upload uncompressed embeddings of test rows, and this process's peak memory."""
         arrays = {"embedding": self.learner.embeddings(self.inputs.block.test).cpu().numpy()}
         self.learner.check()
         return replace(
-            self._answer(self._hidden(arrays)),
+            self._answer(arrays),
             surrogates=digest(self.links.surrogates.values()),
             peak_memory_mb=memory_mb,
         )
 
-    def embed(self, order: EmbedOrder) -> Upload:
+    def embed(self, order: messages.EmbedOrder) -> messages.Upload:
         """Upload fresh embeddings of rows that the label holder lacks or has too old."""
         self._count(order)
         if self.seal:
@@ -246,23 +234,23 @@ class Party:
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         table = zeros((self.inputs.rows, self.learner.size))
         links = self.estimator.fresh_links(self.links.up, table)
-        return self._answer(self._hidden(links.encode(blocks, window, self._upload_key)))
+        return self._upload(links, blocks, window)
 
-    def restore(self, order: RestoreOrder, model: Arrays) -> Upload:
+    def restore(self, order: messages.RestoreOrder, model: Arrays) -> messages.Upload:
         """Load the model of an earlier evaluation. It trains no more."""
         self._count(order)
         self.forget_window()
         load_model(self.learner.model, model)
         return self._answer({})
 
-    def checkpoint(self, order: CheckpointOrder) -> Upload:
+    def checkpoint(self, order: messages.CheckpointOrder) -> messages.Upload:
         """Learn from the feedback, if any. `state_file` then writes the state."""
         self._count(order)
         self.learn(order.arrays)
         self.learner.check()
         return self._answer({})
 
-    def rejoin(self, order: RejoinOrder) -> Description:
+    def rejoin(self, order: messages.RejoinOrder) -> messages.Description:
         """Return after a failure, with the label holder's count and copy of the surrogate."""
         if self.seal:
             self.seal.refuse_alone()
@@ -275,14 +263,13 @@ class Party:
         for name, surrogate in self.links.surrogates.items():
             if name == "uplink":
                 shape = tuple(surrogate.shape)
-                known = checked(order.arrays, "embedding", "float32", shape, LARGEST)
+                known = messages.checked(
+                    order.arrays, "embedding", "float32", shape, messages.LARGEST
+                )
                 surrogate.copy_(torch.from_numpy(known))
             else:
                 surrogate.zero_()
         return self.describe(order)
-
-    def _answer(self, arrays: Arrays) -> Upload:
-        return Upload(party=self.learner.index, exchange=self.exchange, arrays=arrays)
 
     # --- between messages -----------------------------------------------------------------------
 
@@ -328,7 +315,7 @@ class Party:
         self.pending = None
         if scalars["pending"]:
             exchange, epoch, first, steps, coordinated = scalars["pending"]
-            order = TrainOrder(
+            order = messages.TrainOrder(
                 exchange=exchange,
                 epoch=epoch,
                 first=first,
@@ -363,4 +350,4 @@ class Party:
         steps = self.sampling.per_epoch
         rows = self.sampling.most_rows(steps)
         keys = self.estimator.aggregation.order_bytes(self.learner.parties)
-        return SMALL + keys + self.estimator.answer_bytes(self.learner, rows, steps)
+        return messages.SMALL + keys + self.estimator.answer_bytes(self.learner, rows, steps)

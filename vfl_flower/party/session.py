@@ -21,19 +21,12 @@ from vfl_flower.models.training import kept, optimizer_tensors
 from vfl_flower.party import builder, state, state_file
 from vfl_flower.party.memory import PendingWindow
 from vfl_flower.party.party import Party
+from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import config_record, contents
-from vfl_flower.transport.messages import (
-    SMALL,
-    EmbedOrder,
-    Order,
-    Payload,
-    TrainOrder,
-    refuse_unused,
-)
 from vfl_flower.transport.node import index_and_parties
 
-O = TypeVar("O", bound=Order)  # noqa: E741
-A = TypeVar("A", bound=Payload)
+O = TypeVar("O", bound=messages.Order)  # noqa: E741
+A = TypeVar("A", bound=messages.Payload)
 
 
 class Session:
@@ -75,9 +68,9 @@ class Session:
         """
         try:
             payload = method(self.party, order)
-            refuse_unused(order.arrays, "was sent")
+            messages.refuse_unused(order.arrays, "was sent")
             # Orders of other kinds are rare, and some read the state. Masks serve one message each.
-            party, trains = self.party, isinstance(order, TrainOrder | EmbedOrder)
+            party, trains = self.party, isinstance(order, messages.TrainOrder | messages.EmbedOrder)
             shares_memory = self.scalars is not None and party.in_process.model is not None
             if trains and shares_memory and not party.seal and not party.learner.arrays:
                 self.ahead = True  # the state is written later
@@ -254,4 +247,4 @@ def largest_order(context: Context) -> int:
     scalars = contents(context.state).get("scalars")
     if isinstance(scalars, ConfigRecord):
         return int(str(contents(scalars)["largest"]))
-    return SMALL + 32 * PIECE + 4 * Rules.of(context.node_config).max_ids
+    return messages.SMALL + 32 * PIECE + 4 * Rules.of(context.node_config).max_ids

@@ -145,6 +145,14 @@ class Transport(Grid):
         """Return a message, as Flower's older interface does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
+    def set_run(self, run: Any) -> None:
+        """Do nothing: Flower tells its Grid the run."""
+
+    @property
+    def run(self) -> Any:
+        """Flower's run."""
+        raise NotImplementedError(f"{type(self).__name__} has no information about Flower's run.")
+
     @abstractmethod
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the available nodes."""
@@ -179,10 +187,6 @@ class FlowerTransport(Transport):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies by Flower."""
         return self.grid.pull_messages(message_ids)
-
-    def set_run(self, run: Any) -> None:
-        """Set the run of the Grid."""
-        self.grid.set_run(run)
 
     @property
     def run(self) -> Any:

@@ -2,7 +2,6 @@
 
 import hashlib
 
-import numpy as np
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from vfl_flower.transport.messages import Arrays, Turn
@@ -18,12 +17,12 @@ def digest_of(secret: bytes, arrays: Arrays, order: Turn | None = None) -> bytes
     since both the secret and the digest stay at the side that computes it.
     """
     digest = Poly1305(hashlib.sha256(secret).digest())
-    about, named = [], sorted(arrays.items())
+    named = sorted(arrays.items())
+    about = [f"{name}|{array.dtype.str}|{array.shape}" for name, array in named]
     if order is not None:
-        about = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
-        about.append(order.kind)
-    forms = [f"{name}|{array.dtype.str}|{array.shape}" for name, array in named]
-    digest.update("|".join([*about, *forms]).encode())
+        scalars = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
+        about = [*scalars, order.kind, *about]
+    digest.update("|".join(about).encode())
     for _, array in named:
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        digest.update(array.tobytes())
     return digest.finalize()[:SIZE]

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import (
     message_from_proto,
     message_to_proto,
@@ -114,9 +113,8 @@ def ray_actors() -> int:
     return len(actors(job_id=job, actor_state_name="ALIVE"))
 
 
-CLOCK_AHEAD = SYSTEM_TIME_TOLERANCE
-CLOCK_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-"""Seconds that a SuperNode's clock may be ahead of its SuperLink's, or behind: 5 and 305.
+CLOCK_AHEAD, CLOCK_BEHIND = 5, 305
+"""Seconds that a SuperNode's clock may be ahead of its SuperLink's, or behind.
 
 `authenticate_node` in flwr/superlink/routers/fleet/node_auth.py refuses calls signed outside them.
 """
@@ -140,9 +138,7 @@ STATES = "VFL_STATES"  # environment variable with the folder of states, for act
 
 def flower_home() -> Path:
     """Return Flower's folder of the user."""
-    from flwr.supercore.utils import get_flwr_home  # imports requests, which a party needs not
-
-    return Path(get_flwr_home())
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
 
 
 def lasting_home() -> Path:

@@ -20,7 +20,6 @@ from typing import Any
 
 import tomli_w
 from flwr.supercore.fab import Fab
-from flwr.supercore.run import Run
 
 from vfl_flower.config.run_config import flower_defaults
 
@@ -55,7 +54,6 @@ def keep_token(address: str, token: str) -> None:
 def demand_token(token: str) -> None:
     """Have this process's SuperLink serve only Control calls with this token."""
     from flwr.common.constant import ACCESS_TOKEN_KEY
-    from flwr.supercore.auth.typing import AccountInfo
     from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 
     superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
@@ -65,7 +63,7 @@ def demand_token(token: str) -> None:
 
         def validate_tokens_in_metadata(
             self, metadata: Sequence[tuple[str, str | bytes]]
-        ) -> tuple[bool, AccountInfo | None]:
+        ) -> tuple[bool, Any]:
             shown = dict(metadata).get(ACCESS_TOKEN_KEY, "")
             shown = shown.encode() if isinstance(shown, str) else shown
             if compare_digest(shown, token.encode()):
@@ -144,8 +142,8 @@ def run_installed_code_only() -> None:
     def connected(*arguments: Any) -> Iterator[tuple[Any, ...]]:
         with connect(*arguments) as (node, receive, send, get_run, _, *objects):
 
-            def run_of_own_app(run_id: int) -> Run:
-                run: Run = get_run(run_id)
+            def run_of_own_app(run_id: int) -> Any:
+                run = get_run(run_id)
                 config = {
                     key: run.override_config[key] for key in run.override_config if key in known
                 }

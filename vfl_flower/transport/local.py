@@ -200,11 +200,3 @@ class LocalGrid(Transport):
         for entry in later:
             heapq.heappush(self._replies, entry)
         return due
-
-    def set_run(self, run: Any) -> None:
-        """Ignore the run: this process has only one."""
-
-    @property
-    def run(self) -> Any:
-        """Raise `NotImplementedError`: there is no run information."""
-        raise NotImplementedError("LocalGrid has no SuperLink, and so no run information.")

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from vfl_flower.config.arrays import peak
 from vfl_flower.config.checks import Line
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.names import Name
 from vfl_flower.config.provenance import running
-from vfl_flower.transport.magnitude import peak
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -357,11 +357,11 @@ def checked(
     dtype: str,
     shape: tuple[int, ...],
     most: float = math.inf,
+    peaks: dict[str, float] | None = None,
 ) -> Any:
     """Return the array of that name, if it has this dtype and shape, and finite numbers.
 
-    Their magnitude may be ``most``: any, or `LARGEST`.
-
+    Their magnitude may be ``most``: any, or `LARGEST`. ``peaks`` gets the largest.
     Raise `VflError` if it is missing or different; the text is the end of a sentence.
     """
     if name not in arrays:
@@ -377,14 +377,16 @@ def checked(
             raise VflError(f"{name!r} has values that are not finite. Lower the learning rates.")
         if largest > most:
             raise VflError(f"{name!r} has {_BEYOND}")
+        if peaks is not None:
+            peaks[name] = largest
     return array
 
 
-def bounded(name: str, rows: Any) -> Any:
-    """Return rows, of NumPy or torch, if no magnitude exceeds `LARGEST`, and none is NaN.
+def bounded(name: str, rows: Any) -> float:
+    """Return the largest magnitude of rows, of NumPy or torch.
 
-    Else raise `VflError`, the end of a sentence.
+    If it exceeds `LARGEST`, or one is NaN, raise `VflError`, the end of a sentence.
     """
-    if not peak(rows) <= LARGEST:  # NaN is not
+    if not (largest := peak(rows)) <= LARGEST:  # NaN is not
         raise VflError(f"{name!r} has {_BEYOND}")
-    return rows
+    return largest

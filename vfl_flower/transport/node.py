@@ -40,7 +40,7 @@ def describe_records(context: Context) -> AbstractContextManager[None]:
     node = context.node_config
     about = logs.described(
         node.get("log-format", context.run_config.get("log-format")),
-        lasting=not simulated(context),
+        lasting=not (node.get("simulated") or in_ray()),
         run=str(context.run_id),
         role="party",
         party=node.get("partition-id"),

@@ -16,18 +16,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.transport import wire
 from vfl_flower.transport.base import Cost, Transport
 from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_message_id
 from vfl_flower.transport.local import serve_messages
 from vfl_flower.transport.messages import SMALL, Order, Payload, Positive
-from vfl_flower.transport.wire import (
-    pack_many,
-    read_reply,
-    to_failure,
-    to_message,
-    to_reply,
-    unpack_many,
-)
 
 _FIRST = SERVER_NODE + 1  # node id of the first party
 _HEAD = 1000  # most bytes of a message besides its arrays
@@ -90,10 +83,6 @@ class SharedActors(Transport):
         """Return the node ids of the parties, in their order."""
         return [_FIRST + party for party in range(self.parties)]
 
-    def set_run(self, run: Any) -> None:
-        """Set the run of the other transport."""
-        self._transport.set_run(run)
-
     @property
     def run(self) -> Any:
         """Flower's run of the other transport."""
@@ -132,9 +121,11 @@ class SharedActors(Transport):
         self._transport.expect({SharedActorOrder.kind: most})
         orders = []
         for actor, messages in batches.items():
-            order = SharedActorOrder(parties=self.parties, arrays={"packed": pack_many(messages)})
+            order = SharedActorOrder(
+                parties=self.parties, arrays={"packed": wire.pack_many(messages)}
+            )
             ttl = messages[0].metadata.ttl
-            orders.append(to_message(order, actor, ttl, self._transport.calls))
+            orders.append(wire.to_message(order, actor, ttl, self._transport.calls))
         for key, (actor, messages) in zip(
             self._transport.send(orders), batches.items(), strict=True
         ):
@@ -144,16 +135,18 @@ class SharedActors(Transport):
     def _read(self, reply: Message, messages: Sequence[Message], most: int) -> Iterator[Message]:
         """Yield the answer of each party; if the actor failed, all its parties failed."""
         try:
-            found = unpack_many(read_reply(reply, SharedActorAnswer, most).arrays["packed"])
+            found = wire.unpack_many(
+                wire.read_reply(reply, SharedActorAnswer, most).arrays["packed"]
+            )
             if len(found) != len(messages):
                 raise VflError("answered other messages than it was sent.")
         except VflError as error:
             found = [(0, VflError(str(error).removeprefix("failed: ")))] * len(messages)
         for message, (_, said) in zip(messages, found, strict=True):
             if isinstance(said, VflError):
-                yield to_failure(str(said), message, isinstance(said, OutOfStepError))
+                yield wire.to_failure(str(said), message, isinstance(said, OutOfStepError))
             else:
-                yield to_reply(said, message)
+                yield wire.to_reply(said, message)
 
 
 def _number(key: str) -> int:
@@ -175,10 +168,10 @@ def serve(
     """
     begin_task()  # messages of this process name a sender
     messages, contexts = [], []
-    for number, (node, payload) in enumerate(unpack_many(order.arrays["packed"])):
+    for number, (node, payload) in enumerate(wire.unpack_many(order.arrays["packed"])):
         if not isinstance(payload, Order):
             raise VflError("was sent a payload that is not an order.")
-        message = to_message(payload, node, 3600.0, call=True)
+        message = wire.to_message(payload, node, 3600.0, call=True)
         set_message_id(message, str(number))
         messages.append(message)
         contexts.append(_context_of(node - _FIRST, order.parties, context))
@@ -188,7 +181,7 @@ def serve(
         _keep(each, context)
     if any(message.metadata.message_type != "train" for message in messages):
         _forget(contexts, context)
-    return SharedActorAnswer(arrays={"packed": pack_many(replies)})
+    return SharedActorAnswer(arrays={"packed": wire.pack_many(replies)})
 
 
 _served: dict[tuple[int, int], Context] = {}

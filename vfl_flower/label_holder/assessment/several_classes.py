@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score
 
-from vfl_flower.label_holder.assessment import calibrated
-from vfl_flower.label_holder.assessment.intervals import (
-    DRAWS,
-    Figure,
-    by_logit,
-    generator,
-    mean,
-    placements,
-    share,
-)
+from vfl_flower.label_holder.assessment import calibrated, intervals
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
@@ -28,15 +19,15 @@ _WEIGHTS = 10**6  # of a bootstrap at once
 _LEAST = float(np.finfo(np.float64).eps)  # probability that scikit-learn's log loss rises to
 
 
-def figures(chance: Array, labels: Classes) -> dict[str, Figure]:
+def figures(chance: Array, labels: Classes) -> dict[str, intervals.Figure]:
     """Return the figures of rows with class probabilities [R, K] and labels [R]."""
     predicted, of_label = chance.argmax(1), chance[np.arange(len(labels)), labels]
     right = predicted == labels
     found = {
-        "accuracy": share(int(right.sum()), len(labels)),
+        "accuracy": intervals.share(int(right.sum()), len(labels)),
         "macro_f1": _macro_f1(predicted, labels),
-        "log_loss": mean(-np.log(np.clip(of_label, _LEAST, 1 - _LEAST)), 0),
-        "brier": mean(np.square(chance).sum(1) - 2 * of_label + 1, 0, 2),
+        "log_loss": intervals.mean(-np.log(np.clip(of_label, _LEAST, 1 - _LEAST)), 0),
+        "brier": intervals.mean(np.square(chance).sum(1) - 2 * of_label + 1, 0, 2),
         "ece": calibrated.error(calibrated.bins_of(chance.max(1), right)),
     }
     if len(np.unique(labels)) > 1:
@@ -44,7 +35,7 @@ def figures(chance: Array, labels: Classes) -> dict[str, Figure]:
     return found
 
 
-def assessed(chance: Array, labels: Classes) -> tuple[dict[str, Figure], dict[str, Any]]:
+def assessed(chance: Array, labels: Classes) -> tuple[dict[str, intervals.Figure], dict[str, Any]]:
     """Return the figures and the curves; parameters are as for `figures`."""
     right = chance.argmax(1) == labels
     curves = {"calibration": calibrated.curve(calibrated.bins_of(chance.max(1), right))}
@@ -64,7 +55,7 @@ def counts(chance: Array, labels: Classes) -> list[list[int]] | None:
     return found
 
 
-def _macro_auc(chance: Array, labels: Classes) -> Figure:
+def _macro_auc(chance: Array, labels: Classes) -> intervals.Figure:
     """Return the mean AUC of each class against the rest, of classes that have rows.
 
     The variance follows from each row's influence on the mean (DeLong et al., 1988, for one class).
@@ -74,22 +65,24 @@ def _macro_auc(chance: Array, labels: Classes) -> Figure:
     influence, values = np.zeros(rows), []
     for number, size in zip(classes, sizes, strict=True):
         mine = labels == number
-        right = placements(chance[:, number], mine)
+        right = intervals.placements(chance[:, number], mine)
         values.append(value := float(right[mine].mean()))
         influence += (right - value) * (rows / np.where(mine, size, rows - size))
     variance = float(influence.var()) / rows / len(classes) ** 2
     least = int(sizes.min())
-    return by_logit(float(np.mean(values)), variance if least > 1 else 0.0, least)
+    return intervals.by_logit(float(np.mean(values)), variance if least > 1 else 0.0, least)
 
 
-def _macro_f1(predicted: Classes, labels: Classes) -> Figure:
+def _macro_f1(predicted: Classes, labels: Classes) -> intervals.Figure:
     """Return the mean F1 of the classes, by a bootstrap of the cells of the confusion matrix."""
     value = float(f1_score(labels, predicted, average="macro", zero_division=0))
     classes = 1 + int(max(predicted.max(), labels.max()))
     cells, sizes = np.unique(labels * classes + predicted, return_counts=True)
     true, said = np.divmod(cells, classes)
-    random, drawn = generator(), []
-    for draws in np.array_split(np.arange(DRAWS), 1 + DRAWS * len(cells) // _WEIGHTS):
+    random, drawn = intervals.generator(), []
+    for draws in np.array_split(
+        np.arange(intervals.DRAWS), 1 + intervals.DRAWS * len(cells) // _WEIGHTS
+    ):
         weights = random.poisson(sizes, (len(draws), len(cells)))
         first = np.arange(len(draws))[:, None] * classes
         of_true, of_said, right = (
@@ -100,4 +93,4 @@ def _macro_f1(predicted: Classes, labels: Classes) -> Figure:
         of_class = np.divide(2 * right, size, out=np.zeros_like(size), where=size > 0)
         there = (size > 0).reshape(len(draws), classes).sum(1)
         drawn.append(of_class.reshape(len(draws), classes).sum(1) / np.maximum(there, 1))
-    return by_logit(value, float(np.concatenate(drawn).var()), len(labels))
+    return intervals.by_logit(value, float(np.concatenate(drawn).var()), len(labels))

@@ -203,6 +203,8 @@ class Aggregation:
     def read(self, end: HolderEnd, party: int, window: Window, arrays: messages.Arrays) -> Reading:
         """Return the content of a party's upload of a window.
 
+        The party's links decode it, and measure its largest magnitude.
+
         Raises
         ------
         VflError

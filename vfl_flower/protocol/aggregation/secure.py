@@ -79,7 +79,10 @@ class MaskedCollection(Collection):
     def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
         """Add a party's block; with the last party's, return the sum, [R, E]."""
         total = self.sum.add(party, read(arrays, ("embedding",), shape), shape)
-        return torch.from_numpy(bounded("embedding", total["embedding"])) if total else None
+        if not total:
+            return None
+        bounded("embedding", total["embedding"])
+        return torch.from_numpy(total["embedding"])
 
 
 class MaskedSums(Seal):

@@ -94,6 +94,7 @@ class Channel:
         self.shape = tuple(table.shape[1:])  # of a row
         self.by_row, self.by_step = by_row, by_step
         self.saved, self.dtype = saved, dtype
+        self.peak = 0.0  # largest magnitude in the last block that a codec has decoded
 
     def send(self, name: str, rows: Tensor, window: Window, key: str) -> Arrays:
         """Encode rows [R, E] of a window; ``key`` decides the codec's random draws."""
@@ -117,12 +118,11 @@ class Channel:
         window = _of_steps(window) if self.by_step else window
         shape = len(window.ids), self.shape[0]
         rows = torch.from_numpy(self.codec.decode(name, arrays, shape, self._sizes(window)))
-        if self.surrogate is None:
-            bounded(name, rows)
-            return rows
-        rows = take(self.surrogate, window) + rows.to(self.surrogate.device, non_blocking=True)
-        bounded(name, rows)
-        put(self.surrogate, window, rows)
+        if self.surrogate is not None:
+            rows = take(self.surrogate, window) + rows.to(self.surrogate.device, non_blocking=True)
+        self.peak = bounded(name, rows)
+        if self.surrogate is not None:
+            put(self.surrogate, window, rows)
         return rows
 
     def _sizes(self, window: Window) -> Sizes:
@@ -132,7 +132,12 @@ class Channel:
 
 
 class Links(dict[str, Channel]):
-    """One end of the links of a kind of message, by the names of its blocks."""
+    """One end of the links of a kind of message, by the names of its blocks.
+
+    peak : largest magnitude in the last decoded message.
+    """
+
+    peak = 0.0
 
     def encode(self, blocks: Blocks, window: Window, key: str) -> Arrays:
         """Make the arrays of a message from blocks; ``key`` is as in `Channel.send`."""
@@ -147,13 +152,16 @@ class Links(dict[str, Channel]):
     def decode(self, arrays: Arrays, window: Window) -> Blocks:
         """Make the blocks of a message from its arrays, which must be complete."""
         blocks: Blocks = {}
+        peaks: dict[str, float] = {}
         for name, link in self.items():
             if link.plain:
                 shape = len(window.lengths if link.by_step else window.ids), *link.shape
-                rows = checked(arrays, name, link.dtype, shape, LARGEST)
+                rows = checked(arrays, name, link.dtype, shape, LARGEST, peaks)
                 blocks[name] = torch.from_numpy(rows)
             else:
                 blocks[name] = link.receive(name, arrays, window)
+                peaks[name] = link.peak
+        self.peak = max(peaks.values(), default=0.0)
         return blocks
 
     def select(self, arrays: Arrays) -> Arrays:

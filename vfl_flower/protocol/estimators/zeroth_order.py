@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vfl_flower.config.arrays import peak
 from vfl_flower.config.errors import ConfigError, DivergedError
 from vfl_flower.config.options import EstimatorConfig, TrainingConfig
 from vfl_flower.config.run_config import RunConfig
@@ -34,7 +35,6 @@ from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd, Reading
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.subsets import row_losses
-from vfl_flower.transport.magnitude import peak
 from vfl_flower.transport.messages import LARGEST, TrainOrder
 
 Pair = tuple[Tensor, Tensor]  # embeddings [R, E] at w + mu u, and at w or w - mu u

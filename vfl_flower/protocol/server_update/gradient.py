@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -34,9 +33,8 @@ class ByGradient(ServerUpdate):
     def step(self, batches: TopBatches, gradients: bool) -> tuple[Tensor | None, Tensor]:
         """Step along the gradient of each mini-batch's loss; return as in the base class."""
         top, optimizer, h, labels = batches.top, batches.optimizer, batches.h, batches.labels
-        lengths, divisors = batches.lengths, batches.divisors
+        steps, divisors = batches.lengths, batches.divisors
         loss, noise, copies = batches.loss, batches.noise, batches.copies
-        of_window, steps = labels, lengths
         if copies is not None:
             h, labels, steps = copies.h, labels[copies.rows], copies.lengths
         own = top.own if optimizer else None
@@ -52,26 +50,17 @@ class ByGradient(ServerUpdate):
         # the sum than the row could, so each copy's bound is its share of the row's bound.
         share = float(copies.weights.max()) if noise and copies is not None and len(h) else 1.0
         bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
-        split = (each.split_with_sizes(parts) for each in (h, x, y))
-        for step, (h_step, x_step, y_step, weights_step) in enumerate(
-            zip(*split, weights, strict=True)
-        ):
+        split = zip(*(each.split_with_sizes(parts) for each in (h, x, y)), weights, strict=True)
+        for step, (h_step, x_step, y_step, weights_step) in enumerate(split):
             if own:
                 with torch.enable_grad():
                     embedding = own(top.features(h_step))
                 blocks = torch.cat([h_step[:, : top.received], embedding.detach()], dim=1)
                 x_step = top.combined(blocks, h_step)
-            with (
-                passes.repeatable(top, batches.key, step, optimizer is not None)
-                if top.by_step
-                else nullcontext(),
-                autocast(top, top.precision),
-            ):
+            random = passes.repeatable(top, batches.key, step, optimizer is not None)
+            with random, autocast(top, top.precision):
                 outputs, rows, whole = top.passes(
-                    x_step,
-                    y_step,
-                    weights_step,
-                    gradient,
+                    *(x_step, y_step, weights_step, gradient),
                     rows=gradients or own is not None,
                     parameters=optimizer is not None,
                     bound=bounds[step],
@@ -83,11 +72,10 @@ class ByGradient(ServerUpdate):
             all_outputs.append(outputs)
             all_rows.append(rows)
             if optimizer:
-                if noise:
-                    whole = noise.added_to_gradients(whole, divisors[step])
+                whole = noise.added_to_gradients(whole, divisors[step]) if noise else whole
                 step_along(optimizer, whole, batches.first + step)
-        of_rows = row_losses(loss, joined(all_outputs), of_window, copies)
-        of_steps = step_means(of_rows, lengths, divisors)
+        of_rows = row_losses(loss, joined(all_outputs), batches.labels, copies)
+        of_steps = step_means(of_rows, batches.lengths, divisors)
         if not gradients:
             return None, of_steps
         rows = top.spread(joined(all_rows), h)

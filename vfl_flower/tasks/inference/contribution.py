@@ -46,23 +46,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
 
     Raise `ConfigError` if the model does not predict with any subset, or if its data have changed.
     """
-    found = checkpoint.load(folder)
-    if not found.parties:
-        raise ConfigError(f"{folder} has a model without parties. Name the run that taught it.")
-    if not aggregation_of(found.config).any_subset:
-        raise ConfigError(
-            f"The model in {folder} needs all its parties. To see each party's contribution, "
-            "train a model that predicts with any subset: set subsets = 'sampled'."
-        )
-    if not found.strategy["history"]["entries"]:
-        raise ConfigError(f"The run in {folder} has no evaluation yet. Wait for the first one.")
-    labels = labels_of(found)
-    if labels.repeats and mechanism_of(found.config).hides_labels:
-        raise ConfigError(
-            f"The run in {folder} held out no test rows, and its noise protects the labels of its "
-            "training rows. Train with a test-fraction to see contributions."
-        )
-    labels = labels.tested
+    found, labels = _evaluated(folder)
     metric = _metric(metric, labels)
     outputs = outputs_of(found, labels)
     parties = len(found.strategy["holder"]["sizes"])
@@ -98,6 +82,27 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     return figures
 
 
+def _evaluated(folder: Path) -> tuple[Checkpoint, Labels]:
+    """Return the model of a run that shows contributions, and the labels of its test rows."""
+    found = checkpoint.load(folder)
+    if not found.parties:
+        raise ConfigError(f"{folder} has a model without parties. Name the run that taught it.")
+    if not aggregation_of(found.config).any_subset:
+        raise ConfigError(
+            f"The model in {folder} needs all its parties. To see each party's contribution, "
+            "train a model that predicts with any subset: set subsets = 'sampled'."
+        )
+    if not found.strategy["history"]["entries"]:
+        raise ConfigError(f"The run in {folder} has no evaluation yet. Wait for the first one.")
+    labels = labels_of(found)
+    if labels.repeats and mechanism_of(found.config).hides_labels:
+        raise ConfigError(
+            f"The run in {folder} held out no test rows, and its noise protects the labels of its "
+            "training rows. Train with a test-fraction to see contributions."
+        )
+    return found, labels.tested
+
+
 def _shapley(
     shares: Callable[[tuple[bool, ...]], Floats], score: Score, parties: int, exact: int
 ) -> tuple[list[Floats], Floats]:
@@ -112,9 +117,8 @@ def _shapley(
     else:
         added = np.zeros((ORDERS, parties))
         orders, places = sampled_sets(parties)
-        for number, (along, of_parties) in enumerate(
-            zip(orders.tolist(), places.tolist(), strict=True)
-        ):
+        pairs = zip(orders.tolist(), places.tolist(), strict=True)
+        for number, (along, of_parties) in enumerate(pairs):
             for party, place in enumerate(of_parties):
                 adds = shares(tuple(along[place + 1])) - shares(tuple(along[place]))
                 worths[party] += adds / ORDERS

@@ -45,9 +45,8 @@ def evaluate(
     ids, scores = _columns(path, found)
     _, rows, at = np.intersect1d(people, ids, return_indices=True)
     if not len(rows):
-        raise ConfigError(
-            f"{path} has no id of {file.path}. Name its column of ids, as in -c \"id='customer'\"."
-        )
+        how = """Name its column of ids, as in -c "id='customer'"."""
+        raise ConfigError(f"{path} has no id of {file.path}. {how}")
     true = file.labels_with_gaps(rows)
     used, learnt = ~is_missing(true), learnt_by(found, file, rows)
     counts = {"with a prediction": len(ids), "in the file of labels": len(people)}
@@ -70,17 +69,20 @@ def evaluate(
         **of_people(file, rows, words),
         "people": counts,
         "assessment": assessed("file of labels", scored, *about) if used.any() else None,
-        "drift": {},
+        "drift": _drift(folder / TESTED, scores, found),
     }
-    if len(scores) >= LEAST and (tested := folder / TESTED).exists():
-        several = slice(len(classes) == 2, None)  # of two classes, one probability says both
-        columns = (each.T[several] for each in (_columns(tested, found)[1], scores))
-        figures["drift"] = between(
-            *(zip(_names(found)[several], each, strict=True) for each in columns)
-        )
     out = path.with_suffix(".evaluation.json")
     write_whole(out, (json.dumps(figures, indent=2) + "\n").encode())
     return out, figures
+
+
+def _drift(tested: Path, scores: Any, found: Checkpoint) -> dict[str, Any]:
+    """Return the drift of these scores since the test rows, if a file has the scores of both."""
+    if len(scores) < LEAST or not tested.exists():
+        return {}
+    several = slice(len(found.about_labels["classes"]) == 2, None)  # one probability says both
+    columns = (each.T[several] for each in (_columns(tested, found)[1], scores))
+    return between(*(zip(_names(found)[several], each, strict=True) for each in columns))
 
 
 def _names(found: Checkpoint) -> list[str]:

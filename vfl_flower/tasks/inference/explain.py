@@ -40,15 +40,8 @@ from vfl_flower.tasks.inference.rows import (
     tested,
 )
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
+from vfl_flower.transport import explain_messages
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.explain_messages import (
-    Explained,
-    ExplainOrder,
-    FiguresOrder,
-    Noted,
-    Permuted,
-    PermuteOrder,
-)
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import SMALL, Order
 
@@ -76,7 +69,9 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         make_folder(folder)  # before anything is spent
     uploads = UploadCount(config, found)
     epsilon = uploads.add()
-    scored, answers = model.embed(ExplainOrder, Explained, repeats=config.repeats)
+    scored, answers = model.embed(
+        explain_messages.ExplainOrder, explain_messages.Explained, repeats=config.repeats
+    )
     assert rows.labels is not None
     known, labels = labelled(rows.labels, scored.known, found)
     if not len(known):
@@ -155,7 +150,7 @@ def _figures(turns: Iterable[_Turns], refused: Mapping[int, str]) -> dict[str, d
     }
 
 
-def _check_features(answers: Iterable[Explained], found: Checkpoint) -> None:
+def _check_features(answers: Iterable[explain_messages.Explained], found: Checkpoint) -> None:
     """Raise `PartyError` if a party has more features than it had columns in training."""
     columns = {each["party"]: each.get("columns") for each in found.strategy["seats"]}
     for answer in answers:
@@ -212,7 +207,7 @@ class _Turns:
         outputs = plain.outputs[plain.known]
         self.to_tell = FiguresToTell(plain.score, outputs, plain.fresh, features)
 
-    def orders(self) -> Iterator[PermuteOrder]:
+    def orders(self) -> Iterator[explain_messages.PermuteOrder]:
         """Yield the orders that permute all features, a block of features and rows at a time."""
         rows, outputs = len(self._rows), self._plain.outputs.shape[1]
         together = max(1, min(self.features, _NUMBERS // max(1, rows * outputs)))
@@ -221,7 +216,7 @@ class _Turns:
             count = min(together, self.features - first)
             for repeat in range(self.repeats):
                 for start in range(0, rows, most):
-                    yield PermuteOrder(
+                    yield explain_messages.PermuteOrder(
                         party=self.party,
                         first=first,
                         count=count,
@@ -230,7 +225,7 @@ class _Turns:
                         stop=min(rows, start + most),
                     )
 
-    def take(self, order: PermuteOrder, block: Tensor) -> None:
+    def take(self, order: explain_messages.PermuteOrder, block: Tensor) -> None:
         """Take the columns of the party's embeddings, [count * (stop - start), width of columns].
 
         Under masked sums, these columns are the sum over all parties.
@@ -254,7 +249,7 @@ class _Turns:
         if order.stop == len(self._rows):
             self._add(order)
 
-    def _add(self, order: PermuteOrder) -> None:
+    def _add(self, order: explain_messages.PermuteOrder) -> None:
         """Add the falls of a repeat; after the last repeat, compute the figures."""
         plain, score, outputs = self._plain, self._plain.score, self._outputs[:, self._plain.known]
         if not order.repeat:
@@ -319,7 +314,7 @@ def _permute(model: TrainedModel, turns: Mapping[int, _Turns]) -> None:
     timeout, masked = model.config.running.party_timeout, aggregation.abreast
     sizes = [each.size for each in turns.values()]
     largest = SMALL + max(_UPLOAD, 4 * max(sizes, default=0))
-    transport.expect({PermuteOrder.kind: largest})
+    transport.expect({explain_messages.PermuteOrder.kind: largest})
     if masked:
         steps: Iterator[dict[int, Order]] = (
             dict.fromkeys(turns, order) for each in turns.values() for order in each.orders()
@@ -329,9 +324,9 @@ def _permute(model: TrainedModel, turns: Mapping[int, _Turns]) -> None:
         steps = (dict(filter(None, step)) for step in zip_longest(*of_nodes))
     for orders in steps:
         collection = aggregation.collection(len(turns))
-        for node, answer in gather(transport, orders, Permuted, timeout).items():
+        for node, answer in gather(transport, orders, explain_messages.Permuted, timeout).items():
             order, sender = orders[node], turns[node]
-            assert isinstance(order, PermuteOrder)
+            assert isinstance(order, explain_messages.PermuteOrder)
             shape = order.count * (order.stop - order.start), sender.size
             with sent_by(sender.party):
                 block = collection.add(sender.party, answer.arrays, shape)
@@ -372,7 +367,9 @@ def _tell(
     orders: dict[int, Order] = {}
     for node in shown:
         *arrays, grain = figures.get(node, (0.0,))
-        told = dict(zip(FiguresOrder.names, arrays, strict=bool(arrays)))
-        orders[node] = FiguresOrder(metric=plain.score.metric, grain=grain, rows=rows, arrays=told)
-    gather(transport, orders, Noted, config.running.party_timeout)
+        told = dict(zip(explain_messages.FiguresOrder.names, arrays, strict=bool(arrays)))
+        orders[node] = explain_messages.FiguresOrder(
+            metric=plain.score.metric, grain=grain, rows=rows, arrays=told
+        )
+    gather(transport, orders, explain_messages.Noted, config.running.party_timeout)
     return said

@@ -151,36 +151,17 @@ def rows_to_predict(
     trained = found.config
     if not trained.data.own_data:
         return _test_rows(config, given, found)
-    if not config.data.own_data and config.task == "predict":  # other tasks have the file
-        raise ConfigError(
-            f"The model in {config.model} learned from files. Name the file of the new rows by "
-            "dataset='files:PATH'."
-        )
-    if given.get("match", trained.data.match) != trained.data.match:
-        raise ConfigError(
-            f"The model in {config.model} was trained with match = {trained.data.match!r}, and "
-            "finds people by these rules. Leave match out."
-        )
-    named = {name: given[name] for name in OF_FILE if name in given}
-    words = trained.with_values({**named, "split": "random"})  # all rows are predicted
-    file = own_table(words.data).with_known_segments(given)
-    file.check_segments()
-    preparation = found.about_labels["preparation"]
-    if preparation:  # refuse other columns before the parties count ids
-        file.check_columns(Preparation(**preparation))
+    file, words = _file_to_predict(config, given, found)
     if there and words.data.align == "psi":  # every row of the file gets a prediction
         words = words.with_values({"align": "any"})
     there = there if words.data.align == "any" else None
-    if words.data.match:  # few new people tell too little of how often keys repeat
-        known = (found.about_labels.get("coverage") or {}).get("rules", ())
-        file.keys.chances = {each["rule"]: each["chance"] for each in known if each.get("chance")}
     if found.parties:
         common = aligned(transport, words, file, run, there)
     else:  # a distilled model scores everybody in the file
         common = Alignment("", np.arange(len(file.ids)), None)
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
-    if preparation:
+    if preparation := found.about_labels["preparation"]:
         own = np.asarray(prepared(file, rows, Preparation(**preparation))[:])
     labels = file.labels_with_gaps(rows) if file.has_labels else None
     learnt = learnt_by(found, file, rows)
@@ -207,6 +188,35 @@ def rows_to_predict(
         rules=common.rules,
         words=words,
     )
+
+
+def _file_to_predict(
+    config: RunConfig, given: Mapping[str, Any], found: Checkpoint
+) -> tuple[Table, RunConfig]:
+    """Return the checked file of the label holder, and the options of its alignment."""
+    trained = found.config
+    if not config.data.own_data and config.task == "predict":  # other tasks have the file
+        raise ConfigError(
+            f"The model in {config.model} learned from files. Name the file of the new rows by "
+            "dataset='files:PATH'."
+        )
+    if given.get("match", trained.data.match) != trained.data.match:
+        raise ConfigError(
+            f"The model in {config.model} was trained with match = {trained.data.match!r}, and "
+            "finds people by these rules. Leave match out."
+        )
+    named = {name: given[name] for name in OF_FILE if name in given}
+    words = trained.with_values({**named, "split": "random"})  # all rows are predicted
+    file = own_table(words.data).with_known_segments(given)
+    file.check_segments()
+    if preparation := found.about_labels[
+        "preparation"
+    ]:  # refuse other columns before the parties count ids
+        file.check_columns(Preparation(**preparation))
+    if words.data.match:  # few new people tell too little of how often keys repeat
+        known = (found.about_labels.get("coverage") or {}).get("rules", ())
+        file.keys.chances = {each["rule"]: each["chance"] for each in known if each.get("chance")}
+    return file, words
 
 
 def _test_rows(config: RunConfig, given: Mapping[str, Any], found: Checkpoint) -> RowsToPredict:

@@ -33,15 +33,7 @@ from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
 from vfl_flower.tasks.inference.party.features import Feature, features_of
 from vfl_flower.tasks.inference.party.model import LoadedModel
-from vfl_flower.transport.explain_messages import (
-    MOST_FEATURES,
-    Explained,
-    ExplainOrder,
-    FiguresOrder,
-    Noted,
-    Permuted,
-    PermuteOrder,
-)
+from vfl_flower.transport import explain_messages
 from vfl_flower.transport.messages import checked
 from vfl_flower.transport.node import index_and_parties, refused, simulated
 
@@ -114,7 +106,7 @@ class Explanation:
             self.plain = learner.fresh_embeddings(self._samples, self._places)
         return self.plain
 
-    def permuted(self, order: PermuteOrder) -> Rows:
+    def permuted(self, order: explain_messages.PermuteOrder) -> Rows:
         """Return embeddings [count * (stop - start), E] of rows with permuted features.
 
         Raise `VflError` if the party does not have these features or rows, or has embedded them
@@ -138,7 +130,7 @@ class Explanation:
             found.append(learner.fresh_embeddings(samples))
         return np.concatenate(found)
 
-    def repeated(self, order: PermuteOrder) -> Rows:
+    def repeated(self, order: explain_messages.PermuteOrder) -> Rows:
         """Return embeddings [count * (stop - start), E] of rows as they are, and count them.
 
         They equal an earlier upload, also in its noise, so they tell nothing new.
@@ -150,14 +142,14 @@ class Explanation:
         self.party.count_uploads(self._places[order.start : order.stop], order.count)
         return np.tile(self.plain[order.start : order.stop], (order.count, 1))
 
-    def _check(self, order: PermuteOrder) -> None:
+    def _check(self, order: explain_messages.PermuteOrder) -> None:
         """Raise `VflError` if the party does not have the rows, or they are too many at once."""
         if not order.start < order.stop <= self.rows:
             raise VflError("was asked to embed rows that it does not have.")
         if order.count * self.rows > max(_AT_ONCE, self.rows):
             raise VflError("was asked for more permutations than it has agreed to.")
 
-    def _begin(self, order: PermuteOrder) -> None:
+    def _begin(self, order: explain_messages.PermuteOrder) -> None:
         """Draw the permutations of a new turn, and note which rows the order embeds."""
         last = order.first + order.count
         self._check(order)
@@ -187,7 +179,7 @@ class Explanation:
         return rows_read
 
 
-def begin(context: Context, order: ExplainOrder) -> Explained:
+def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_messages.Explained:
     """Load a saved model and the rows, embed them, and say how many features there are.
 
     Raise `ConfigError` or `VflError` if the party's columns, rows or model differ from training, or
@@ -223,10 +215,12 @@ def begin(context: Context, order: ExplainOrder) -> Explained:
     arrays = model.hide(embedding) | tags
     models.forget(context.run_id, model.index)
     models.in_use[context.run_id, model.index] = found
-    return model.answer(Explained, arrays, features=len(features), refused=why[:600])
+    return model.answer(
+        explain_messages.Explained, arrays, features=len(features), refused=why[:600]
+    )
 
 
-def permute(context: Context, order: PermuteOrder) -> Permuted:
+def permute(context: Context, order: explain_messages.PermuteOrder) -> explain_messages.Permuted:
     """Embed rows with permuted features, or as they are if another party permutes its own.
 
     Raise `OutOfStepError` if this process has loaded nothing to explain. Raise `VflError` if the
@@ -244,10 +238,10 @@ def permute(context: Context, order: PermuteOrder) -> Permuted:
     if found.party.seal:
         found.party.seal.bind(order)
         arrays = found.party.seal.hide(arrays)
-    return Permuted(arrays=arrays)
+    return explain_messages.Permuted(arrays=arrays)
 
 
-def note(context: Context, order: FiguresOrder) -> Noted:
+def note(context: Context, order: explain_messages.FiguresOrder) -> explain_messages.Noted:
     """Write the party's own table and picture of its features.
 
     Raise `OutOfStepError` or `VflError` if this process has explained nothing, or the files cannot
@@ -273,7 +267,7 @@ def note(context: Context, order: FiguresOrder) -> Noted:
         log.warning("%s", error)
         raise VflError("cannot write its table of features: its own log says why.") from None
     log.info("Party %d has written what its features are worth: %s", index, path)
-    return Noted(party=index, parties=parties)
+    return explain_messages.Noted(party=index, parties=parties)
 
 
 def current(context: Context) -> Explanation:
@@ -309,10 +303,10 @@ def _features(model: LoadedModel) -> tuple[list[Feature], str]:
         sequences = isinstance(model.source, SequenceColumn) or lstm
         of_sample = model.index, party.inputs.sample
         features = features_of(*of_sample, model.block.preparation, sequences)
-        if len(features) > MOST_FEATURES:
+        if len(features) > explain_messages.MOST_FEATURES:
             raise ConfigError(
                 f"Party {model.index} has {len(features)} features, and at most "
-                f"{MOST_FEATURES} can be explained. Train with fewer columns."
+                f"{explain_messages.MOST_FEATURES} can be explained. Train with fewer columns."
             )
     except ConfigError as error:
         log.warning("%s", error)

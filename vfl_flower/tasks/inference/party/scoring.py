@@ -294,10 +294,7 @@ class Served:
 def load(context: Context, order: ServeOrder) -> Serving:
     """Load a saved model and its rows: the rows just aligned, or the test rows.
 
-    Raises
-    ------
-    OutOfStepError, ConfigError, VflError
-        As `LoadedModel`; or if the audit log cannot be opened.
+    Raise errors as `LoadedModel` does, or if the audit log cannot be opened.
     """
     model = LoadedModel(context, order)
     tags = model.agree(order)

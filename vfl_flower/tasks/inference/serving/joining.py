@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Message
@@ -76,13 +76,6 @@ class _Carried(Transport):
     def _check_open(self) -> None:
         if self.closed.is_set():
             raise VflError("The service takes no further party.")
-
-    def set_run(self, run: Any) -> None:
-        self._transport.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._transport.run
 
     # The service's thread calls these.
 

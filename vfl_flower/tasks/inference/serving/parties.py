@@ -27,6 +27,7 @@ from vfl_flower.tasks.inference.serving.records import (
     PartyRecord,
 )
 from vfl_flower.tasks.inference.serving.requests import FAULTY, REFUSED
+from vfl_flower.transport import messages
 from vfl_flower.transport.early_messages import (
     OpenSetOrder,
     Reused,
@@ -37,21 +38,12 @@ from vfl_flower.transport.early_messages import (
 )
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.gather import gather
-from vfl_flower.transport.messages import (
-    SMALL,
-    Order,
-    Payload,
-    Scored,
-    ScoreOrder,
-    ServeOrder,
-    Serving,
-)
 from vfl_flower.transport.wire import read_reply, to_message
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")
 
-P = TypeVar("P", bound=Payload)
+P = TypeVar("P", bound=messages.Payload)
 
 _NEW = 100_000  # most places that a party's set gains between two questions
 MOST_ROWS = 10_000
@@ -90,15 +82,15 @@ class Parties:
         has another model or rows.
         """
         model = self._model
-        self._load_order = model.order(ServeOrder)
+        self._load_order = model.order(messages.ServeOrder)
         per_row = 4 * max(model.predictor.sizes, default=0) + 4
-        expected = {ScoreOrder.kind: SMALL + per_row * MOST_ROWS}
+        expected = {messages.ScoreOrder.kind: messages.SMALL + per_row * MOST_ROWS}
         rules = len(self.seeker.rules) if self.seeker else 1
-        expected |= {SeekOrder.kind: SMALL + 32 * (MOST_ROWS + _NEW * rules)}
+        expected |= {SeekOrder.kind: messages.SMALL + 32 * (MOST_ROWS + _NEW * rules)}
         by_rules = self.seeker is not None and self.seeker.by_text
-        expected |= {OpenSetOrder.kind: SMALL + 32 * Rules.max_ids} if by_rules else {}
+        expected |= {OpenSetOrder.kind: messages.SMALL + 32 * Rules.max_ids} if by_rules else {}
         self._transport.expect(expected)
-        answers = model.ask(self._load_order, Serving)
+        answers = model.ask(self._load_order, messages.Serving)
         for node, answer in answers.items():
             party = self._all[answer.party]
             party.node = node
@@ -154,7 +146,7 @@ class Parties:
         for party in self._all:
             self._lose(party)
 
-    def _loaded(self, party: PartyRecord, answer: Serving) -> None:
+    def _loaded(self, party: PartyRecord, answer: messages.Serving) -> None:
         """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
 
         The message continues a sentence that names the party.
@@ -192,7 +184,7 @@ class Parties:
     # --- a batch ----------------------------------------------------------------------------------
 
     def ask(
-        self, orders: Mapping[int, Order], kind: type[P], until: float
+        self, orders: Mapping[int, messages.Order], kind: type[P], until: float
     ) -> tuple[dict[int, P], dict[int, str]]:
         """Send orders to parties; return their answers, and why others have given none."""
         self.look(0)
@@ -307,8 +299,8 @@ class Parties:
             if isinstance(order, ReuseOrder):
                 self._check_kept(party, self._read(message, Reused))
                 self._send(party, self._load_order)
-            elif isinstance(order, ServeOrder):
-                self._loaded(party, self._read(message, Serving))
+            elif isinstance(order, messages.ServeOrder):
+                self._loaded(party, self._read(message, messages.Serving))
                 self._open(party, anew=True)
             elif isinstance(order, OpenSetOrder):
                 if self.seeker:
@@ -316,7 +308,7 @@ class Parties:
                 self._open(party)
             else:  # an overdue answer: whatever it says, the party answers again
                 kinds = {SeekOrder: Sought, ReasonsOrder: GivenReasons}
-                self._read(message, kinds.get(type(order), Scored))
+                self._read(message, kinds.get(type(order), messages.Scored))
                 self._set(party, READY)
         except OutOfStepError:
             self._lose(party)
@@ -357,7 +349,7 @@ class Parties:
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def _send(self, party: PartyRecord, order: Order) -> None:
+    def _send(self, party: PartyRecord, order: messages.Order) -> None:
         assert party.node is not None
         how = _LASTING, self._transport.calls, self._transport.parties
         (party.key,) = self._transport.send([to_message(order, party.node, *how)])
@@ -368,6 +360,6 @@ class Parties:
 
     def _read(self, message: Message, kind: type[P]) -> P:
         sizes = self._transport.largest
-        kinds = ScoreOrder.kind, SeekOrder.kind, OpenSetOrder.kind
-        largest = max(sizes.get(each, SMALL) for each in kinds)
+        kinds = messages.ScoreOrder.kind, SeekOrder.kind, OpenSetOrder.kind
+        largest = max(sizes.get(each, messages.SMALL) for each in kinds)
         return read_reply(message, kind, largest)

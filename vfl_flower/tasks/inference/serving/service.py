@@ -24,26 +24,13 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.tasks.inference.contribution_to_score import HOLDER
 from vfl_flower.tasks.inference.predictions import predicted_columns
+from vfl_flower.tasks.inference.serving import requests
 from vfl_flower.tasks.inference.serving.embeddings import Embedded
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.people import Person, identity
 from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
-from vfl_flower.tasks.inference.serving.requests import (
-    INCONSISTENT,
-    MOST_IDS,
-    UNASKED,
-    UNKNOWN,
-    Answers,
-    Ids,
-    Piece,
-    Queue,
-    Request,
-    Score,
-    UnavailableError,
-    refusal_of,
-)
 from vfl_flower.tasks.inference.serving.turns import Turns, apart
 from vfl_flower.transport.http.guard import Refusals
 from vfl_flower.transport.messages import Arrays
@@ -73,7 +60,7 @@ class Service:
         self.metrics, self._audit, self.refusals = Metrics(), audit, Refusals(audit)
         self._load = load
         self.loaded = load(self.metrics)
-        self.queue, self._asking = Queue(_WAITING, wake), Asking(wake)
+        self.queue, self._asking = requests.Queue(_WAITING, wake), Asking(wake)
         self.metrics.queue_rows.set_function(lambda: self.queue.ids)
         self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
         # A thread each: neither the web nor the scores wait for the disk.
@@ -114,11 +101,11 @@ class Service:
         if loaded.people and not loaded.releases.counts:
             said["people"] = loaded.people.columns
         if not loaded.explainer.refusal:
-            said["explain_ids"] = min(loaded.explainer.most_ids, MOST_IDS)
+            said["explain_ids"] = min(loaded.explainer.most_ids, requests.MOST_IDS)
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
-    async def admit(self, request: Request) -> None:
+    async def admit(self, request: requests.Request) -> None:
         """Take a request of the web. Its ``answer`` will be called.
 
         Raise `UnavailableError` if the caller has no place left, or has asked about too many new
@@ -126,14 +113,14 @@ class Service:
         """
         with self.queue.room(request) as has_room:
             if not has_room:
-                raise UnavailableError(
+                raise requests.UnavailableError(
                     "Too many ids of this caller wait for their scores. Try again in a second.",
                     *("full", 429),
                 )
             loaded, most = self.loaded, self.loaded.config.serving.new_ids_per_day
             gone, people = loaded.found.withdrawn
             if gone > people * (limit := loaded.config.serving.max_withdrawn):
-                raise UnavailableError(
+                raise requests.UnavailableError(
                     f"{gone} of the {people} people who trained the model have withdrawn, more "
                     f"than max-withdrawn = {limit:g} permits. Train a new model.",
                     "withdrawn",
@@ -148,7 +135,7 @@ class Service:
                 count = partial(self._new_ids.count, request.caller, new, most)
                 await self._counting.run(request.caller, count)
             if not self.queue.put(request):
-                raise UnavailableError("The service is ending.", "ending")
+                raise requests.UnavailableError("The service is ending.", "ending")
 
     def close(self) -> None:
         """End the threads of this service, once no request comes any more."""
@@ -158,10 +145,10 @@ class Service:
 
     def line(
         self,
-        ids: Ids,
+        ids: requests.Ids,
         request: str,
         caller: str,
-        found: Answers | None,
+        found: requests.Answers | None,
         outcome: str,
     ) -> Callable[[], None]:
         """Return what writes a request to the audit log, once, before it is answered.
@@ -171,8 +158,8 @@ class Service:
         ids : ids of the request; none of a request that is refused as invalid.
         found : the answers; None if there are none.
         """
-        asked = () if outcome in UNASKED else ids  # else refused calls could fill the disk
-        model, scores, explain = found or Answers(self.loaded.name, [])
+        asked = () if outcome in requests.UNASKED else ids  # else refused calls could fill the disk
+        model, scores, explain = found or requests.Answers(self.loaded.name, [])
         used = Counter(chain.from_iterable(score["parties"] for score in scores))
         lines = [
             partial(
@@ -253,7 +240,7 @@ class Service:
             else:
                 self.loaded.parties.look(_IDLE)
 
-    def _answer(self, batch: list[Piece]) -> None:
+    def _answer(self, batch: list[requests.Piece]) -> None:
         """Score a batch, and answer each request that is complete."""
         began = time.monotonic()
         for request, ids, _ in batch:
@@ -267,7 +254,7 @@ class Service:
             for request, _, _ in batch:
                 request.fail(error)
 
-    def _score(self, batch: list[Piece]) -> None:
+    def _score(self, batch: list[requests.Piece]) -> None:
         began, loaded = time.monotonic(), self.loaded
         more = sum(piece.work for piece in batch) / _MORE
         until = began + loaded.config.serving.score_timeout * (1 + more)
@@ -296,7 +283,7 @@ class Service:
             own[at] = one.own if isinstance(one, Person) else 0
         scored = ScoredRows(embedded.blocks, own, embedded.given, embedded.blocks)
         known: NDArray[np.bool_] = np.all(embedded.given, axis=1)
-        scores: list[Score] = []
+        scores: list[requests.Score] = []
         if len(own):
             scored = loaded.predictor.score(embedded.blocks, own, embedded.given)
             known = scored.known if loaded.any_subset else known
@@ -319,10 +306,10 @@ class Service:
 
     def _share_out(
         self,
-        batch: Sequence[Piece],
+        batch: Sequence[requests.Piece],
         places: NDArray[np.int64],
         of_new: Mapping[int | str | Person, int],
-        scores: list[Score],
+        scores: list[requests.Score],
         scored: ScoredRows,
         who: Callable[[int, int], Arrays],
     ) -> None:
@@ -333,8 +320,8 @@ class Service:
         who : as of `Explained`.
         """
         loaded = self.loaded
-        unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), UNKNOWN)
-        nobody_asked = _without_score({HOLDER: UNKNOWN})  # the parties were not asked
+        unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), requests.UNKNOWN)
+        nobody_asked = _without_score({HOLDER: requests.UNKNOWN})  # the parties were not asked
         scores = [*scores, nobody_asked, _without_score(unknown)]  # at -2 and -1
         ends = np.cumsum([len(piece.ids) for piece in batch])
         for (request, ids, _), mine in zip(batch, np.split(places, ends), strict=False):
@@ -348,7 +335,7 @@ class Service:
             answers = [scores[row] for row in own]
             refusal = None
             if not loaded.any_subset and any(score["missing"] for score in answers):
-                refusal = refusal_of(answers)
+                refusal = requests.refusal_of(answers)
             explain = None
             if request.explain:
                 answers = [dict(each) for each in answers]  # other requests share them
@@ -359,10 +346,12 @@ class Service:
 
     def _scores(
         self, rows: ScoredRows, known: NDArray[np.bool_], embedded: Embedded
-    ) -> list[Score]:
+    ) -> list[requests.Score]:
         """Return the answer for each aligned row, and for each id outside the alignment."""
         columns = predicted_columns(rows.outputs, self.loaded.found)
-        scores: list[Score] = [{"prediction": one} for one in columns.pop("prediction").tolist()]
+        scores: list[requests.Score] = [
+            {"prediction": one} for one in columns.pop("prediction").tolist()
+        ]
         if columns:
             names = [name.removeprefix("probability_") for name in columns]
             chances = np.stack(list(columns.values()), 1).tolist()
@@ -375,11 +364,11 @@ class Service:
                 if party >= 0:
                     self.metrics.inconsistent.labels(str(party)).inc()
                     if not rows.given[row, party]:  # the score leaves it out
-                        by_party[party][row] = INCONSISTENT
+                        by_party[party][row] = requests.INCONSISTENT
         for party, whys in enumerate(by_party):
             for why, number in Counter(filter(None, whys)).items():
                 self.metrics.missing.labels(str(party), why).inc(number)
-        shared: dict[tuple[str, ...], Score] = {}  # by rows with the same parties
+        shared: dict[tuple[str, ...], requests.Score] = {}  # by rows with the same parties
         of_rows: list[tuple[str, ...]] = list(zip(*by_party, strict=True))
         of_rows = of_rows or [()] * len(scores)  # without any party
         for score, reasons in zip(scores, of_rows, strict=True):
@@ -393,6 +382,6 @@ class Service:
         return scores
 
 
-def _without_score(missing: Mapping[str, str]) -> Score:
+def _without_score(missing: Mapping[str, str]) -> requests.Score:
     """Return the answer for an id that has no score."""
     return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}

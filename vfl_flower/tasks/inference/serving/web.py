@@ -235,17 +235,7 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
         """Return counters and histograms."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
 
-    page, about_calls = _page(app.openapi()), orjson.dumps(app.openapi())
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        """Return a page about the calls."""
-        return Response(page, media_type="text/html")
-
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        """Return the description of the calls for programs."""
-        return Response(about_calls, media_type="application/json")
+    _describe_calls(app)
 
     def answered(status: int, caller: str) -> None:
         service.metrics.answers.labels(str(status)).inc()
@@ -256,6 +246,19 @@ def app_of(service: Service, tokens: Tokens) -> Guard:
     folder = Path(service.loaded.config.model).expanduser()  # it has the audit log too
     service.metrics.watch(Surroundings(folder, guard))
     return guard
+
+
+def _describe_calls(app: FastAPI) -> None:
+    """Add a page about the calls, and their description for programs."""
+    page, about_calls = _page(app.openapi()), orjson.dumps(app.openapi())
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(page, media_type="text/html")
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(about_calls, media_type="application/json")
 
 
 async def _people(query: Query, loaded: Loaded) -> list[Person]:
