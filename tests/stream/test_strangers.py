@@ -7,15 +7,18 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.relay import Relay
@@ -34,8 +37,8 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import to_bytes
 from vfl_flower.transport.messages import SMALL, DescribeOrder
-from vfl_flower.transport.stream import links
-from vfl_flower.transport.stream.messages import SessionOrder
+from vfl_flower.transport.stream import links, session
+from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import to_failure, to_message
 
 # --- strangers ----------------------------------------------------------------------------------
@@ -180,6 +183,19 @@ def at(port: links.Streams) -> SessionOrder:
     return SessionOrder(address=port.address, certificate=certificate, token="", keep=False)
 
 
+@contextmanager
+def secured(port: links.Streams) -> Iterator[ssl.SSLSocket]:
+    """A connection by TLS that says nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=port.certificate.decode())
+    host, number = port.address.split(":")
+    with (
+        socket.create_connection((host, int(number)), HANGING) as plain,
+        context.wrap_socket(plain, server_hostname="vfl-flower") as made,
+    ):
+        yield made
+
+
 def admitted(port: links.Streams, token: str) -> str:
     """Return the token for the next call; empty if this one is refused."""
     try:
@@ -202,20 +218,13 @@ def test_a_token_serves_one_call(port: links.Streams) -> None:
 
 
 def test_no_call_but_a_websocket_s_uses_a_token_up(port: links.Streams) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=port.certificate.decode())
-    host, number = port.address.split(":")
     for head, status in (
         (b"GET / HTTP/1.1\r\nvfl-token: first\r\n\r\n", b"401"),
         (b"GET / HTTP/1.1\r\n" + b"vfl-token: first\r\n" * 2 + UPGRADE, b"401"),
         (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 5000 + UPGRADE, b""),  # too long
         (b"GET / HTTP/1.1\r\n" + b"vfl-token: first\r\n" + UPGRADE, b"101"),
     ):
-        with (
-            socket.create_connection((host, int(number)), HANGING) as plain,
-            context.wrap_socket(plain, server_hostname="vfl-flower") as made,
-            suppress(OSError),
-        ):
+        with secured(port) as made, suppress(OSError):
             made.sendall(head)
             said = made.recv(1000)
             assert said[9:12] == status or (not status and said[9:12] == b"431")
@@ -226,6 +235,59 @@ UPGRADE = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 )
+
+
+CLOSE = b"\x88\x80\0\0\0\0"
+
+
+@pytest.mark.parametrize("frames", [CLOSE, b"\xff" * 9])
+def test_frames_before_the_answer_to_a_call_end_it_alone(
+    port: links.Streams, frames: bytes
+) -> None:
+    with secured(port) as made:
+        made.sendall(b"GET / HTTP/1.1\r\n" + UPGRADE + frames)
+        with suppress(ssl.SSLError):
+            assert not made.recv(1)
+    assert port._thread.is_alive() and admitted(port, "first")
+
+
+def test_updates_of_tls_keys_count_as_bytes_of_a_stranger(
+    port: links.Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL serves them for as long as they come, if it reads the socket."""
+    monkeypatch.setattr(links, "_HANDSHAKE", HANGING)  # so that only bytes count
+    command = ["openssl", "s_client", "-connect", port.address]
+    with (
+        secured(port),
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        ) as client,
+        suppress(BrokenPipeError),
+    ):
+        assert client.stdin
+        deadline = time.monotonic() + HANGING
+        while client.poll() is None and time.monotonic() < deadline:
+            client.stdin.write(b"k\n" * 2**12)  # an update for each 8 KiB
+        eventually(lambda: len(port._connections) == 1)  # the other, which sends nothing
+        client.stdin.close()
+    assert time.monotonic() < deadline and admitted(port, "first")
+
+
+def test_a_session_that_ends_while_its_party_serves_is_over(port: links.Streams) -> None:
+    """The party sends a large reply, which nobody awaits, before it reads of the end."""
+
+    def app(message: Message, context: Context) -> Message:
+        with port.lock:
+            port.end(port.links[FIRST])
+        return Message(RecordDict({"x": ConfigRecord({"x": bytes(2**24)})}), reply_to=message)
+
+    order = replace(at(port), token="first")
+    message = to_message(DescribeOrder(outputs=1), FIRST, ttl=60)
+    message.metadata.__dict__.update({"_message_id": "a", "_run_id": RUN})
+    put(port, "a", to_bytes(message))
+    context = Context(RUN, FIRST, {"partition-id": 0}, RecordDict(), {})
+    end = session.serve(cast(ClientApp, app), order, context, lambda: 2**30)
+    assert end == SessionEnd(connected=True, served=1, cause="")
 
 
 def reply(run: int, node: int, to: str) -> Any:
@@ -278,11 +340,12 @@ def test_a_party_that_reads_nothing_takes_no_memory(port: links.Streams) -> None
         eventually(lambda: port.links[FIRST].stream)
         stream: Any = port.links[FIRST].stream
         put(port, "a", bytes(2**26))
-        assert stream.is_full and sum(map(len, stream._out)) <= 2**20 + 100
-        for _ in range(2000):
-            made.protocol.send_ping(b"x" * 100)
-            made.send_data() if made.protocol_mutex.acquire() else None
-            made.protocol_mutex.release()
+        assert stream.is_full and sum(map(len, stream._out)) <= 2**20 + 2**12
+        with suppress(OSError):
+            for _ in range(20_000):  # more bytes than what is left of a frame, and the bound
+                with made.protocol_mutex:
+                    made.protocol.send_ping(b"x" * 125)
+                    made.send_data()
         eventually(lambda: port.links[FIRST].cuts)
         assert not port.links[FIRST].stream and len(stream._out) < 10_000
         made.recv_flow_control.release()

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "027683394355bbf8b03986c5e415159f893c650a0bb3cf9499edbf717c9ce6a4"
+DIGEST = "882ba24f233f3d92feafe4918b4c66a32f3f8cead295095eda95f14a5f7747e7"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -12,6 +12,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -29,9 +30,10 @@ from vfl_flower.transport.stream.frames import (
     with_protocols,
 )
 
-_TURN = 64  # most records that are read before others have their turn
+_CHUNK = 2**16  # most bytes that are read at once
+_TURN = 16  # most chunks that are read before others have their turn
 _HEAD = 2**14  # most bytes before a valid token
-_BACKLOG = 100  # most answers to pings that wait to be sent
+_BACKLOG = FRAME + 2**17  # most bytes that wait to be sent: a frame, and answers to pings
 
 
 def context_of(key: bytes, certificate: bytes) -> ssl.SSLContext:
@@ -55,7 +57,9 @@ class Connection:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENT))
-        self.socket = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        self.socket = accepted
+        self._in, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._sealed, server_side=True)
         self.protocol = ServerProtocol(max_size=(SMALL, FRAME), logger=MUTE)
         self.since = time.monotonic()
         self.link: Any = None
@@ -67,16 +71,30 @@ class Connection:
         self._out: deque[memoryview] = deque()
 
     def read(self) -> Iterator[Any]:
-        """Yield the request for a WebSocket, and then messages, as far as they are in."""
+        """Yield TLS's protocol, the request for a WebSocket, and messages, as far as they are in.
+
+        OpenSSL never reads the socket: it would go on for as long as one sends updates of keys.
+        """
         for _ in range(_TURN):
-            data = self.socket.recv(RECORD)
+            data = self.socket.recv(_CHUNK)
             self._head -= len(data)
-            if not data or (self.link is None and self._head < 0):
+            if not data or not (self.link or self.is_ended or self._head >= 0):
                 raise ConnectionError("the other side ended it, or sent much without a token")
-            most = max(self.link.largest) if self.link else SMALL
-            yield from self._messages.received(data, most)
-            if len(data) < RECORD:  # most likely the last for now
+            self._in.write(data)
+            with suppress(ssl.SSLWantReadError):
+                yield from self._events()
+            if len(data) < _CHUNK:  # most likely the last for now
                 return
+
+    def _events(self) -> Iterator[Any]:
+        if not self.is_secret:
+            self._tls.do_handshake()
+            self.is_secret = True
+            yield self._tls.selected_alpn_protocol()
+        while data := self._tls.read(RECORD):
+            if not self.is_ended:  # else it sends its reply before it reads that all is over
+                most = max(self.link.largest) if self.link else SMALL
+                yield from self._messages.received(data, most)
 
     def send(self, frame: bytes) -> None:
         """Send a message after all earlier ones, as fast as the other side reads."""
@@ -91,19 +109,19 @@ class Connection:
     def write(self) -> None:
         """Send what the socket takes. The rest waits for the next call."""
         self._gather()
-        if len(self._out) > _BACKLOG:
+        if sum(map(len, self._out)) > _BACKLOG:
             raise VflError("pings, and read no answers")
         self.is_full = False
         while self._out or self._more():
-            if not self._out[0]:
-                raise ConnectionError("this side has ended it")
             try:
                 self._out[0] = self._out[0][self.socket.send(self._out[0]) :]
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except BlockingIOError:
                 self.is_full = True
                 return
             if not self._out[0]:
                 self._out.popleft()
+        if self.protocol.eof_sent:
+            raise ConnectionError("this side has ended it")
 
     def _more(self) -> bool:
         """Gather the next frame, or the last, if there is one."""
@@ -114,4 +132,7 @@ class Connection:
         return bool(self._out)
 
     def _gather(self) -> None:
-        self._out += map(memoryview, self.protocol.data_to_send())
+        for data in filter(None, self.protocol.data_to_send()):
+            self._tls.write(data)
+        if self._sealed.pending:
+            self._out.append(memoryview(self._sealed.read()))

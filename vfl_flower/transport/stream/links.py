@@ -9,7 +9,6 @@ import logging
 import resource
 import secrets
 import selectors
-import ssl
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -225,25 +224,20 @@ class Streams:
         """Act on a connection, which may break, and wait for what its socket has to do next."""
         try:
             action()
-        except VflError as error:
-            self._drop(connection, error)
-        except OSError:
-            self._drop(connection)
+        except Exception as error:  # whatever one has sent, the others go on
+            self._drop(connection, error if isinstance(error, VflError) else None)
         if connection in self._connections:
             events = selectors.EVENT_READ | selectors.EVENT_WRITE * connection.is_full
             self._selector.modify(connection.socket, events, connection)
 
     def _serve(self, connection: Connection) -> None:
-        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            if not connection.is_secret:
-                connection.socket.do_handshake()
-                connection.is_secret = True
-                if connection.socket.selected_alpn_protocol() == "h2":
-                    self._older.refused()
-                    raise ConnectionError("a party of an earlier version")
+        with suppress(BlockingIOError):
             for event in connection.read():
                 if isinstance(event, Request):
                     self._admit(connection, event)
+                elif event == "h2":
+                    self._older.refused()
+                    raise ConnectionError("a party of an earlier version")
                 elif connection.link and connection.link.in_flight:
                     self._take(connection.link, from_bytes(event))
         connection.write()
