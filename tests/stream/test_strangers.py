@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import socket
 import ssl
 import subprocess
@@ -251,6 +252,7 @@ def test_frames_before_the_answer_to_a_call_end_it_alone(
     assert port._thread.is_alive() and admitted(port, "first")
 
 
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs the command openssl")
 def test_updates_of_tls_keys_count_as_bytes_of_a_stranger(
     port: links.Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
