@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "882ba24f233f3d92feafe4918b4c66a32f3f8cead295095eda95f14a5f7747e7"
+DIGEST = "5d3c0edc61af2df6451691ced4ac3f507bf3848419bd61de773c34366b53e659"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -274,15 +274,16 @@ class ColumnChange:
             and model.precision == "float32"
         )
 
-    def parts(self, rows: Tensor, columns: Sequence[slice]) -> Tensor:
-        """Return what columns of rows [R, F] add to the first layer, [R, columns, U]."""
-        numbers, bins = self.encoder(rows).split([self._features, rows.shape[1] * self._bins], 1)
-        encoded = torch.cat([numbers[..., None], bins.unflatten(1, (-1, self._bins))], 2)
-        weights = self._weight.split([self._features, len(self._weight) - self._features])
-        of_bins = weights[1].unflatten(0, (-1, self._bins))
-        weight = torch.cat([weights[0][:, None], of_bins], 1)
-        own = [encoded[:, at].flatten(1) @ weight[at].flatten(0, 1) for at in columns]
-        return torch.stack(own, 1)
+    def parts(self, rows: Tensor, owner: Tensor, columns: int) -> Tensor:
+        """Return what columns, the ``owner`` of each number, add to the first layer, [R, C, U]."""
+        sizes = [self._features, self._features * self._bins]
+        numbers, bins = self.encoder(rows).split(sizes, 1)
+        of_numbers, of_bins = self._weight.split(sizes)
+        bins, of_bins = bins.unflatten(1, (-1, self._bins)), of_bins.unflatten(0, (-1, self._bins))
+        own = numbers.T[..., None] * of_numbers[:, None]
+        own = torch.baddbmm(own, bins.transpose(0, 1), of_bins)
+        found = own.new_zeros(columns, *own.shape[1:]).index_add_(0, owner, own)
+        return found.transpose(0, 1).contiguous()
 
     def rest(self, units: Tensor) -> Tensor:
         """Return embeddings [R, E] of what all columns add to the first layer, [R, U]."""

@@ -16,6 +16,7 @@ columns. So they show these rows too. Each contribution has a standard error ove
 """
 
 import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,13 @@ class Explainer:
             "scale": LOG_ODDS if self._classes else UNITS,
             "explained_class": str(self._classes[chosen]) if self._classes else None,
         }
+
+    @cached_property
+    def by_score(self) -> Places:
+        """Return the reference rows in the order of their scores, [n]."""
+        known = np.ones((len(self.own), len(self.predictor.sizes)), bool)
+        outputs = self.predictor.outputs(self.blocks, self.own, known)
+        return outputs[:, 0].argsort(stable=True).numpy()
 
     def players(self, row: ScoredRows) -> list[int | str]:
         """Return the participants in a row's score: parties, and the label holder if it has any."""

@@ -13,14 +13,20 @@ Array = NDArray[np.float64]
 
 POINTS = 128
 """Number of reference rows whose paths have a gradient."""
+_PLASTIC = 1.32471795724  # the root of x^3 = x + 1
 
 
 @cache
 def on_paths(rows: int, draws: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return which of some rows have a gradient, and where on their paths it is, [k] each."""
-    at = np.linspace(0, rows - 1, min(POINTS, rows)).astype(np.int64).repeat(draws)
-    places = np.random.default_rng(0).permutation(len(at)) + 0.5
-    return at, (places / (len(at) or 1)).astype(np.float32)
+    """Return which of some rows have a gradient, and where on their paths it is, [k] each.
+
+    Each draw of a row is in its own part of the path. The sequence of places there fills [0, 1]
+    evenly, and for 1 and 2 draws together the square (R2 of Roberts, 2018).
+    """
+    count = min(POINTS, rows)
+    at = (np.arange(count) + 0.5) * rows / (count or 1)
+    places = (np.arange(draws) + (0.5 + np.arange(count)[:, None] * _PLASTIC**-draws) % 1) / draws
+    return at.astype(np.int64).repeat(draws), places.ravel().astype(np.float32)
 
 
 class References:
@@ -36,13 +42,9 @@ class References:
         owner = np.stack([np.isin(places, places[at]).ravel() for at in columns], 1)
         self._owner = owner.astype(np.float32)
 
-    def some(self, at: NDArray[np.int64]) -> Any:
-        """Return some of the rows, [k, ...]."""
-        return self.rows[at]
-
-    def inputs(self, rows: Any) -> Any:
-        """Return the inputs of the model for rows."""
-        return rows
+    def read(self, rows: Any) -> tuple[Any, Any]:
+        """Return rows as `products` takes them, and the inputs of the model for them."""
+        return rows, rows
 
     def products(self, rows: Any, slopes: Any) -> Any:
         """Return the products of rows and slopes [k, ...], or of one of them, by column, [k, F]."""

@@ -13,13 +13,13 @@ of G on the paths from h(r) to h(x) (`slopes`). The party computes its own Jacob
 from r to x, so it uploads no further embedding. If G and h are linear, these are the Shapley values
 of the columns.
 
-Each of `POINTS` rows has one random point of its path. The draws leave a rest. It is spread over
-the columns by the size of their parts, so that parts add up exactly (`parts.References`).
+`POINTS` of the rows, evenly in the order of their scores, have points on their paths. This leaves
+a rest, which is spread over the columns by the size of their parts (`parts.References`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from vfl_flower.transport.wire import said
 Floats = NDArray[np.float32]
 
 
-DRAWS = 4
+DRAWS = 2
 """Number of points on a path, beside random participants."""
 
 
@@ -85,26 +85,21 @@ def slopes(
 
     contributions : contribution of each participant to this score.
     """
-    players = explainer.players(row)
     return {
-        player: _slopes(explainer, row, chosen, players, player, contributions[str(player)])
-        for player in players
+        player: _slopes(explainer, row, chosen, player, contributions[str(player)])
+        for player in explainer.players(row)
     }
 
 
 def _slopes(
-    explainer: Explainer,
-    row: ScoredRows,
-    chosen: int,
-    players: Sequence[int | str],
-    player: int | str,
-    contribution: float,
+    explainer: Explainer, row: ScoredRows, chosen: int, player: int | str, total: float
 ) -> Slopes:
-    is_party, predictor = player != HOLDER, explainer.predictor
+    is_party, predictor, players = player != HOLDER, explainer.predictor, explainer.players(row)
     columns = predictor.columns[int(player)] if is_party else slice(None)
     theirs = explainer.blocks if is_party else torch.from_numpy(explainer.own)
-    may_lack, total = explainer.any_subset and is_party, contribution
-    there = theirs[:, columns].any(1).numpy() if may_lack else np.ones(len(theirs), bool)
+    may_lack, everywhere = explainer.any_subset and is_party, explainer.by_score
+    if may_lack:
+        everywhere = everywhere[theirs[:, columns].any(1).numpy()[everywhere]]
 
     def inputs(shown: NDArray[np.int64]) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
         """Return the inputs of the top model for the person beside each of these rows."""
@@ -118,16 +113,15 @@ def _slopes(
         return explainer.scores(predictor.differentiable(*given), chosen)
 
     if may_lack:
-        everywhere = np.flatnonzero(there)
         with torch.no_grad():
             given = inputs(everywhere)
             total = float(explainer.scores(predictor.differentiable(*given), chosen).mean())
-            total -= float(moved(given, theirs[everywhere][:, columns]).mean())
-    at, alphas = on_paths(int(there.sum()), DRAWS)
-    some = np.flatnonzero(there)[at]
+            total -= float(moved(given, theirs[everywhere, columns]).mean())
+    at, alphas = on_paths(len(everywhere), DRAWS)
+    some = everywhere[at]
     given = inputs(some)
     mine = (given[0] if is_party else given[1])[:, columns]
-    points = torch.lerp(theirs[some][:, columns], mine, torch.from_numpy(alphas)[:, None])
+    points = torch.lerp(theirs[some, columns], mine, torch.from_numpy(alphas)[:, None])
     with torch.enable_grad():
         (slopes,) = torch.autograd.grad(moved(given, points.requires_grad_()).sum(), points)
     slopes = slopes.view(-1, DRAWS, slopes.shape[1]).mean(1)
@@ -138,11 +132,13 @@ def _slopes(
 def _companions(count: int, players: int, player: int) -> NDArray[np.bool_]:
     """Return which participants show the person beside each row, [count, players].
 
-    With a random share u, each other participant comes before this one with probability u.
+    With a random share u, each other participant comes before this one with probability u. The
+    next row has the opposite order: all others come after it there.
     """
     drawn = np.random.default_rng(1)
     share = (drawn.permutation(count) + 0.5) / count
     sets = drawn.random((count, players)) < share[:, None]
+    sets[1::2] = ~sets[: count - 1 : 2]
     sets[:, player] = True
     return sets
 

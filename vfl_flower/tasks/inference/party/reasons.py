@@ -35,7 +35,7 @@ log = logging.getLogger("flwr")
 
 _TOLD = 4
 """Most columns that a party tells: as many reasons as a letter usually has."""
-_AT_ONCE = 256  # rows that a model differentiates at once
+_AT_ONCE = 256  # rows whose columns a first layer reads at once
 
 
 class Reasons:
@@ -57,17 +57,19 @@ class Reasons:
         sequences = isinstance(model.source, SequenceColumn) or lstm
         about = model.index, party.inputs.sample, model.block.preparation, sequences
         self._features = features_of(*about)
-        self._order = np.random.default_rng(secrets.randbits(128)).permutation(len(self._features))
+        self._numbers = np.argsort([secrets.randbits(128) for _ in self._features])
         self._learner, self._rules = party.learner, Rules.of(model.context.node_config)
         columns = [each.index for each in self._features]
         self._model: Callable[[Tensor], Tensor] = party.learner.model
-        self._read: Callable[[Any], Any] = lambda x: x
         rows, self._at = _background(model)
         self._references = References(rows, columns)
         if ColumnChange.fits(party.learner.model):
-            change, places = ColumnChange(party.learner.model), [index[-1] for index in columns]
-            self._read = lambda x: change.parts(self._tensor(x), places).cpu().numpy()
-            self._model, self._references = change.rest, _FirstLayer(rows, self._read)
+            change, count = ColumnChange(party.learner.model), len(columns)
+            sizes = [index[-1].stop - index[-1].start for index in columns]
+            owner = self._tensor(np.arange(count).repeat(sizes))
+            read = lambda x: change.parts(self._tensor(x), owner, count).cpu().numpy()  # noqa: E731
+            self._model, self._references = change.rest, _FirstLayer(rows, read)
+        self._latest: tuple[bytes, Any] = b"", None  # places of rows, and these rows as read
 
     def give(self, order: ReasonsOrder, sample: Any, person: list[str]) -> GivenReasons:
         """Keep the reasons for the score of a sample [1, ...]; return what the rule permits.
@@ -82,7 +84,7 @@ class Reasons:
             "columns": [
                 {
                     "column": self._features[at].name,
-                    "number": int(np.flatnonzero(self._order == at)[0]),
+                    "number": int(self._numbers[at]),
                     "part": float(parts[at]),
                     "error": float(errors[at]),
                 }
@@ -103,7 +105,7 @@ class Reasons:
             return GivenReasons()
         told = largest[:_TOLD][parts[largest[:_TOLD]] != 0]
         arrays: Arrays = {
-            "columns": np.argsort(self._order)[told].astype(np.int32),
+            "columns": self._numbers[told].astype(np.int32),
             "effects": np.sign(parts[told]).astype(np.int32),
         }
         if self._rules.reasons == "names":
@@ -117,7 +119,7 @@ class Reasons:
         """Return the part of each column and its standard error, [F] each."""
         given = order.arrays.get("background", np.zeros(0, np.int32))
         shown = checked({"background": given}, "background", "int32", (given.size,))
-        known = np.isin(shown, np.arange(len(self._at))).all()
+        known = not len(shown) or 0 <= shown.min() <= shown.max() < len(self._at)
         if not known or not (self._at[shown] >= 0).any():  # or all of them have withdrawn
             raise VflError("was asked to compare with rows that it does not have.")
         size = len(shown), self._learner.size
@@ -125,23 +127,18 @@ class Reasons:
         at = self._at[shown]
         slopes, at = slopes[at >= 0], at[at >= 0]
         _, alphas = on_paths(len(at))
-        x, rows = self._read(sample), self._references.some(at)
-        here, there = self._references.inputs(x), self._references.inputs(rows)
+        if self._latest[0] != at.tobytes():  # requests share their rows
+            self._latest = at.tobytes(), self._references.read(self._references.rows[at])
+        (x, here), (rows, there) = self._references.read(sample), self._latest[1]
         points = there + alphas.reshape(-1, *[1] * (there.ndim - 1)) * (here - there)
-        pieces = range(0, len(at), _AT_ONCE)
-        found = [self._jacobian(points[n : n + _AT_ONCE], slopes[n : n + _AT_ONCE]) for n in pieces]
-        return self._references.split(x, rows, np.concatenate(found), order.total)
+        inputs = self._tensor(points).requires_grad_()
+        with torch.enable_grad():
+            score = (self._model(inputs) * self._tensor(slopes)).sum()
+        (found,) = torch.autograd.grad(score, inputs)
+        return self._references.split(x, rows, found.cpu().numpy(), order.total)
 
     def _tensor(self, rows: Any) -> Tensor:
-        return torch.from_numpy(np.array(rows)).to(self._learner.device)
-
-    def _jacobian(self, points: NDArray[np.float32], slopes: NDArray[np.float32]) -> Any:
-        """Return slopes [n, E] times the Jacobian of the embedding at points [n, ...]."""
-        x = self._tensor(points).requires_grad_()
-        with torch.enable_grad():
-            score = (self._model(x) * self._tensor(slopes)).sum()
-        (found,) = torch.autograd.grad(score, x)
-        return found.cpu().numpy()
+        return torch.from_numpy(np.require(rows, None, "W")).to(self._learner.device)
 
 
 class _FirstLayer(References):
@@ -151,21 +148,16 @@ class _FirstLayer(References):
     """
 
     def __init__(self, rows: Any, read: Callable[[Any], Any]) -> None:
-        self.rows, self._read = rows, read
+        self.rows, self._parts = rows, read
         pieces = [rows[n : n + _AT_ONCE] for n in range(0, len(rows), _AT_ONCE)]
         self.mean = sum(read(piece).sum(0) for piece in pieces) / len(rows)
-        self._latest = b"", np.zeros(0)  # places of rows, and these rows
 
-    def some(self, at: NDArray[np.int64]) -> Any:
-        if self._latest[0] != at.tobytes():
-            self._latest = at.tobytes(), self._read(self.rows[at])
-        return self._latest[1]
-
-    def inputs(self, rows: Any) -> Any:
-        return rows.sum(1)
+    def read(self, rows: Any) -> tuple[Any, Any]:
+        parts = self._parts(rows)
+        return parts, parts.sum(1)
 
     def products(self, rows: Any, slopes: Any) -> Any:
-        return (rows @ slopes[..., None])[..., 0]
+        return slopes @ rows[0].T if len(rows) == 1 else (rows @ slopes[..., None])[..., 0]
 
 
 def _background(model: LoadedModel) -> tuple[Any, NDArray[np.int64]]:
