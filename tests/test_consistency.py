@@ -22,7 +22,7 @@ from tests.serving import served
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options.data import rows_to_flag
-from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder import checkpoint, consistency
 from vfl_flower.label_holder.consistency import Consistency
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.launch.engines import predict_local, run_local
@@ -91,6 +91,7 @@ def test_distances_are_what_a_row_is_less_probable_with_the_party_than_without(
 def test_a_party_of_a_linear_score_has_the_part_that_the_others_do_not_predict() -> None:
     """The control: regression by least squares, on the same rows."""
     model, rows, train = fitted(), drawn(40, 2), drawn(4000, 1)
+    model._estimate(train)  # of all rows, not of their bulk
     x, new = (np.hstack([each.blocks.numpy(), each.own]) for each in (train, rows))
     for party, mine in COLUMNS.items():
         others = np.delete(np.arange(10), mine)
@@ -139,6 +140,38 @@ def test_a_score_that_seldom_moves_leaves_the_distances_their_limits() -> None:
     changed = replace(honest, blocks=blocks)
     assert (model.suspects(changed) == 1).mean() > 0.95
     assert (model.suspects(honest) >= 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("lacking", [0.0, 0.3])
+@pytest.mark.parametrize("party", [0, 2])
+def test_outliers_for_few_validation_rows_widen_no_limit(
+    party: int, lacking: float, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The control: one Gaussian of all rows, whose limits the largest measures set."""
+
+    def sent(rows: int, seed: int, share: float) -> ScoredRows:
+        honest = drawn(rows, seed, lacking)
+        few = (np.random.default_rng(seed).random(rows) < share) & honest.given[:, party]
+        blocks = honest.blocks.clone()
+        blocks[np.flatnonzero(few), COLUMNS[party]] = torch.tensor([40.0, -40, 40])
+        outputs = linear(blocks, honest.own, honest.given)
+        return replace(honest, blocks=blocks, outputs=outputs)
+
+    def flags() -> tuple[float, float]:
+        model = Consistency(COLUMNS, linear, True).fit(sent(2000, 1, 0.04), 0.01)
+        attacked, honest = sent(2000, 2, 1.0), drawn(4000, 3, lacking)
+        suspects = model.suspects(attacked)[attacked.given[:, party]]
+        return (suspects == party).mean(), (model.suspects(honest) >= 0).mean()
+
+    found, false = flags()
+    assert found > 0.95 and false < 0.015
+    assert f"party {party} attacks, or has odd rows" in caplog.text
+    caplog.clear()
+    fitted(rate=0.01, lacking=lacking)
+    assert not caplog.text
+    monkeypatch.setattr(consistency, "_BULK", 1.0)
+    monkeypatch.setattr(consistency, "_BEYOND", np.inf)
+    assert flags()[0] < 0.5
 
 
 @pytest.mark.parametrize("value", [1e6, -1e6])

@@ -244,6 +244,14 @@ def test_no_small_group_is_told_or_follows_by_subtraction(sizes: list[int]) -> N
         assert told.get(f"g{n}", size) == size and not (size < 50 and f"g{n}" in told)
 
 
+def test_a_group_with_the_name_of_small_ones_is_one_of_them() -> None:
+    of = np.repeat([0, 1, 2, 3], [400, 300, 30, 30])
+    names, merged = at_party._without_small(["other groups", "b", "c", "d"], of, 50)
+    assert names == ["b", "other groups"] and np.bincount(merged).tolist() == [300, 460]
+    names, _ = at_party._without_small(["other groups", "b"], of[of < 2], 50)
+    assert names == ["other groups", "b"]
+
+
 class Node:
     """A real node with a column of flags, whose label holder names people and their cells."""
 
@@ -283,6 +291,10 @@ def test_two_runs_isolate_no_person(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         lambda: node.ask(cells, np.delete(np.arange(node.rows), 5)),
     ):
         assert "differ in too few rows" in question().refused
+    own: Any = own_source(node.context)
+    order = GroupsOrder(run="1", number=1, least=1, arrays={"cells": np.zeros(2, np.uint8)})
+    with pytest.raises(VflError, match="has none of the test rows"):
+        at_party._counted(node.context, order, own, np.array([-1, -1]), {})
     one = np.where(np.arange(node.rows) == 5, 3, cells % 3)
     assert "fewer than 50 rows of a class" in node.ask(one).refused
     assert node.ask(cells, np.arange(node.rows)[::-1]).arrays["counts"].sum() == node.rows

@@ -11,13 +11,16 @@ compare an embedding with its prediction:
 VFLIP (Cho et al., ESORICS 2024) measures the first by an autoencoder that also learns from training
 rows. Each measure has a limit, in proportion to its usual size. A row is flagged if a measure
 exceeds its limit. Validation rows set the limits by cross-fitting: their measures come from a
-Gaussian of other rows.
+Gaussian of other rows. A hostile party sends validation rows too. So the Gaussian is that of their
+bulk (FAST-MCD, Rousseeuw and Van Driessen, 1999).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +31,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options.data import CONFIDENCE, rows_to_flag
 from vfl_flower.label_holder.scored_rows import ScoredRows
 
+notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
+
 Masks = NDArray[np.bool_]
 Outputs = Callable[[Tensor, NDArray[np.float32], Masks], Tensor]
 
@@ -36,7 +41,11 @@ NOBODY = -1
 _FOLDS = 5
 _RIDGE = 1e-3  # added to the variance of each column, in units of its participant's mean variance
 _LEAST = 0.01  # usual size of a measure that is nearly always 0
-_BEYOND = 1.5  # times the largest measure of an honest row; more is flagged in any case
+_BULK = 0.9  # share of the validation rows that the Gaussian is fitted to
+_TAIL = 2.5  # times the bulk's largest distance: the last fit has these rows too
+_STEPS = 3  # fits of the Gaussian, each to the bulk by the one before
+_COMMON = 0.95  # a hostile party cannot move this quantile by fewer rows than the rest
+_BEYOND = 6.0  # times that quantile of a party's distances; more is flagged in any case
 _WIDEST = 4096  # columns: their covariance has 128 MiB
 
 
@@ -54,8 +63,8 @@ class Consistency:
     def fit(self, rows: ScoredRows, rate: float) -> Consistency:
         """Fit the Gaussian and the limits to honest rows.
 
-        At `CONFIDENCE`, at most ``rate`` of further honest rows exceed a limit. Raise
-        `ConfigError` if a party gave too few of the rows.
+        At `CONFIDENCE`, at most ``rate`` of further honest rows exceed a limit, but for a warning.
+        Raise `ConfigError` if a party gave too few of the rows.
         """
         from scipy.stats import binom  # lazy: slow to import
 
@@ -66,18 +75,24 @@ class Consistency:
             if width <= _WIDEST:
                 why = f"party {party} has {least} validation rows, fewer than {rows_to_flag(rate)}"
             raise ConfigError(f"flag-rate = {rate:g} is not possible: {why}. Leave it out.")
-        number = len(rows.given)
+        number, lacks = len(rows.given), torch.from_numpy(~rows.given)
         fold, found = np.arange(number) % _FOLDS, torch.zeros(*rows.given.shape, 2)
         for each in range(_FOLDS):
             self._learn(rows.at(np.flatnonzero(fold != each)))
             found[fold == each] = self.measures(rows.at(np.flatnonzero(fold == each)))
         self._learn(rows)
-        of_party = [found[rows.given[:, m], m] for m in range(found.shape[1])]
-        usual = torch.stack([each.quantile(1 - rate, dim=0) for each in of_party])
-        usual = usual.clamp_min(_LEAST)
-        largest = (found / usual).amax((1, 2)).sort(descending=True).values
-        limit = largest[int(binom.ppf(1 - CONFIDENCE, number, rate)) - 1]
-        self.limits = torch.minimum(limit * usual, _BEYOND * found.amax(0)).clamp_min(_LEAST)
+        found[lacks] = torch.nan
+        most = (_BEYOND * found[:, :, 0].nanquantile(_COMMON, 0)).clamp_min(_LEAST)
+        beyond = (found[:, :, 0] / most).nan_to_num(0)
+        far = beyond.amax(1) > 1
+        usual = found[~far].nanquantile(1 - rate, 0).clamp_min(_LEAST)
+        largest = (found[~far] / usual).nan_to_num(0).amax((1, 2)).sort(descending=True).values
+        exceed = int(binom.ppf(1 - CONFIDENCE, number, rate)) - int(far.sum())
+        self.limits = (largest[max(exceed, 1) - 1] * usual).clamp_min(_LEAST)
+        self.limits[:, 0] = torch.minimum(self.limits[:, 0], most)
+        if far.sum() > rate * number:
+            said = "%d validation rows are far from the others: party %d attacks, or has odd rows."
+            notice.warning(said, far.sum(), beyond[far].argmax(1).mode().values)
         return self
 
     def suspects(self, rows: ScoredRows) -> NDArray[np.int64]:
@@ -94,18 +109,26 @@ class Consistency:
     def measures(self, rows: ScoredRows) -> Tensor:
         """Return distances and parts of the score, float32 [R, M, 2]; 0 of what is not given."""
         found = torch.zeros(*rows.given.shape, 2)
-        x = self._standard(rows)
-        for given, at in _patterns(rows.given):
-            some, (places, operators) = rows.at(at), self._operators(given.tobytes())
+        for at, party, residual, distance in self._residuals(rows):
+            some, expected, mine = rows.at(at), rows.blocks[at], self._columns[party]
+            expected[:, mine] -= (residual * self._scales[mine]).float()
+            said = self._outputs(expected, some.own, some.given)
+            found[at, party] = torch.stack([distance, self._part(some, said)], 1)
+        return found
+
+    def _residuals(self, rows: ScoredRows) -> Iterator[tuple[NDArray[Any], int, Tensor, Tensor]]:
+        """Yield places of rows, a party that gave them, its residuals, and its distances."""
+        x = torch.cat([rows.blocks, torch.from_numpy(rows.own)], 1).double()
+        x = (x - self._mean) / self._scales
+        sets, of_row = np.unique(rows.given, axis=0, return_inverse=True)
+        for number, given in enumerate(sets):
+            at = np.flatnonzero(of_row.ravel() == number)
+            places, operators = self._operators(given.tobytes())
             shown = x[at][:, places]
             for party, (pulls, residuals) in operators.items():
                 residual = shown @ residuals
-                expected, mine = some.blocks.clone(), self._columns[party]
-                expected[:, mine] -= (residual * self._scales[mine]).float()
-                said = self._outputs(expected, some.own, some.given)
                 distance = (residual * (shown @ pulls)).sum(1).clamp_min(0).sqrt()
-                found[at, party] = torch.stack([distance.float(), self._part(some, said)], 1)
-        return found
+                yield at, party, residual, distance.float()
 
     def _part(self, rows: ScoredRows, without: Tensor) -> Tensor:
         """Return what outputs add to those ``without`` a party's surprise, [R]."""
@@ -123,7 +146,21 @@ class Consistency:
     # --- the Gaussian -----------------------------------------------------------------------------
 
     def _learn(self, rows: ScoredRows) -> None:
-        """Fit mean and covariance, each from the rows that have both columns."""
+        """Fit the Gaussian to the rows without the largest distances, at first from medians."""
+        far = torch.full(rows.given.shape, torch.nan)
+        for party, columns in self._columns.items():
+            at = np.flatnonzero(rows.given[:, party])
+            block = rows.blocks[at][:, columns]
+            far[at, party] = (block - block.median(0).values).norm(dim=1)
+        for step in range(_STEPS):
+            for at, party, _, distance in self._residuals(rows) if step else ():
+                far[at, party] = distance
+            most = (far / far.nanmedian(0).values.clamp_min(1e-9)).nan_to_num(0).amax(1)
+            widest = most.quantile(_BULK) * (_TAIL if step == _STEPS - 1 else 1)
+            self._estimate(rows.at(np.flatnonzero(most <= widest)))
+
+    def _estimate(self, rows: ScoredRows) -> None:
+        """Compute mean and covariance, each from the rows that have both columns."""
         x = torch.cat([rows.blocks, torch.from_numpy(rows.own)], 1).double()
         has = torch.ones_like(x)
         for party, columns in self._columns.items():
@@ -139,10 +176,6 @@ class Consistency:
         values, vectors = torch.linalg.eigh(covariance / self._scales.outer(self._scales))
         self._covariance = vectors * (values.clamp_min(0) + _RIDGE) @ vectors.T
         self._operators = lru_cache(16)(self._operators_of)
-
-    def _standard(self, rows: ScoredRows) -> Tensor:
-        x = torch.cat([rows.blocks, torch.from_numpy(rows.own)], 1).double()
-        return (x - self._mean) / self._scales
 
     def _of(self, party: int) -> Tensor:
         """Return the columns of a party, or after the last party, of the label holder."""
@@ -162,10 +195,3 @@ class Consistency:
             pulls = precision[:, own]
             operators[party] = pulls, torch.linalg.solve(precision[own][:, own], pulls.T).T
         return places, operators
-
-
-def _patterns(given: Masks) -> Iterator[tuple[Masks, NDArray[np.int64]]]:
-    """Yield each set of parties that gave some row, with the numbers of these rows."""
-    sets, of_row = np.unique(given, axis=0, return_inverse=True)
-    for number, each in enumerate(sets):
-        yield each, np.flatnonzero(of_row.ravel() == number)

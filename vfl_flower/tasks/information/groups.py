@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,14 +155,8 @@ def of_groups(counts: Mapping[str, Cells], true: Cells, kept: float) -> dict[str
             found["figures"][names[g]][rate] = {**ends, "error": error}
         if difference and len(at) > 1:
             mixed = np.linalg.cholesky(spread) / errors  # noise of groups is correlated
-            apart = partial(_apart, mixed)
-            low, high = inflated(np.linalg.solve(mixed, values), errors, apart)
+            spans = lambda of: np.ptp(of @ mixed.T, axis=-1)  # noqa: B023, E731 (called here)
+            low, high = inflated(np.linalg.solve(mixed, values), errors, spans)
             which = {"highest": names[at[values.argmax()]], "lowest": names[at[values.argmin()]]}
             found["differences"][difference] = {**figure(np.ptp(values), low, high, 0, 1), **which}
     return found
-
-
-def _apart(mixed: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Return the largest difference between groups, whose noise the matrix correlates."""
-    apart: NDArray[Any] = np.ptp(values @ mixed.T, axis=-1)
-    return apart

@@ -200,8 +200,8 @@ def _counted(
 ) -> GroupCounts:
     """Return the counts, once the party's rules permit these cells."""
     cells = checked(order.arrays, "cells", "uint8", (len(rows),))[rows >= 0]
-    if cells.max() > 3:
-        raise VflError("was sent cells that do not exist.")
+    if not len(cells) or cells.max() > 3:
+        raise VflError("has none of the test rows, or was sent cells that do not exist.")
     limited, least = not simulated(context), order.least
     if limited:
         least = max(least, Rules.of(context.node_config).min_rows)
@@ -236,6 +236,7 @@ def _without_small(
     if few:
         few = max(few, 1 + int(np.searchsorted(sizes[smallest].cumsum(), least)))
     small = np.isin(np.arange(len(sizes)), smallest[:few])
+    small |= bool(few) & np.array([name == "other groups" for name in names], bool)
     kept = np.array(names, object)[~small].tolist()
     place = np.where(small, len(kept), (~small).cumsum() - 1)
     return kept + ["other groups"] * bool(few), place[of]
