@@ -163,12 +163,12 @@ def verdict(arrays: Arrays, results: Mapping[str, Any], again: Checkpoint) -> di
     """Return the number of messages, and what differs from the run to repeat; empty if nothing.
 
     ``arrays`` are the last checkpoint's: all messages, tables and parameters. ``results`` are the
-    test figures.
+    test figures. A run of an earlier version may lack some of the arrays.
     """
     unequal = [
         name
         for name, array in arrays.items()
-        if name not in again.arrays or not np.array_equal(array, again.arrays[name])
+        if name in again.arrays and not np.array_equal(array, again.arrays[name])
     ]
     then = again.strategy["figures"]
     unequal += [name for name, figure in results.items() if figure != then[name]]

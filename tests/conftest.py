@@ -43,7 +43,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 
 ALL_ROWS = {"validation-fraction": 0.0}
 """For what is compared with the same on all training rows: none are held out to choose by."""
-MANY = 10**6  # rows by which a configuration is as for large data, where no rows are
+MANY = 10**6  # stands for a large data set, where a test has no rows
 FASTER = {"batch-size": 32, "epochs": 20, "party-lr": 0.01, "server-lr": 0.1}
 """For DPZV without much noise, whose own defaults are mini-batches of 1,024 rows for 200 epochs."""
 

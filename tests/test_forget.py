@@ -53,7 +53,7 @@ KEPT = "withdrawn", "labels.csv", "party-0.parquet", "party-1.csv", "ids.txt"
 class World:
     """A label holder and two parties in a folder, with a run, predictions and a service's files.
 
-    people : a training person, a held-out person, and a person whom a party lacks.
+    people : one of the training rows, one of the held-out rows, and one that a party does not have.
     """
 
     folder: Path

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ import pytest
 from flwr.app import Message
 
 import vfl_flower
+from strategies.transcript import verdict
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, cancer, change, cut
 from tests.test_checkpoint import CANCER
@@ -375,3 +377,17 @@ def test_a_rerun_on_nodes_equals_the_run(name: str, tmp_path: Path) -> None:
     run_supernodes(2, keys, node_configs=parties.node_configs)
     given = {"rerun": str(tmp_path / "a"), "out": str(tmp_path / "b")}
     assert is_equal(run_supernodes(2, given, node_configs=parties.node_configs))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "differs"), [({"a": 1}, []), ({}, []), ({"a": 2}, ["a"]), ({"auc": 0.6}, ["auc"])]
+)
+def test_a_verdict_names_what_differs_of_what_the_earlier_run_saved(
+    earlier: dict[str, float], differs: list[str]
+) -> None:
+    saved = {name: np.array(value) for name, value in earlier.items() if name != "auc"}
+    again: Any = SimpleNamespace(
+        arrays=saved, strategy={"figures": {"auc": earlier.get("auc", 0.5)}}
+    )
+    arrays = {"a": np.array(1), "transcript": np.zeros(0, np.uint8)}
+    assert verdict(arrays, {"auc": 0.5}, again)["differs"] == differs

@@ -48,7 +48,7 @@ def robustness(
     """Attack a system as a hostile party 0, and write ``audit.json`` into the results folder.
 
     Findings are means over `SEEDS` seeds. ``success`` is the share of test rows of other classes
-    that get the target class, the rarest one. ``accuracy`` is that of rows which the party leaves
+    that get the target class, the rarest one. ``accuracy`` counts the rows that the party leaves
     alone. If scores are flagged, ``unflagged`` is the success without a flag, and ``flagged`` the
     share of the attacked rows with one. Beside each stands the figure of an honest party 0.
 

@@ -109,7 +109,7 @@ def _reused(
 ) -> Alignment | None:
     """Return a stored alignment, if the parties have it too.
 
-    Return None also if its rows have another order than ``order``, or than that of time.
+    Return None also if its rows are not in the order of ``order``, or of time.
     """
     rows: Places = stored.arrays["rows"]
     if order and (np.diff(order(rows)) != 1).any():

@@ -126,7 +126,7 @@ def direct_to_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def proxy_of(host: str) -> str:
     """Return the URL of the proxy through which a SuperNode and its streams call a host.
 
-    Empty if they call directly. httpx, by which a SuperNode calls, has the same rules.
+    Return an empty text for a direct call. A SuperNode calls by httpx, which has the same rules.
     """
     known = {} if is_loopback(host) or proxy_bypass(host) else getproxies_environment()
     named = known.get("https") or known.get("all") or ""

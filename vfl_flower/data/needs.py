@@ -33,7 +33,7 @@ _HINTS = {
     "commas between thousands": f"{frames.NO_COMMAS}, or write points if they are decimal commas, "
     "to use the numbers.",
     "decimal commas": f"{frames.POINTS}, to use the numbers.",
-    "months": "time makes them periods, by which figures are told, and no features.",
+    "months": "Name the column in `time`: the report then has figures by month.",
     "infinite values": "Replace infinite values, to use the columns.",
     "words among numbers": "missing-words counts these words as missing values: correct them if "
     "they are none.",

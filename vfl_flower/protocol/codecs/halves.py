@@ -65,37 +65,6 @@ class Float16:
         return of_halves(name, arrays, sizes).reshape(shape)
 
 
-class BFloat16:
-    """Send bfloat16 numbers as uint16, because NumPy has no bfloat16.
-
-    8 bits are exact, and the range is the same as float32's.
-    """
-
-    uses: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, config: CodecConfig) -> None:
-        """Ignore the configuration: this codec has no settings."""
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """Return the name of the one array."""
-        return (name,)
-
-    def encode(
-        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
-    ) -> Arrays:
-        """Return the upper halves of the numbers, rounded to nearest, ties to even."""
-        bits = flat_if_finite(name, rows).view(np.uint32)
-        upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-        return {name: upper.astype(np.uint16).reshape(rows.shape)}
-
-    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """Return the rounded rows."""
-        upper = checked(arrays, name, "uint16", shape).astype(np.uint32)
-        rows: Rows = (upper << 16).view(np.float32)
-        flat_if_finite(name, rows)
-        return rows
-
-
 class Identity:
     """Send float32 numbers unchanged."""
 
@@ -117,3 +86,25 @@ class Identity:
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
         """Return the rows, after a check of dtype and shape."""
         return checked(arrays, name, "float32", shape)
+
+
+class BFloat16(Identity):
+    """Send bfloat16 numbers as uint16, because NumPy has no bfloat16.
+
+    8 bits are exact, and the range is the same as float32's.
+    """
+
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
+        """Return the upper halves of the numbers, rounded to nearest, ties to even."""
+        bits = flat_if_finite(name, rows).view(np.uint32)
+        upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+        return {name: upper.astype(np.uint16).reshape(rows.shape)}
+
+    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
+        """Return the rounded rows."""
+        upper = checked(arrays, name, "uint16", shape).astype(np.uint32)
+        rows: Rows = (upper << 16).view(np.float32)
+        flat_if_finite(name, rows)
+        return rows

@@ -6,9 +6,10 @@ not make that safe. It also takes three threads a party, and 1.8 times the proce
 
 from __future__ import annotations
 
-import os
+import secrets
 import socket
 import ssl
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
@@ -37,13 +39,19 @@ _BACKLOG = FRAME + 2**17  # most bytes that wait to be sent: a frame, and answer
 
 
 def context_of(key: bytes, certificate: bytes) -> ssl.SSLContext:
-    """Return the TLS context of a server. The key stays in memory."""
+    """Return the TLS context of a server. OpenSSL reads files alone: there the key is encrypted."""
     context = with_protocols(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.num_tickets = 0  # a party does not resume TLS
-    file = os.memfd_create("certificate")
-    os.write(file, key + certificate)
-    context.load_cert_chain(f"/proc/self/fd/{file}")
-    os.close(file)
+    password = secrets.token_bytes(32)
+    encrypted = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(password),
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(encrypted + certificate)
+        file.flush()
+        context.load_cert_chain(file.name, password=password)
     return context
 
 
@@ -56,7 +64,8 @@ class Connection:
     def __init__(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENT))
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # macOS has its own, of minutes
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENT))
         self.socket = accepted
         self._in, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._sealed, server_side=True)
