@@ -1,8 +1,14 @@
 """Rules of a party: options in its node configuration, which nobody else can set.
 
-`vfl_flower.party.refusals` compares a run's options with these rules. Rules that count are applied
-where something is counted: `party.limits` (uploads, epochs), `alignment.asked_ids` (ids), and the
-tasks (predictions, explanations).
+`vfl_flower.party.refusals` compares a run's options with these rules. Others apply elsewhere:
+
+- `max-epochs`, `max-uploads`, `max-predictions`: `party.limits`
+- `max-ids`, `max-ids-per-day`: `alignment.asked_ids`
+- `align`, `min-rows`, `match`, `match-bits`: `alignment.store` and `alignment.by_rules`
+- `embedding-activation`: `protocol.aggregation.secure`
+- `stream-address`: `transport.stream.session`
+- `retention-days`: `party.state_file`
+- `information`, `reasons`, `refuse`: the tasks
 """
 
 from __future__ import annotations

@@ -287,8 +287,8 @@ class LabelHolder:
     def state_dict(self) -> tuple[dict[str, Any], Arrays]:
         """Return the label holder's state for a checkpoint: scalars, and arrays.
 
-        The state contains no secrets. A resumed run draws new noise and directions, unless the
-        configuration makes them repeatable.
+        This state has no secrets; `strategies.checkpoints` adds the transcript's. A resumed run
+        draws new noise and directions, unless the configuration makes them repeatable.
         """
         self._check()
         scalars = {

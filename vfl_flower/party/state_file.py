@@ -5,9 +5,9 @@ file after its SuperNode, or the whole run, was killed and restarted. It also pr
 model in the file. Only its owner can read the file.
 
 The file holds the whole state, in Flower's protobuf: the bottom model, its optimizer, the
-preparation of columns, surrogates and counters. At the end of a session it also holds the secret
-that seeds the noise and directions of the pending window. With shared labels it also holds the
-labels and other parties' surrogates. A checksum follows, and the party refuses a damaged file. No
+preparation of columns, surrogates and counters. It also holds the secret of each message, which
+seeds noise and directions. With shared labels it also holds the labels and other parties'
+surrogates. A checksum follows, and the party refuses a damaged file. No
 file holds the keys of masked sums: the keys of all parties could remove the masks.
 
 The name of a file contains the run, the party and the checkpoint. A mark inside repeats them, so a
