@@ -15,9 +15,10 @@ from vfl_flower.data.ids import People
 from vfl_flower.label_holder import drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
-from vfl_flower.protocol.privacy.journal import Mark, second_count
+from vfl_flower.protocol.privacy.journal import Mark
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.records import second_count
 from vfl_flower.results.figures import of_rerun as sentence
 from vfl_flower.transport.messages import Arrays, CheckpointOrder
 
@@ -76,7 +77,7 @@ class Checkpoints:
 
     def _keep(self, releases: ReleaseLog, mark: Mark | None = None) -> None:
         keeper, name = self.keeper, self.keeper.journal.name
-        releases.keep(keeper.journal, keeper.run, mark, second_count(keeper.origin, name))
+        releases.keep(keeper.journal, keeper.run, mark, second_count.of_run(keeper.origin, name))
 
     def save(self, finished: bool = False) -> None:
         """Save a checkpoint: first the parties' states, then the label holder's.

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.full_disk import full_after
 from tests.releases import learned_from
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_sealed
@@ -22,6 +25,7 @@ from vfl_flower.data.split import Alignment
 from vfl_flower.protocol.privacy import draws
 from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.records.ledger import Ledger, opened
 
 ROWS = 400
 NOISY = {"privacy": "labels", "epsilon": 1.0, "strategy": "split-nn", "columns": "none"}
@@ -249,8 +253,9 @@ def test_the_record_holds_no_label_and_no_id(tmp_path: Path, home: Path) -> None
     content = (home / "labels.draws").read_bytes()
     for word in (b"customer", b"defaulted", b"solvent"):
         assert word not in content + second.read_bytes()
-    secret = json.loads(np.load(home / "labels.draws")["text"].tobytes())["secret"]
-    assert secret.encode() not in second.read_bytes()
+    with opened(home / "labels.draws") as ledger:
+        assert ledger.secret in content
+        assert ledger.secret not in second.read_bytes()
     assert second.stat().st_mode & 0o777 == 0o600
 
 
@@ -291,18 +296,23 @@ def test_without_the_second_count_a_deleted_record_says_too_little(
     assert drawn_of(people(), tmp_path / "a.csv")[1] == 1.0
 
 
+def counted_in(second: Path) -> bytes:
+    with opened(second) as ledger:
+        return ledger.content("counted")
+
+
 def test_a_second_count_that_is_damaged_or_cannot_be_written_is_one_sentence(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn_of(people(), tmp_path / "a.csv")
     (second,) = (tmp_path / "state").rglob("*.count")
-    content = second.read_bytes()
+    content, counted = second.read_bytes(), counted_in(second)
     second.write_bytes(b"x" + content[1:])
     with pytest.raises(VflError, match=r"\.count is damaged"):
         drawn_of(people(), tmp_path / "a.csv")
     second.unlink()  # as after a kill before it was written
     assert drawn_of(people(), tmp_path / "a.csv")[1] == 1.0
-    assert second.read_bytes() == content
+    assert counted_in(second) == counted
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(VflError, match="cannot be written"):
@@ -324,3 +334,74 @@ def test_draws_of_a_version_without_people_are_refused(tmp_path: Path, home: Pat
     write_sealed(home / "labels.draws", b'{"secret": "ab", "draws": []}')
     with pytest.raises(VflError, match="is of an older version, which counted no draws by person"):
         drawn_of(people(), tmp_path / "a.csv")
+
+
+def as_earlier(path: Path, second: Path) -> None:
+    """Write both files as the earlier version did."""
+    with opened(path) as ledger, opened(second) as count:
+        about = {"secret": ledger.secret.hex(), "number": ledger.count("number")}
+        text = json.dumps(about | json.loads(ledger.content("about"))).encode()
+        kinds = {"people": "<u8", "draws": "<u8", "epsilons": "<f8"}
+        arrays = {name: np.frombuffer(ledger.content(name), kind) for name, kind in kinds.items()}
+        counted = count.content("counted")
+    content = BytesIO()
+    np.savez(content, text=np.frombuffer(text, np.uint8), **arrays)  # type: ignore[arg-type]
+    path.unlink()
+    second.unlink()
+    write_sealed(path, content.getvalue())
+    write_sealed(second, counted)
+
+
+def test_a_record_of_an_earlier_version_is_read_once(tmp_path: Path, home: Path) -> None:
+    path, table = home / "labels.draws", people()
+    before, _ = drawn_of(table, tmp_path / "a.csv")
+    older = spend_two(tmp_path, home)
+    (second,) = (tmp_path / "state").rglob("*.count")
+    as_earlier(path, second)
+    for _ in range(2):
+        after, epsilon = drawn_of(table, tmp_path / "a.csv")
+        assert (after, epsilon) == (before, 1.5)
+        assert all(each.read_bytes().startswith(b"SQLite") for each in (path, second))
+    as_earlier(path, second)
+    earlier = path.read_bytes()
+    with full_after(100), pytest.raises(VflError, match="cannot be written"):
+        drawn(tmp_path / "a.csv")
+    assert path.read_bytes() == earlier
+    assert drawn_of(table, tmp_path / "a.csv", epsilon=0.25)[1] == 1.75
+    path.write_bytes(older)  # restored from a backup
+    assert drawn_of(table, tmp_path / "a.csv")[1] >= 1.75
+
+
+@pytest.mark.parametrize("which", ["the record", "the second count"])
+def test_a_record_of_a_later_version_is_refused_and_stays(
+    tmp_path: Path, home: Path, which: str
+) -> None:
+    drawn_of(people(), tmp_path / "a.csv")
+    (second,) = (tmp_path / "state").rglob("*.count")
+    path = home / "labels.draws" if which == "the record" else second
+    later = sqlite3.connect(path)
+    later.execute("PRAGMA application_id = 0x56464C32")
+    later.close()
+    content = path.read_bytes()
+    with pytest.raises(VflError, match="another version wrote it"):
+        drawn_of(people(), tmp_path / "a.csv")
+    assert path.read_bytes() == content
+
+
+def test_a_kill_between_record_and_second_count_counts_a_draw_once(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn_of(people(), tmp_path / "a.csv")
+    save = Ledger._save
+
+    def killed(ledger: Ledger, connection: sqlite3.Connection) -> None:
+        if ledger.content("counted"):
+            raise KeyboardInterrupt
+        save(ledger, connection)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Ledger, "_save", killed)
+        drawn_of(people(), tmp_path / "a.csv", epsilon=0.5)
+    with opened(home / "labels.draws") as ledger:
+        assert ledger.count("number") == 2  # the control: the record has it
+    assert drawn_of(people(), tmp_path / "a.csv", epsilon=0.5)[1] == 1.5

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 import vfl_flower
+from tests.full_disk import full_after
 from tests.organisations import (
     ID,
     Organisations,
@@ -45,9 +47,11 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
-from vfl_flower.protocol.privacy.journal import Journal
+from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.records import second_count
+from vfl_flower.records.ledger import Ledger, opened
 from vfl_flower.tasks.inference import rows
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.releases import UploadCount
@@ -482,9 +486,9 @@ def test_predictions_are_counted_and_none_is_made_where_the_count_is_damaged(
     assert 0 < epsilons[0] < epsilons[1]
     path = tmp_path / "run" / "predictions.journal"
     whole = path.read_bytes()
-    for damaged in (whole[:-1], whole[:-40], whole[:-1] + b"x", b"", whole + whole[-40:]):
+    for damaged in (whole[:-1], whole[:-40], whole[:-1] + b"x", b"", whole[:40], whole[40:]):
         path.write_bytes(damaged)
-        with pytest.raises(ConfigError, match="nobody knows what this run has released"):
+        with pytest.raises(VflError, match=r"predictions\.journal is damaged"):
             organisations.predict("run")
 
 
@@ -550,7 +554,8 @@ def test_without_the_second_count_a_lost_journal_of_predictions_says_too_little(
     spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     # The control.
-    monkeypatch.setattr(Journal, "_second_count", lambda journal: b"")
+    places = (tmp_path / "state" / f"{number}.count" for number in range(9))
+    monkeypatch.setattr(second_count, "of_run", lambda *_: next(places))
     assert spent("run") == 1
     earlier = (tmp_path / "run" / "predictions.journal").read_bytes()
     shutil.rmtree(tmp_path / "state")
@@ -559,6 +564,67 @@ def test_without_the_second_count_a_lost_journal_of_predictions_says_too_little(
     shutil.rmtree(tmp_path / "state")
     lose(tmp_path / "run", earlier, how)
     assert spent("run") == (1 if how == "deleted" else 2)
+
+
+@pytest.mark.parametrize("state", ["kept", "cut", "lost"])
+def test_a_journal_of_an_earlier_version_is_read_once(
+    spent: Callable[[str], int], tmp_path: Path, state: str
+) -> None:
+    """It had an event for each prediction, and a second count of 16 bytes each."""
+    origin = checkpoint.load(tmp_path / "run").origin
+    path, second = tmp_path / "run" / "predictions.journal", tmp_path / "second"
+    journal = Journal(path, origin.partition("-")[0], second)
+    assert not list(journal.read())
+    journal.write(Event(EVALUATE, 0))
+    earlier = path.read_bytes()
+    for _ in range(2):
+        journal.write(Event(EVALUATE, 0))
+    place = second_count.of_run(origin, path.name)
+    place.parent.mkdir(0o700, parents=True)
+    place.write_bytes(second.read_bytes() * (state != "lost"))
+    if state == "cut":
+        path.write_bytes(earlier)
+    for count in (4, 5):
+        assert spent("run") == count
+        with opened(path) as ledger, opened(place) as counted:
+            assert ledger.count("uploads") == counted.count("uploads") == count
+    content = path.read_bytes()
+    for damaged, file in ((b"SQLite format 4", place), (b"vfl-flower releases 2", path)):
+        file.write_bytes(damaged + file.read_bytes()[len(damaged) :])  # of a later version
+        with pytest.raises(VflError, match="is damaged"):
+            spent("run")
+        place.unlink(missing_ok=True)
+    path.write_bytes(content)
+    assert spent("run") == 6  # the control
+
+
+def test_counts_at_once_a_full_disk_and_a_kill_lose_no_prediction(
+    spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = checkpoint.load(tmp_path / "run")
+    counts = [UploadCount(resolve({"model": str(tmp_path / "run")}), found) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(UploadCount.add, counts * 3))
+    place = second_count.of_run(found.origin, "predictions.journal")
+    with full_after(100), pytest.raises(VflError, match="cannot be written"):
+        counts[0].add()
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patched, pytest.raises(VflError, match="cannot be written"):
+        patched.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+        counts[0].add()
+    save = Ledger._save
+
+    def killed(ledger: Ledger, connection: Any) -> None:  # between the two ledgers
+        if "run" not in [name for name, _ in ledger._entries]:
+            raise KeyboardInterrupt
+        save(ledger, connection)
+
+    with patch.object(Ledger, "_save", killed), pytest.raises(KeyboardInterrupt):
+        counts[1].add()
+    with opened(place) as counted, opened(tmp_path / "run" / "predictions.journal") as ledger:
+        assert (ledger.count("uploads"), counted.count("uploads")) == (13, 12)
+    counts[2].add(2)
+    assert spent("run") == 16
 
 
 def test_predictions_with_copies_of_a_run_count_together(
@@ -582,27 +648,14 @@ def test_a_journal_of_predictions_of_another_run_counts_no_less(
         spent("run")
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_count_reads_its_journal_again_only_if_others_write_to_it(
-    spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+def test_a_count_adds_what_others_count_meanwhile(
+    spent: Callable[[str], int], tmp_path: Path
 ) -> None:
-    """The control: a journal that is never current is read as often as a row is released."""
-    reads: list[Path] = []
-    read = Journal.read
-
-    def counted(journal: Journal, *mark: Any) -> Any:
-        reads.append(journal.path)
-        return read(journal, *mark)
-
-    monkeypatch.setattr(Journal, "read", counted)
-    if not kept:
-        monkeypatch.setattr(Journal, "is_current", False)
     found = checkpoint.load(tmp_path / "run")
     rows, before = len(found.arrays["table.rows"]), found.strategy["uploads"]
     count = UploadCount(resolve({"model": str(tmp_path / "run")}), found)
     for times in range(1, 11):
         assert count.add() == epsilon(found.config, rows, before + times)
-    assert len(reads) == (1 if kept else 10)
     assert spent("run") == 11  # a prediction beside the service
     assert count.add(2) == epsilon(found.config, rows, before + 13)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")

@@ -16,7 +16,6 @@ by deleting the file, and can read it:
 keys are days since 1970.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from vfl_flower.alignment.psi import Points
 from vfl_flower.alignment.store import home
 from vfl_flower.config.files import unsealed
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import cut, digests
 from vfl_flower.records import budget
 from vfl_flower.records.budget import Budget, Limit, limits_of
 from vfl_flower.records.ledger import Ledger, Value, opened_by_party
@@ -187,11 +187,7 @@ def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
 
     Nobody without the key can make two points collide.
     """
-    data, hashed = points.tobytes(), hashlib.blake2b
-    each = (data[at : at + 32] for at in range(0, len(data), 32))
-    return np.frombuffer(
-        b"".join([hashed(point, digest_size=8, key=key).digest() for point in each]), "<u8"
-    ).astype(np.uint64)
+    return digests(cut(points.tobytes(), 32), 8, key).view("<u8")[:, 0].astype(np.uint64)
 
 
 @contextmanager

@@ -28,7 +28,6 @@ import hmac
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import utime
@@ -41,9 +40,8 @@ from numpy.typing import NDArray
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.psi import Blinding, Places, Points, match, outputs, shuffled
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import alone_in, make_folder, told
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.ids import chosen
+from vfl_flower.data.ids import chosen, digests
 from vfl_flower.data.source import Source
 from vfl_flower.transport.early_messages import SetOrder
 from vfl_flower.transport.messages import Arrays
@@ -100,11 +98,7 @@ class IdSet:
 
 def keyed_hashes(ids: Sequence[bytes], key: NDArray[np.uint8]) -> Points:
     """Return the keyed hash that identifies each id to the owner of the key, [n, 32]."""
-    secret, hashed = key.tobytes(), hashlib.blake2b
-    made = bytearray()  # a list of all digests takes twice the memory
-    for one in ids:
-        made += hashed(one, digest_size=32, key=secret).digest()
-    return np.frombuffer(made, np.uint8).reshape(-1, 32)
+    return digests(ids, 32, key.tobytes())
 
 
 def where(mine: Points, theirs: Points) -> Places:
@@ -178,7 +172,7 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
         stored = _usable(path, rules)
         for known, asks, keeps in stored.proofs(own.party, str(context.run_id)) if stored else ():
             if hmac.compare_digest(proof.tobytes(), asks):
-                with _alone(path):
+                with files.alone(path):
                     grown = _grown(path, own, rules)
                 answer = np.frombuffer(keeps, np.uint8)[None]
                 return FoundSet(grown[0], known, grown[1], answer) if grown else None
@@ -216,7 +210,7 @@ def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None
 def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> IdSet:
     """Return the set of this name; add ``ids`` to its count of asked ids."""
     path = _path(context, name, party)
-    with _alone(path):
+    with files.alone(path):
         stored = _usable(path, rules)
         if not stored:
             raise VflError("has just forgotten its set of blinded ids. Start the run anew.")
@@ -229,7 +223,7 @@ def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> Id
 def shown(context: Context, party: int, name: str, places: Places, rules: Rules) -> None:
     """Note that the label holder knows the ids at these places of a set."""
     path = _path(context, name, party)
-    with _alone(path):
+    with files.alone(path):
         stored = _usable(path, rules)
         if stored and not stored.arrays["shown"][places].all():
             stored.arrays["shown"][places] = True
@@ -245,7 +239,7 @@ def keep(context: Context, party: int, made: IdSet) -> None:
     """Store a new set."""
     path = _path(context, made.name, party)
     try:
-        with _alone(path):
+        with files.alone(path):
             _write(path, made)
     except VflError as error:
         log.warning("The party cannot keep blinded ids: %s", error)
@@ -265,7 +259,7 @@ def _usable(path: Path, rules: Rules) -> IdSet | None:
 def _write(path: Path, stored: IdSet) -> bool:
     """Write a set; return whether it was written. Forget a set that cannot be written.
 
-    The caller holds `_alone`.
+    The caller is `alignment.store.alone`.
     """
     try:
         files.write(path, stored, files.every_of_party(int(path.stem.rpartition("-")[2])))
@@ -275,15 +269,6 @@ def _write(path: Path, stored: IdSet) -> bool:
         log.warning("The party forgets a set of blinded ids: %s", error)
         path.unlink(missing_ok=True)
         return False
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep other runs from changing sets during the block."""
-    with told(path):
-        make_folder(path.parent)
-        with alone_in(path.parent):
-            yield
 
 
 def _path(context: Context, name: str, party: int) -> Path:

@@ -64,7 +64,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.data.ids import by_id, chosen, in_pieces
+from vfl_flower.data.ids import by_id, chosen, cut, digests, in_pieces
 
 Points = NDArray[np.uint8]  # encoded elements of ristretto255, [n, 32]
 
@@ -157,18 +157,13 @@ def outputs(
     ids: Sequence[bytes], points: Points, name: bytes = b"vfl-flower psi output|"
 ) -> Points:
     """Return F(id) of each id [n, 32], from the points H(id)^b; another function by its name."""
-    made, hashed = np.empty_like(points), hashlib.blake2b
+    made = np.empty_like(points)
     if len(ids) != len(points):
         raise ValueError(f"{len(points)} points of {len(ids)} ids")
     for start in range(0, len(points), _CHUNK):
         part = slice(start, start + _CHUNK)
-        data = points[part].tobytes()
-        each = (data[at : at + 32] for at in range(0, len(data), 32))
-        digests = [
-            hashed(name + one + point, digest_size=32).digest()
-            for one, point in zip(ids[part], each, strict=True)
-        ]
-        made[part] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
+        each = zip(ids[part], cut(points[part].tobytes(), 32), strict=True)
+        made[part] = digests((name + one + point for one, point in each), 32)
     return made
 
 

@@ -13,6 +13,10 @@
 So the label holder learns whether a party's ids have changed. A party learns that the label
 holder's ids have not changed. Neither learns more. Without a proof, a party says that it has no
 such alignment.
+
+Sets of blinded ids (`blinded_ids`) are kept beside alignments. A set has the ids of both sides, for
+alignments and services to come. An alignment has the rows of one method, also by rules, and a run
+finds it by one message. Both are files of `alignment.store`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ stands once among all people of the party. It must not stand twice in the label 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import secrets
@@ -42,6 +41,7 @@ from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
 from vfl_flower.alignment.store import check_method, rules_of
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import digests
 from vfl_flower.data.keys import MOST_RULES, parse
 from vfl_flower.data.source import Source
 from vfl_flower.data.tables import Table
@@ -58,10 +58,6 @@ _NONE, _GONE = np.zeros((0, 32), np.uint8), np.zeros(0, np.int32)
 def _key(proof: bytes, party: int, run: str) -> bytes:
     """Return the key of proofs of ids, for one set, party and run."""
     return hmac.digest(proof, f"vfl-flower score|{party}|{run}".encode(), "sha256")
-
-
-def _proof(one: bytes, key: bytes) -> bytes:
-    return hashlib.blake2b(one, digest_size=32, key=key).digest()
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -201,8 +197,7 @@ class Seeker:
         if self.by_text:
             return psi.outputs(encoded, points, by_rules.MATCHED)
         key = _key(self._sets[party].arrays["proof"].tobytes(), party, self._run)
-        made = b"".join(_proof(one, key) for one in encoded)
-        return np.frombuffer(made, np.uint8).reshape(-1, 32)
+        return digests(encoded, 32, key)
 
 
 def _as_one(points: Points) -> NDArray[np.bytes_]:
@@ -296,7 +291,7 @@ class OpenSet(Opened):
             self._key = _key(proof, self._party, run)
 
     def _due(self, place: int, row: int) -> bytes:
-        return _proof(self._ids[row], self._key)
+        return digests([self._ids[row]], 32, self._key).tobytes()
 
 
 class Keys(NamedTuple):

@@ -16,8 +16,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -114,14 +114,21 @@ def digest_of_path(path: str) -> str:
 
 def save(path: Path, stored: Any, beside: str) -> None:
     """Write or replace a file; keep the newest files of a pattern."""
+    with alone(path):
+        write(path, stored, beside)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Keep other runs from changing the files beside this one during the block."""
     with files.told(path):
         files.make_folder(path.parent)
-        with files.alone_in(path.parent):  # another run may write the same file
-            write(path, stored, beside)
+        with files.alone_in(path.parent):
+            yield
 
 
 def write(path: Path, stored: Any, beside: str) -> None:
-    """Do as `save`, for a caller that holds the lock of the folder."""
+    """Do as `save`, for a caller that is `alone`."""
     about = {name: each for name, each in vars(stored).items() if name != "arrays"}
     arrays: dict[str, Any] = {f"array.{name}": array for name, array in stored.arrays.items()}
     arrays[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9437669de894c2622a1fec8eb553dd80c71fb63e40469cee9dbb930f7fdd8c8b"
+DIGEST = "515a905e5463dbd31dc7e511d4953eaeb7f98f8e2b38daf0dc9d97610c34b6f9"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -7,7 +7,6 @@ row.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.files import whole
 from vfl_flower.data.bins import Bins
+from vfl_flower.records.ledger import today
 
 Counts = NDArray[np.int64]
 Columns = Iterable[tuple[str, Array]]  # columns by name, each [rows]
@@ -255,7 +255,7 @@ class Window:
         self.waiting = 0
         self._rows = 0
         self._seen: set[Hashable] = set()
-        self._day = _today()
+        self._day = today()
 
     def new(self, keys: Sequence[Hashable]) -> list[int]:
         """Return positions of the rows that the window has not counted yet. Count them."""
@@ -271,14 +271,10 @@ class Window:
 
     def step(self) -> bool:
         """Take the waiting rows. Return whether they begin a new window."""
-        today = _today()
-        begins = self._rows >= LEAST and (today != self._day or self._rows >= _MOST)
+        day = today()
+        begins = self._rows >= LEAST and (day != self._day or self._rows >= _MOST)
         if begins:
             self._rows, self._seen = 0, set()
-        self._day = today if begins or not self._rows else self._day
+        self._day = day if begins or not self._rows else self._day
         self._rows, self.waiting = self._rows + self.waiting, 0
         return begins
-
-
-def _today() -> int:
-    return int(time.time()) // 86400

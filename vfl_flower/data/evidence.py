@@ -303,15 +303,8 @@ def _joined(bins: Bins, inside: list[int]) -> list[str]:
     if bins.values is None and len(known) > 1:
         limits = (-np.inf, *bins.edges, np.inf)
         low, high = limits[known[0]], limits[known[-1] + 1]
-        named = [
-            "all"
-            if np.isinf(low) and np.isinf(high)
-            else f"<= {high:g}"
-            if np.isinf(low)
-            else f"> {low:g}"
-            if np.isinf(high)
-            else f"({low:g}, {high:g}]"
-        ]
+        ends = Bins(tuple(each for each in (low, high) if np.isfinite(each)))
+        named = [ends.names[int(np.isfinite(low))]]
     return named + ["missing"] * (missing in inside)
 
 

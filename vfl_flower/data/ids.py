@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
 
@@ -22,6 +22,19 @@ def people_of_rows(dataset: str, rows: NDArray[Any]) -> People:
     """Return a number for the person of each row of a partitioned data set, [n]."""
     name = hashlib.blake2b(dataset.encode(), digest_size=8).digest()
     return rows.astype(np.uint64) ^ np.uint64(int.from_bytes(name))
+
+
+def digests(parts: Iterable[bytes], size: int, key: bytes = b"") -> NDArray[np.uint8]:
+    """Return a digest of each part, keyed if there is a key, [n, size]."""
+    made, hashed = bytearray(), hashlib.blake2b  # a list of all digests takes twice the memory
+    for one in parts:
+        made += hashed(one, digest_size=size, key=key).digest()
+    return np.frombuffer(made, np.uint8).reshape(-1, size)
+
+
+def cut(data: bytes, size: int) -> Iterator[bytes]:
+    """Yield the parts of this size."""
+    return (data[at : at + size] for at in range(0, len(data), size))
 
 
 class WholeIds(Sequence[bytes]):
@@ -192,19 +205,15 @@ def identities(columns: Mapping[str, Any], whose: str) -> list[bytes]:
     """
     from pandas import Series
 
-    data, hashed = bytearray(), hashlib.blake2b
-    for some in zip(*(written(each) for each in columns.values()), strict=True):
-        for row in zip(*some, strict=True):
-            text = "\0".join(row).encode("utf-8", "surrogatepass")
-            data += hashed(text, digest_size=16).digest()
-    if not data and columns:
+    pieces = zip(*map(written, columns.values()), strict=True)
+    rows = ("\0".join(row) for some in pieces for row in zip(*some, strict=True))
+    made = digests((row.encode("utf-8", "surrogatepass") for row in rows), 16)
+    if not len(made) and columns:
         raise ConfigError(f"{whose} has no rows. Name a file with rows.")
-    digests = [data[at : at + 16].hex() for at in range(0, len(data), 16)]
-    repeated = Series(np.frombuffer(data, np.uint64)[::2])
+    repeated = Series(made.view(np.uint64)[:, 0])
     numbers = repeated.groupby(repeated).cumcount().tolist()
-    return [
-        f"p:{each}.{number + 1}".encode() for each, number in zip(digests, numbers, strict=True)
-    ]
+    each = zip(cut(made.tobytes(), 16), numbers, strict=True)
+    return [f"p:{digest.hex()}.{number + 1}".encode() for digest, number in each]
 
 
 def written(column: Any) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -97,14 +97,7 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
 
     piece: ClassVar[int] = 4096  # rows to read at once
 
-    def raw_columns(
-        self,
-        places: Array,
-        names: Sequence[str] | None = None,
-        dates: Collection[str] | None = None,
-    ) -> Iterator[tuple[str, Array]]:
-        """Yield nothing: an image, a text or a sequence is no column of values."""
-        return iter(())
+    raw_columns = Source.raw_columns  # an image, a text or a sequence is no column of values
 
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         start = 0

@@ -12,14 +12,13 @@ keyed hashes.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.ids import People
+from vfl_flower.data.ids import People, cut, digests
 from vfl_flower.records.ledger import opened
 from vfl_flower.transport.node import lasting_folder
 
@@ -30,8 +29,7 @@ _NONE = np.zeros(0, np.uint64)
 
 def numbers_of(ids: Iterable[bytes], skipped: int = 0) -> People:
     """Return a number for each encoded id, [n], without its first bytes."""
-    parts = (blake2b(one[skipped:], digest_size=8).digest() for one in ids)
-    return np.frombuffer(b"".join(parts), "<u8")
+    return digests((one[skipped:] for one in ids), 8).view("<u8")[:, 0]
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,8 @@ class Withdrawn:
 
     def tags(self, numbers: People) -> People:
         """Return the keyed hash of each number, [n]; never 0."""
-        parts = numbers.astype("<u8").tobytes()
-        made = (parts[at : at + 8] for at in range(0, len(parts), 8))
-        hashed = b"".join(blake2b(each, digest_size=8, key=self.secret).digest() for each in made)
-        return np.maximum(np.frombuffer(hashed, "<u8"), 1).astype(np.uint64)
+        hashes = digests(cut(numbers.astype("<u8").tobytes(), 8), 8, self.secret)
+        return np.maximum(hashes.view("<u8")[:, 0], 1).astype(np.uint64)
 
     def have(self, numbers: People) -> NDArray[np.bool_]:
         """Return which people the list has, by their numbers, [n]."""

@@ -1,16 +1,16 @@
 """The record of all draws of label noise: ``labels.draws``, and a second count.
 
-Noise on labels follows from a secret, so a label that was drawn gets the same noise again. The file
-``labels.draws`` holds the secret and one entry for each draw. The epsilon of a run is a sum over
-entries.
+Noise on labels follows from a secret, so a label that was drawn gets the same noise again. The
+ledger ``labels.draws`` has the secret, and all draws. The epsilon of a run is a sum over draws.
 
-- Rows with ids are people. An entry names a person and a draw by keyed hashes. A person's sum is
-  over all draws of that person.
-- Rows without ids could be anybody. An entry is a draw of all labels of a data set, in their order.
-  It counts for every row with or without an id, except for rows of scikit-learn's data sets.
+- Rows with ids are people. ``people``, ``draws`` and ``epsilons`` name a person and a draw by keyed
+  hashes. A person's sum is over all draws of that person.
+- Rows without ids could be anybody. ``about`` has the draws of all labels of a data set, in their
+  order. They count for every row with or without an id, except for rows of scikit-learn's data
+  sets.
 
-A file that was deleted, or restored from a backup, holds less than was spent. The second count
-detects this. It lies in another folder, and holds the number of the last entry and the largest sum.
+A ledger that was deleted, or restored from a backup, holds less than was spent. The second count
+detects this. It is a ledger in another folder, and has the number of changes and the largest sum.
 That sum then counts for everybody.
 """
 
@@ -19,8 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -31,14 +29,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import alone_in, make_own_folder, told, unsealed, write_sealed
-from vfl_flower.protocol.privacy.journal import second_counts
+from vfl_flower.config.files import make_own_folder, told, unsealed
+from vfl_flower.records import second_count
+from vfl_flower.records.ledger import Ledger, Value, content_in_file
 from vfl_flower.transport.flower_internals import lasting_home
 
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 Tags = NDArray[np.uint64]
 
+_COUNTED = "counted"  # name in the second count
 SHIPPED = ("digits", "breast-cancer")
 """Data sets of scikit-learn, whose rows are in no other data set."""
 
@@ -64,16 +64,19 @@ class Spent(NamedTuple):
 class Draws:
     """All draws with one secret of 32 bytes, from which all noise follows."""
 
-    def __init__(self, secret: bytes) -> None:
-        self.secret = secret
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self.secret = ledger, ledger.secret
         self.added = False
-        self._number = 0  # number of writes of the file
-        self._lost = 0.0
+        self._number = ledger.count("number")  # of changes
+        about = json.loads(ledger.content("about") or '{"lost": 0.0, "wholes": []}')
+        self._lost = about["lost"]
         # (digest of labels in their order, data set of `SHIPPED`, mechanism) -> epsilon
-        self._wholes: dict[tuple[str, str, str], float] = {}
-        self._people: Tags = np.zeros(0, np.uint64)
-        self._draws: Tags = np.zeros(0, np.uint64)
-        self._epsilons = np.zeros(0)
+        self._wholes: dict[tuple[str, str, str], float] = {
+            (whole, of, how): epsilon for whole, of, how, epsilon in about["wholes"]
+        }
+        self._people: Tags = np.frombuffer(ledger.content("people"), "<u8")
+        self._draws: Tags = np.frombuffer(ledger.content("draws"), "<u8")
+        self._epsilons = np.frombuffer(ledger.content("epsilons"), "<f8")
         self._lost_some = False
         self._counted = False  # whether the second count is up to date
 
@@ -133,57 +136,32 @@ class Draws:
 
     # --- on the disk ----------------------------------------------------------------------------
 
-    @classmethod
-    def _read(cls, path: Path) -> Draws:
-        content = unsealed(path)
-        if content.startswith(b"{"):
-            raise VflError(
-                f"{path} is of an older version, which counted no draws by person. Name another "
-                "folder by VFL_HOME, and add its epsilon yourself."
-            )
-        with np.load(BytesIO(content), allow_pickle=False) as file:
-            text = json.loads(file["text"].tobytes())
-            found = cls(bytes.fromhex(text["secret"]))
-            found._people, found._draws = file["people"], file["draws"]
-            found._epsilons = file["epsilons"]
-        found._number, found._lost = text["number"], text["lost"]
-        found._wholes = {(whole, of, how): each for whole, of, how, each in text["wholes"]}
-        return found
-
-    def _write(self, path: Path) -> None:
-        self._number += 1
-        text = {
-            "secret": self.secret.hex(),
-            "number": self._number,
-            "lost": self._lost,
-            "wholes": [(*each, epsilon) for each, epsilon in self._wholes.items()],
-        }
-        content = BytesIO()
-        np.savez(
-            content,
-            text=np.frombuffer(json.dumps(text).encode(), np.uint8),
-            people=self._people,
-            draws=self._draws,
-            epsilons=self._epsilons,
-        )
-        write_sealed(path, content.getvalue())
-
-    def _write_second(self, second: Path) -> None:
-        counted = {"of": self._name, "number": self._number, "spent": self._most()}
-        with told(second):
-            make_own_folder(second.parent)
-        write_sealed(second, json.dumps(counted).encode())
+    def _write(self, second: Ledger) -> None:
+        """Write changes, and count them in the second count."""
+        changed = self.added or self._lost_some
+        if changed:
+            self._number += 1
+            wholes = [(*each, epsilon) for each, epsilon in self._wholes.items()]
+            about = {"lost": self._lost, "wholes": wholes}
+            self._ledger.write("number", self._number)
+            self._ledger.write("about", json.dumps(about).encode())
+            self._ledger.write("people", self._people.astype("<u8").tobytes())
+            self._ledger.write("draws", self._draws.astype("<u8").tobytes())
+            self._ledger.write("epsilons", self._epsilons.astype("<f8").tobytes())
+        if changed or not self._counted:
+            counted = {"of": self._name, "number": self._number, "spent": self._most()}
+            second.write(_COUNTED, json.dumps(counted).encode())
 
     @property
     def _name(self) -> str:
         """Return the name of these draws in the second count. It does not show the secret."""
         return hashlib.blake2b(self.secret, digest_size=16, person=b"labels.draws").hexdigest()
 
-    def _heed(self, second: Path, path: Path) -> None:
+    def _heed(self, second: Ledger, path: Path, place: Path) -> None:
         """Take over the sum of a second count, if it has draws that are missing here."""
-        if not second.exists():
+        if not second.content(_COUNTED):
             return
-        counted: dict[str, Any] = json.loads(unsealed(second))
+        counted: dict[str, Any] = json.loads(second.content(_COUNTED))
         same, number = counted["of"] == self._name, int(counted["number"])
         self._counted = same and number == self._number
         if same and number <= self._number:
@@ -198,7 +176,7 @@ class Draws:
         notice.warning(
             "%s lacks draws that %s has counted: it was deleted, replaced or restored from a "
             "backup. The largest sum in that count, epsilon = %g, now counts for every label.",
-            *(path, second, counted["spent"]),
+            *(path, place, counted["spent"]),
         )
 
 
@@ -211,33 +189,40 @@ def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
 
 @contextmanager
 def opened() -> Iterator[Draws]:
-    """Lock and open the record of draws. Write new draws at the end.
+    """Open the record of draws, and wait for others first. Write new draws at the end.
 
     Raise `VflError` if a file is damaged or cannot be written, or another user can change its
     folder.
     """
     path = path_of_draws()
-    second = _path_of_second_count(path)
+    place = second_count.place("labels", str(path.parent.resolve()))
     with told(path):
         make_own_folder(path.parent)
-        with alone_in(path.parent):
-            draws = Draws._read(path) if path.exists() else Draws(secrets.token_bytes(32))
-            with told(second):
-                draws._heed(second, path)
-            yield draws
-            changed = draws.added or draws._lost_some
-            if changed:
-                draws._write(path)
-            if changed or not draws._counted:
-                draws._write_second(second)  # last: it never has more than the file
+    both = second_count.opened_with(path, place, _earlier, content_in_file(_COUNTED))
+    with both as (ledger, counted):
+        draws = Draws(ledger)
+        draws._heed(counted, path, place)
+        yield draws
+        draws._write(counted)
+
+
+def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the file of an earlier version: arrays, and a text in JSON."""
+    if not path.exists():
+        return
+    content = unsealed(path)
+    if content.startswith(b"{"):
+        raise VflError(
+            f"{path} is of an older version, which counted no draws by person. Name another "
+            "folder by VFL_HOME, and add its epsilon yourself."
+        )
+    with np.load(BytesIO(content), allow_pickle=False) as file:
+        about = json.loads(file["text"].tobytes())
+        yield from ((name, 0, file[name].tobytes()) for name in ("people", "draws", "epsilons"))
+    yield from (("secret", 0, bytes.fromhex(about["secret"])), ("number", 0, about["number"]))
+    yield "about", 0, json.dumps({name: about[name] for name in ("lost", "wholes")}).encode()
 
 
 def path_of_draws() -> Path:
-    """Return the path of the file with the secret and all draws."""
+    """Return the path of the ledger with the secret and all draws."""
     return lasting_home() / "labels.draws"
-
-
-def _path_of_second_count(path: Path) -> Path:
-    """Return the path of the second count, outside of the folder of the first."""
-    which = hashlib.sha256(os.fsencode(path.parent.resolve())).hexdigest()[:16]
-    return second_counts() / f"labels-{which}.count"

@@ -9,6 +9,9 @@ off, because an event is written before its release.
 A file that was deleted, or restored from a backup, has fewer events than were released. The second
 count detects this. It lies in another folder, has the checksums of all events, and is named by the
 run. So a copy of a run shares it.
+
+A journal is no ledger (`records.ledger`). Each release waits for its event, and to append one takes
+a fourth of the time of a transaction.
 """
 
 import fcntl
@@ -55,15 +58,11 @@ Mark = Sequence[int | str]
 
 
 class Journal:
-    """Events in a file, as int32, which ``run`` creates if it is missing.
-
-    ``lost`` counts events that the second count has, and the file lacks. `write` makes them up.
-    """
+    """Events in a file, as int32, which ``run`` creates if it is missing."""
 
     def __init__(self, path: Path, run: str = "", second: Path | None = None) -> None:
         self.path = path
         self.second = second
-        self.lost = 0
         if not path.exists():
             header = _FORMAT + f"{run:>20}\n".encode()
             write_whole(path, header + _next(b"", header))
@@ -71,7 +70,7 @@ class Journal:
         self._events = 0
         self._last = b""  # checksum of the last event
         self._checksums = bytearray()  # of all events
-        self._counted, self._agrees = 0, True  # bytes in the second count; whether they are these
+        self._counted = 0  # bytes in the second count
 
     @property
     def run(self) -> str:
@@ -83,24 +82,17 @@ class Journal:
         """Return the current position, once the file has been read."""
         return self._events, self._last.hex()
 
-    @property
-    def is_current(self) -> bool:
-        """Return whether nothing else has written to the file, or to the second count."""
-        try:
-            there, mine = self.path.stat(), os.fstat(self._file.fileno())
-            size = self.second.stat().st_size if self.second else 0
-        except OSError:
-            return False
-        same = os.path.samestat(there, mine) and there.st_size == self._file.tell()
-        return same and size // _CHECKSUM * _CHECKSUM == self._counted
-
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
         """Yield all events. Then events can be written.
 
         Pass over an event that was written in part, because it was not released. Raise
-        `ConfigError` if the file is damaged, of another run, or did not reach ``mark``.
+        `ConfigError` if the file is damaged or of another run, or lacks events of ``mark`` or of
+        the second count.
         """
-        counted = self._second_count()  # first: it never has more than the file
+        counted = b""
+        if self.second and self.second.exists():  # read first: it never has more than the file
+            counted = self.second.read_bytes()
+        counted = counted[: len(counted) // _CHECKSUM * _CHECKSUM]
         size = os.fstat(self._file.fileno()).st_size
         with self.path.open("rb") as file:
             header, released = file.read(_HEADER), file.read(_CHECKSUM)
@@ -132,30 +124,14 @@ class Journal:
             raise refused(self.path, "damaged")
         if mark and known.get(int(mark[0])) != mark[1]:
             raise refused(self.path, "not the file of the run's last checkpoint")
-        self._compare(counted)
-        if mark and self.lost:
+        if not self._checksums.startswith(counted):
             raise refused(self.path, f"older than {self.second}, or a copy of the run went on")
+        self._counted = len(counted)
         self._file.seek(at)
 
-    def _second_count(self) -> bytes:
-        """Return the checksums in the second count."""
-        if self.second is None or not self.second.exists():
-            return b""
-        found = self.second.read_bytes()
-        return found[: len(found) // _CHECKSUM * _CHECKSUM]
-
-    def _compare(self, counted: bytes) -> None:
-        """Find out how many events of the second count the file lacks."""
-        kind = f"V{_CHECKSUM}"
-        theirs, mine = np.frombuffer(counted, kind), np.frombuffer(bytes(self._checksums), kind)
-        both = min(len(theirs), len(mine))
-        # Each checksum covers all events before it. So all events after the first change differ.
-        self.lost = len(theirs) - int((theirs[:both] == mine[:both]).sum())
-        self._counted, self._agrees = len(counted), counted == self._checksums
-
     @contextmanager
-    def _second(self, checksums: bytes) -> Iterator[None]:
-        """Hold the second count, and add the checksums of events once these are on the disk."""
+    def _second(self, checksum: bytes) -> Iterator[None]:
+        """Hold the second count, and add the checksum of an event once this is on the disk."""
         if self.second is None:
             yield
             return
@@ -170,33 +146,22 @@ class Journal:
                     "with a copy. Try again."
                 )
             yield
-            events = len(checksums) // _CHECKSUM
-            made_up = min(self.lost, events)  # such events make up for events that are counted
-            self.lost -= made_up
-            self._agrees = self._agrees and not made_up
-            if made_up == events:
-                return
-            start = self._counted if self._agrees else 0
-            os.pwrite(opened, self._checksums[start:] + checksums, start)  # never shorter
-            self._counted, self._agrees = len(self._checksums) + len(checksums), True
+            os.pwrite(opened, self._checksums[self._counted :] + checksum, self._counted)
+            self._counted = len(self._checksums) + len(checksum)
         finally:
             os.close(opened)
 
-    def write(self, event: Event, times: int = 1) -> None:
-        """Append an event, ``times`` times at once, and wait until all are on the disk."""
+    def write(self, event: Event) -> None:
+        """Append an event, and wait until it is on the disk."""
         *numbers, rows = event
         written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
-        last, each = self._last, list[bytes]()
-        for _ in range(times):
-            last = _next(last, written)
-            each.append(last)
-        checksums, content = b"".join(each), b"".join(written + one for one in each)
+        last = _next(self._last, written)
         opened, at = self._file.fileno(), self._file.tell()
         try:
             try:
-                with self._second(checksums):
+                with self._second(last):
                     self._file.truncate()  # an event that was written in part
-                    write_all(opened, content)
+                    write_all(opened, written + last)
                     os.fsync(opened)
                 os.pwrite(opened, last, _HEADER)  # the next event's fsync covers this
             except BaseException:
@@ -208,22 +173,9 @@ class Journal:
                 f"A release cannot be written to {self.path}, so it is not made "
                 f"({error.strerror}). Fix that, and resume the run."
             ) from error
-        self._events += times
+        self._events += 1
         self._last = last
-        self._checksums += checksums
-
-
-def second_counts() -> Path:
-    """Return the folder of second counts, outside of all folders whose counts they repeat."""
-    named = os.environ.get("XDG_STATE_HOME")
-    folder = Path(named) if named else Path.home() / ".local" / "state"
-    return folder / "vfl-flower"
-
-
-def second_count(run: str, name: str) -> Path:
-    """Return the path of the second count of a run's journal, by names of both."""
-    which = hashlib.sha256(f"{name} {run}".encode()).hexdigest()[:16]
-    return second_counts() / f"{Path(name).stem}-{which}.count"
+        self._checksums += last
 
 
 def has_events(path: Path) -> bool:

@@ -2,22 +2,26 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.files import locked
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal, refused, second_count
+from vfl_flower.protocol.privacy.journal import Journal, refused
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.records import second_count
+from vfl_flower.records.ledger import Value, no_file
 
 notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
+
+_UPLOADS, _RUN = "uploads", "run"  # names in the ledgers
 
 
 def counts_uploads(found: Checkpoint) -> bool:
@@ -29,72 +33,79 @@ def counts_uploads(found: Checkpoint) -> bool:
 class UploadCount:
     """Counts uploads of a row under noise on embeddings, and knows their epsilon.
 
-    It counts the uploads before they happen, in a file beside the run and in a second count. It
+    It counts the uploads before they happen, in a ledger beside the run and in a second count. It
     assumes that they are uploads of the rows that were uploaded most.
     """
 
     def __init__(self, config: RunConfig, found: Checkpoint) -> None:
         self._folder, self._found = Path(config.model).expanduser(), found
-        self._journal: Journal | None = None
-        self._times = 0  # that the journal counts
-        self._trained = 0
+
+    @cached_property
+    def _trained(self) -> int:
+        """Return how often training uploaded a row, also after the checkpoint of a cut-off run."""
+        found, config = self._found, self._found.config
+        known, mark = int(found.strategy["uploads"]), found.strategy.get("journal")
+        if found.finished or mark is None:
+            return known
+        mechanism, rows = mechanism_of(config), len(found.arrays["table.rows"])
+        accountant = mechanism.accountant(rows, estimators.choose(config)(config))
+        second = second_count.of_run(found.origin, checkpoint.JOURNAL)
+        ReleaseLog(accountant).keep(self._folder / checkpoint.JOURNAL, mark=mark, second=second)
+        return max(known, accountant.uploads())
 
     def add(self, uploads: int = 1) -> float | None:
         """Count uploads, and return the epsilon of perturbed embeddings; None without them.
 
-        Read the file only if it is new, or if something else has written to it.
-
-        Raise `ConfigError` if a journal is damaged or of another run, or if a journal of training
-        is older than it was.
+        Raise `VflError` if a count is damaged, or of another run, or if a journal of training is
+        older than it was.
         """
         found = self._found
         if not counts_uploads(found):
             return None
-        path = self._folder / "predictions.journal"
-        with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
-            if self._journal is None or not self._journal.is_current:
-                self._journal, self._times = self._read(path)
-                self._trained = _trained(self._folder, found)
-            lost = self._journal.lost
-            self._journal.write(Event(EVALUATE, 0), uploads + lost)
-            self._times += uploads
+        trained, path = self._trained, self._folder / "predictions.journal"
+        second, run = second_count.of_run(found.origin, path.name), found.origin.partition("-")[0]
+        both = second_count.opened_with(path, second, _earlier, _earlier_second)
+        with both as (ledger, counted):
+            if not ledger.content(_RUN):
+                ledger.write(_RUN, run.encode())
+            of_another = ledger.content(_RUN) != run.encode()
+            if of_another and "origin" in found.strategy:  # 0.2.0 named another one
+                raise refused(path, "of another run")
+            times = ledger.count(_UPLOADS)
+            if (lost := counted.count(_UPLOADS) - times) > 0:
+                notice.warning(
+                    "%s lacks %d predictions that %s has: it was deleted, restored or copied. They "
+                    "count.",
+                    *(path, lost, second),
+                )
+            times += max(0, lost) + uploads
+            ledger.write(_UPLOADS, times)
+            counted.write(_UPLOADS, times)
         rows = len(found.arrays["table.rows"])
-        times = self._trained + self._times
-        return mechanism_of(found.config).epsilon_of_uploads(rows, times)
-
-    def _read(self, path: Path) -> tuple[Journal, int]:
-        run = self._found.origin.partition("-")[0]
-        journal = Journal(path, run, second_count(self._found.origin, path.name))
-        times = sum(1 for _ in journal.read())
-        if journal.run != run and "origin" in self._found.strategy:  # 0.2.0 named another one
-            raise refused(path, "of another run")
-        if journal.lost:
-            notice.warning(
-                "%s lacks %d predictions that %s has: it was deleted, restored or copied. They "
-                "count.",
-                *(path, journal.lost, journal.second),
-            )
-        return journal, times + journal.lost
+        return mechanism_of(found.config).epsilon_of_uploads(rows, trained + times)
 
 
-def _trained(folder: Path, found: Checkpoint) -> int:
-    """Return how often training has uploaded a row, also after the checkpoint of a cut-off run."""
-    known, mark = int(found.strategy["uploads"]), found.strategy.get("journal")
-    if found.finished or mark is None:
-        return known
-    config = found.config
-    mechanism, rows = mechanism_of(config), len(found.arrays["table.rows"])
-    accountant = mechanism.accountant(rows, estimators.choose(config)(config))
-    second = second_count(found.origin, checkpoint.JOURNAL)
-    ReleaseLog(accountant).keep(folder / checkpoint.JOURNAL, mark=mark, second=second)
-    return max(known, accountant.uploads())
+def _earlier(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the file of an earlier version: a journal with an event for each upload."""
+    if path.exists():
+        journal = Journal(path)
+        yield _UPLOADS, 0, sum(1 for _ in journal.read())
+        yield _RUN, 0, journal.run.encode()
+
+
+def _earlier_second(path: Path) -> Iterator[tuple[str, int, Value]]:
+    """Read the second count of an earlier version: a checksum of 16 bytes for each upload."""
+    content = path.read_bytes() if path.exists() else b""
+    if content.startswith(b"SQLite"):
+        no_file(path)  # a damaged ledger
+    yield _UPLOADS, 0, len(content) // 16
 
 
 class Releases:
     """Counts how often the most asked row was released, before each release.
 
-    The journal of the run counts a prediction as one release of all its rows (`vfl predict`). A
-    service writes to it when a row is released more often than the journal says. So epsilon is that
+    The ledger of the run counts a prediction as one release of all its rows (`vfl predict`). A
+    service adds to it when a row is released more often than it has counted. So epsilon is that
     of the most released row, also after a restart.
 
     counts : whether there is such noise, so that a service must call `count`.

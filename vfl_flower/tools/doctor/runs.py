@@ -15,7 +15,8 @@ from vfl_flower.label_holder.checkpoint import JOURNAL, Checkpoint
 from vfl_flower.label_holder.earlier_run import PartyState, check_states
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
-from vfl_flower.protocol.privacy.journal import Journal, Mark, refused, second_count
+from vfl_flower.protocol.privacy.journal import Journal, Mark, refused
+from vfl_flower.records import second_count
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding, many
 
 
@@ -31,7 +32,7 @@ def about(folder: Path, states: Sequence[Path]) -> Iterator[Finding]:
     said = f"{folder} has checkpoint {found.number} of {end}."
     yield Finding("checkpoint", OK, said)
     if (mark := found.strategy.get("journal")) is not None:
-        yield _journal(folder, mark, second_count(found.origin, JOURNAL))
+        yield _journal(folder, mark, second_count.of_run(found.origin, JOURNAL))
     yield _states(found, folder, states)
     yield from _data(found)
 
