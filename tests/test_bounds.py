@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,6 @@ from tests.test_faults import (
     ZEROTH,
     Misbehaving,
     array,
-    changed,
     failing,
     first,
 )
@@ -447,14 +446,6 @@ def test_a_party_s_cause_is_shown_so(cause: Any, shown: str) -> None:
     assert str(error.value) == shown
 
 
-def test_flower_s_reason_is_shown_so_too() -> None:
-    begin_task()
-    message = to_message(messages.EvaluateOrder(exchange=1), 2, 60)
-    reply = Message(Error(code=3, reason="\x1b[31mgone" + "!" * 999), reply_to=message)
-    with pytest.raises(VflError, match=r"^failed: gone!{296} \.\.\.$"):
-        read_reply(reply, messages.Upload)
-
-
 @of_words
 def test_a_party_s_cause_is_no_part_of_the_page_or_the_log(run: Start, tmp_path: Path) -> None:
     hostile = "<script>alert('1')</script>\n\x1b[2J$\\frac$ " + "x" * 10_000
@@ -469,13 +460,6 @@ def test_a_party_s_cause_is_no_part_of_the_page_or_the_log(run: Start, tmp_path:
     page = Page(html)
     assert "<script" not in html and "\x1b" not in html and not page.all("script")
     assert "<script>alert('1')</script> $\\frac$ xxx" in page.text
-
-
-def test_memory_of_no_size_is_not_told(run: Start, tmp_path: Path) -> None:
-    client = Misbehaving(changed(peak_memory_mb=math.inf), kind="evaluate", number=1)
-    finished, sentence = failing(run, tmp_path / "out", KEYS, client)
-    assert sentence == ("Party 1 sent a Upload whose peak_memory_mb must be a finite number.")
-    assert math.isfinite(finished.summary["peak_memory_mb"])
 
 
 def test_replies_that_are_as_they_should_be_pass() -> None:

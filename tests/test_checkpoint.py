@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,6 @@ import pandas as pd
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
-from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from tests.organisations import change, contents, cut, small
 from tests.pairwise import pairwise
@@ -31,7 +29,6 @@ from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import builder
-from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.privacy.journal import Event, Journal
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
@@ -242,16 +239,6 @@ def test_a_run_on_files_goes_on_with_its_rows(
 # --- what is kept, and how ----------------------------------------------------------------------
 
 
-def test_only_their_owner_reads_checkpoints(tmp_path: Path) -> None:
-    keys = {**CANCER, "epochs": 2, "checkpoint-every": 3, "strategy": "dpzv", "window": 4}
-    folder = interrupted(tmp_path / "cut", {**keys, "noise-multiplier": 1.0}, 1)
-    kept = [folder / checkpoint.FILE, folder / "releases.journal", *folder.glob("*.state")]
-    assert len(kept) >= 2 + 3
-    for path in kept:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert not list(folder.glob("*.new"))
-
-
 def test_in_process_only_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_local(2, {**CANCER, "epochs": 1, "out": str(folder)})
@@ -270,51 +257,6 @@ def test_parties_keep_the_last_two_checkpoints(tmp_path: Path) -> None:
     assert last > 3
     numbers = [int(path.stem.rsplit("-")[-1]) for path in (tmp_path / "run").glob("*-0-*.state")]
     assert sorted(numbers) == [last - 1, last]
-
-
-def test_a_checkpoint_waits_until_nothing_is_in_flight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states: list[list[Any]] = []
-    save = Checkpoints.save
-
-    def look(self: Checkpoints, finished: bool = False) -> None:
-        run = self.run
-        state_of_holder = run.holder.state_dict
-
-        def state() -> Any:
-            states.append([each.in_flight for each in run.records])
-            states.append([each.awaits_quorum for each in run.records])
-            assert not run.waiting.arrivals and not run.messenger.out
-            assert run.budget.ordered == run.budget.answered
-            for seat, context in zip(run.records, run.transport.contexts.values(), strict=True):
-                assert load_scalars(context.state)["exchange"] == seat.exchange
-                assert not load_scalars(context.state)["pending"]
-            return state_of_holder()
-
-        with patch.object(run.holder, "state_dict", state):
-            save(self, finished)
-
-    monkeypatch.setattr(Checkpoints, "save", look)
-    keys = {**CANCER, "strategy": "vafl-t", "quorum": 2, "delay": "exponential", "epochs": 2}
-    run_local(3, {**keys, "checkpoint-every": 7, "out": str(tmp_path / "run")})
-    assert len(states) > 8 and not any(any(each) for each in states)
-
-
-def test_a_party_that_cannot_keep_its_state_ends_the_run(tmp_path: Path) -> None:
-    replace = os.replace
-
-    def refuse(source: Any, target: Any) -> None:
-        if "party-1-checkpoint" in str(target):
-            raise PermissionError(13, "Permission denied")
-        replace(source, target)
-
-    with (
-        patch("os.replace", refuse),
-        pytest.raises(PartyError, match=r"^Party 1 failed: cannot save its state. See its own log"),
-    ):
-        run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
-    assert not (tmp_path / "run" / checkpoint.FILE).exists()
 
 
 class Away:
@@ -637,31 +579,17 @@ def test_a_finished_run(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("epochs", 7), ("party-lr", 0.5), ("window", 3), ("seed", 1), ("strategy", "vafl")],
+    [
+        *(("epochs", 7), ("party-lr", 0.5), ("window", 3), ("seed", 1), ("strategy", "vafl")),
+        *((key, KEYS[key].default) for key in ("epochs", "batch-size")),
+    ],
 )
 def test_a_contradicting_key(folder: Path, key: str, value: Any) -> None:
     fails(folder, rf"holds a run with {key} = .*, not .*\. Leave the option out", **{key: value})
 
 
-@pytest.mark.parametrize("key", ["epochs", "batch-size"])
-def test_a_contradicting_key_that_equals_its_default(folder: Path, key: str) -> None:
-    default = KEYS[key].default
-    assert default != CANCER.get(key, 3)
-    fails(folder, rf"holds a run with {key} = .*, not {default}\. Leave", **{key: default})
-
-
 def test_equal_keys_do_not_contradict(folder: Path) -> None:
     assert resumed(folder, 2, epochs=3, dataset="breast-cancer").summary["failure"] is None
-
-
-@pytest.mark.parametrize("damage", ["absent", "cut", "empty"])
-def test_a_party_without_its_state(folder: Path, damage: str) -> None:
-    for path in folder.glob("*-party-1-*.state"):
-        if damage == "absent":
-            path.unlink()
-        else:
-            path.write_bytes(path.read_bytes()[:-7] if damage == "cut" else b"")
-    fails(folder, r"Party 1 does not have checkpoint \d+ of that run\. Start its SuperNode with")
 
 
 @pytest.mark.parametrize("parties", [1, 3])

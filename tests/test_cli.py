@@ -153,18 +153,6 @@ def test_what_was_perhaps_meant_is_asked_once(
     assert capsys.readouterr().err.count("Did you mean") == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["run", "--party", "2"], ["train"], ["compare"], ["audit"], ["run", "--parties", "two"]],
-)
-def test_a_command_line_that_cannot_be_parsed_exits_with_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert printed.out == "" and "--help" in printed.err and "Error: " in printed.err
-
-
 @pytest.mark.parametrize("number", TERMINATING)
 def test_a_run_that_is_to_terminate_ends_by_an_exception_so_that_its_processes_end_too(
     tmp_path: Path, number: signal.Signals
@@ -292,16 +280,6 @@ def test_no_escape_codes_where_the_user_wants_none(line: str) -> None:
     environment = {**os.environ, "FORCE_COLOR": "1", "GITHUB_ACTIONS": "true"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "\x1b" not in done.stdout + done.stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_progress_and_results_on_a_terminal_need_no_colours(
-    more: dict[str, str], tmp_path: Path
-) -> None:
-    words = ["run", "--parties", "2", "-c", "dataset='breast-cancer' epochs=2 test-fraction=0.9"]
-    said = _on_a_terminal([*words, "--out", str(tmp_path / "out")], **more)
-    assert "epoch" in said and "results: " in said and "\x1b" not in said
 
 
 def test_listing_is_plain_lines_where_it_is_no_terminal(

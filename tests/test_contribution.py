@@ -72,7 +72,6 @@ def test_a_party_of_noise_is_told_from_others(clinic: Organisations) -> None:
     first, second, noise = contribution(clinic.folder / "run")["parties"]
     assert min(each["value"] - each["margin"] for each in (first, second)) > 0.05
     assert abs(noise["value"]) < noise["margin"]
-    contribution(clinic.folder / "run")
     section = worth(read([clinic.folder / "run"]))
     assert section
     _, first, *_, third, _, _ = section.in_terminal().splitlines()

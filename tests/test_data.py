@@ -616,11 +616,6 @@ def test_labels_of_a_wrong_shape(tmp_path: Path, y: Array) -> None:
         load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=y)))
 
 
-def test_one_class_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"take 1 values in 20 rows.* at least two classes"):
-        load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=np.ones(20))))
-
-
 @pytest.mark.parametrize("test_fraction", [0.2, 0])
 def test_labels_that_are_a_measurement(tmp_path: Path, test_fraction: float) -> None:
     y = np.random.default_rng(0).normal(size=20)

@@ -18,7 +18,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from tests import organisations
-from tests.conftest import of_words
+from tests.conftest import nightly, of_words
 from tests.full_disk import full_after
 from tests.organisations import cancer, contents
 from tests.serving import served
@@ -390,7 +390,8 @@ def of_party(folder: Path, run: int = 7) -> Context:
     return Context(run, 1, node, state, {})
 
 
-def damaged_states(tmp_path: Path, cases: int) -> None:
+@pytest.mark.parametrize("cases", [200, nightly(4_000)])
+def test_no_damaged_state_of_a_party_is_used(tmp_path: Path, cases: int) -> None:
     context = of_party(tmp_path)
     state_file.save(context, 5)
     path = state_file.place(context, 5)
@@ -414,15 +415,6 @@ def damaged_states(tmp_path: Path, cases: int) -> None:
     assert state_file.load(context, "7", 5).state == context.state
 
 
-def test_no_damaged_state_of_a_party_is_used(tmp_path: Path) -> None:
-    damaged_states(tmp_path, 200)
-
-
-@pytest.mark.nightly
-def test_no_damaged_state_of_a_party_is_used_at_length(tmp_path: Path) -> None:
-    damaged_states(tmp_path, 4_000)
-
-
 def test_a_party_goes_on_from_the_last_state_that_is_sound(tmp_path: Path) -> None:
     context = of_party(tmp_path)
     for number, exchange in ((1, 5), (2, 9)):
@@ -436,29 +428,21 @@ def test_a_party_goes_on_from_the_last_state_that_is_sound(tmp_path: Path) -> No
     assert anew.state["scalars"] == ConfigRecord({"exchange": 5, "secret": b"secret"})
 
 
-def damaged_checkpoints(folder: Path, cases: int) -> None:
-    path = folder / checkpoint.FILE
-    content = path.read_bytes()
-    for each in flips(content, cases):
-        path.write_bytes(each)
-        with pytest.raises(ConfigError, match=r"is damaged, or another version wrote it"):
-            checkpoint.load(folder)
-    path.write_bytes(content)
-    assert checkpoint.load(folder).number > 0
-
-
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
     return interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 5, "noise-seed": 0}, 2, 2)
 
 
-def test_no_damaged_checkpoint_is_used(cut: Path) -> None:
-    damaged_checkpoints(cut, 200)
-
-
-@pytest.mark.nightly
-def test_no_damaged_checkpoint_is_used_at_length(cut: Path) -> None:
-    damaged_checkpoints(cut, 4_000)
+@pytest.mark.parametrize("cases", [200, nightly(4_000)])
+def test_no_damaged_checkpoint_is_used(cut: Path, cases: int) -> None:
+    path = cut / checkpoint.FILE
+    content = path.read_bytes()
+    for each in flips(content, cases):
+        path.write_bytes(each)
+        with pytest.raises(ConfigError, match=r"is damaged, or another version wrote it"):
+            checkpoint.load(cut)
+    path.write_bytes(content)
+    assert checkpoint.load(cut).number > 0
 
 
 # --- killed anywhere ----------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from strategies import history, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app, server_app
 from vfl_flower.client_app import PartyApp
@@ -27,8 +26,6 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.codecs.bits import place_bits
 from vfl_flower.protocol.estimators import first_order, zeroth_order
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
-from vfl_flower.transport import base, gather
-from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import DescribeOrder, Description, Upload
 from vfl_flower.transport.wire import read_reply, to_message, to_reply
 
@@ -464,31 +461,6 @@ def test_a_party_may_fail_in_a_baseline(run: Start, tmp_path: Path, strategy: st
     assert finished.summary["failure"] == sentence
 
 
-def test_a_silent_party_fails_when_its_time_is_up(
-    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
-    for module in (messenger, history, base, gather):
-        monkeypatch.setattr(module, "time", clock)
-    pull = LocalGrid.pull_messages
-
-    def all_but_one(grid: LocalGrid, keys: Any) -> list[Message]:
-        heard = [m for m in pull(grid, keys) if m.metadata.src_node_id != 3 or silent.seen < AT]
-        return heard
-
-    silent = Misbehaving(client_app.app)
-    monkeypatch.setattr(LocalGrid, "pull_messages", all_but_one)
-    finished, sentence = failing(run, tmp_path / "out", {**KEYS, "party-timeout": 20.0}, silent)
-    assert sentence == "Party 1 did not answer within 20 s."
-    assert 20 < now[0] < 21
-    assert len(finished.history) == 2
-
-
 # --- what a party may tell ----------------------------------------------------------------------
 
 
@@ -660,18 +632,6 @@ def test_an_asynchronous_run_goes_on_without_the_party(
     assert finished.summary["test_accuracy"] > (0.85 if keys is VAFL else 0.3)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("every", [1.0, 0.5])
-def test_a_party_that_stays_away_is_asked_once_an_evaluation(run: Start, every: float) -> None:
-    client = gone(raises, number=2)
-    finished = run(3, {**GOES_ON, "window": 3, "epochs": 6, "eval-every": every}, client)
-    assert finished.summary["failed_parties"] == [1]
-    assert set(client.later) == {"query.rejoin"}
-    assert len(finished.history) > 3 / every
-    assert len(finished.history) - 1 <= len(client.later) <= len(finished.history)
-    assert finished.summary["epochs"] == pytest.approx((6 + 6 + 3 / 15) / 3, abs=1e-3)
-
-
 ADAM = {"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01}
 ERROR_FEEDBACK: list[dict[str, Any]] = [
     {**VAFL, **TOP_K, "downlink-codec": "qsgd", "downlink-compression": "error-feedback"},
@@ -728,15 +688,6 @@ def test_a_party_comes_back_after_another_message_was_lost(
 ) -> None:
     client = Misbehaving(fault, kind=kind, number=2)
     assert came_back({**ERROR_FEEDBACK[0], "epochs": 6, **more}, client) == pytest.approx(6)
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("fault", [refuses, answers_in_vain])
-def test_a_party_may_miss_that_it_is_asked_back(fault: Fault) -> None:
-    client = Misbehaving(fault, number=2, misses=2)
-    came_back({**ERROR_FEEDBACK[0], "epochs": 8}, client)
-    assert client.later[:3] == ["query.rejoin"] * 3
-    assert client.later.count("query.rejoin") == 3
 
 
 def test_a_party_that_comes_back_while_the_others_end_takes_the_steps_that_it_has_left() -> None:
@@ -841,14 +792,6 @@ def test_a_party_that_has_lost_all_its_state_begins_anew(
     assert told.startswith("Party 1 has an older state (has no state of this run).")
 
 
-@pytest.mark.nightly
-def test_a_party_that_is_asked_for_fresh_embeddings_may_have_lost_its_state() -> None:
-    keys = {**ERROR_FEEDBACK[0], "max-delay": 3, "window": 3, "delay": "exponential"}
-    client = Misbehaving(loses_its_state, kind="query.embed", number=2)
-    brought_into_step(keys, client, 8 - 3 / 45)  # less the window of 3 that it has forgotten
-    assert client.later[:2] == ["query.rejoin", "query.embed"]
-
-
 AGAIN_AND_AGAIN: dict[str, tuple[dict[str, Any], Fault, float, str]] = {
     "twice": (KEYS, gets_it_twice, 4, "got message 11 after message 11."),
     "lost": (KEYS, loses_its_state, 4, "has no state of this run."),
@@ -889,18 +832,6 @@ def test_a_party_that_cannot_be_brought_into_step_ends_the_run_with_a_sentence(
     assert served == AT + times - 1
 
 
-def test_an_asynchronous_run_goes_on_without_a_party_that_stays_out_of_step(run: Start) -> None:
-    def client(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == BAD:
-            return gets_it_twice(message, context)
-        return client_app.app(message, context)
-
-    endless: Any = client
-    summary = run(3, GOES_ON, endless).summary
-    assert summary["failure"] is None
-    assert summary["failed_parties"] == [1]
-
-
 def test_a_run_with_a_quorum_of_two_goes_on_with_the_one_that_is_left(run: Start) -> None:
     keys = {**GOES_ON, "strategy": "vafl-t"}
     assert run(2, {**keys, "quorum": 1}, gone(raises)).summary["failed_parties"] == [1]
@@ -925,17 +856,6 @@ def test_the_last_evaluation_is_recorded_when_the_last_party_at_work_fails(run: 
     assert finished.summary["failed_parties"] == [last]
     assert finished.summary["test_accuracy"] is not None
     assert finished.history[-1]["epoch"] == finished.summary["epochs"]
-
-
-def test_a_run_ends_when_no_party_is_left(run: Start, tmp_path: Path) -> None:
-    finished, sentence = failing(run, tmp_path / "out", GOES_ON, lambda m, c: _break(m, c))
-    assert sentence.endswith("out of order")
-    assert sorted(finished.summary["failed_parties"]) == [0, 1, 2]
-
-
-def _break(message: Message, context: Context) -> Message:
-    fault = raises if message.metadata.message_type == "train" else client_app.app
-    return fault(message, context)
 
 
 @pytest.mark.parametrize("more", [{}, {"strategy": "vafl-t", "quorum": 3}], ids=str)

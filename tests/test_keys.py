@@ -131,7 +131,6 @@ def test_values_that_differ_stay_different(one: str, other: str) -> None:
 
 
 @given(st.text())
-@settings(max_examples=300, deadline=None)
 def test_a_normalised_text_stays_as_it_is_and_separates_nothing(text: str) -> None:
     normal = normal_text(text)
     assert normal_text(normal) == normal

@@ -13,7 +13,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
-from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score, root_mean_squared_error
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -188,16 +187,6 @@ def test_regression_is_centralised_least_squares(
     assert_is_centralised(run, keys, 2, load_labels(resolve(keys)))
 
 
-def test_a_step_of_least_squares_by_hand(run: Start, diabetes: dict[str, Any]) -> None:
-    keys = {**diabetes, "bottom-model": "linear", "top-model": "sum", "batch-size": 1000}
-    one, two = (run(1, {**keys, "epochs": epochs}).parameters("party-0") for epochs in (1, 2))
-    (weight, bias), (weight_after, bias_after) = one.values(), two.values()
-    x = load_features(resolve(keys), 0, 1).train
-    error = x @ weight[0] + bias - load_labels(resolve(keys)).train
-    np.testing.assert_allclose(weight_after[0], weight[0] - 0.05 * error @ x / len(x), atol=1e-6)
-    np.testing.assert_allclose(bias_after, bias - 0.05 * error.mean(), atol=1e-6)
-
-
 def test_rmse_and_r2_equal_scikit_learn_s_in_units_of_the_labels(
     diabetes: dict[str, Any],
 ) -> None:
@@ -238,18 +227,6 @@ def test_systems_learn_numbers(
 
 
 @pytest.mark.nightly
-def test_linear_regression_reaches_what_scikit_learn_does(
-    run: Start, diabetes: dict[str, Any]
-) -> None:
-    keys = {**diabetes, "bottom-model": "linear", "top-model": "sum", "epochs": 50}
-    parts = [load_features(resolve(keys), m, 2) for m in range(2)]
-    x, x_test = (np.hstack([getattr(part, name) for part in parts]) for name in ("train", "test"))
-    labels = load_labels(resolve(keys))
-    best = LinearRegression().fit(x, labels.train).score(x_test, labels.test)
-    assert run(2, {**keys, "party-lr": 0.02}).summary["test_r2"] == pytest.approx(best, abs=0.02)
-
-
-@pytest.mark.nightly
 def test_compare_and_alone_go_by_r2(diabetes: dict[str, Any], tmp_path: Path) -> None:
     keys = {**diabetes, "epochs": 3, "out": str(tmp_path / "out")}
     folder = compare(2, keys, [{"strategy": "vafl"}], 0.2)
@@ -274,18 +251,6 @@ def test_labels_that_no_regression_can_learn(values: list[Any], cause: str, tmp_
     with pytest.raises(ConfigError, match=cause) as caught:
         load_labels(resolve({"dataset": f"npz:{tmp_path}/data.npz", "target": "regression"}))
     assert "7" not in str(caught.value).replace(str(tmp_path), "")
-
-
-@pytest.mark.parametrize(
-    ("keys", "cause"),
-    [
-        ({"labels": "shared"}, "labels = 'shared' is for classes"),
-        ({"class-weights": "balanced"}, "class-weights is for classes"),
-    ],
-)
-def test_what_regression_has_no_use_for(keys: dict[str, Any], cause: str) -> None:
-    with pytest.raises(ConfigError, match=cause):
-        resolve({"target": "regression", **keys})
 
 
 def test_audit_and_mixed_comparisons_refuse_numbers(diabetes: dict[str, Any]) -> None:
@@ -419,21 +384,6 @@ def test_parties_that_know_the_labels_weigh_rows_alike(run: Start) -> None:
             assert (unweighted.parameters(name)[key] != values).any() == learns
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("strategy", ["split-nn", "centralised", "cascaded", "syn-zoo"])
-def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
-    keys = {"dataset": "breast-cancer", "strategy": strategy, "top-model": "linear", "epochs": 2}
-
-    def named(weights: str) -> NDArray[Any]:
-        strategy_run, _ = trained(2, {**keys, "noise-seed": 0, "class-weights": weights})
-        holder = strategy_run.run.holder
-        with torch.no_grad():
-            said: NDArray[Any] = holder.top(holder.held_out.table.rows)[:, 0].numpy()
-        return said
-
-    assert named("20,1").mean() < named("").mean() < named("1,20").mean()
-
-
 @pytest.mark.parametrize(
     ("weights", "cause"),
     [
@@ -554,15 +504,6 @@ def test_nothing_is_sent_of_own_columns(run: Start, monkeypatch: pytest.MonkeyPa
     for figure in ("exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
         assert beside[figure] == without[figure]
     assert beside["test_loss"] != without["test_loss"]
-
-
-def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {"epochs": 2}
-    give_columns(monkeypatch, keys)
-    joined, split = run(3, {**keys, "strategy": "centralised"}), run(3, keys)
-    assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-4)
-    for key, values in split.parameters("top").items():
-        np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-4)
 
 
 def test_alone_is_one_party_or_the_label_holder_by_itself(

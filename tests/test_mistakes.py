@@ -284,27 +284,6 @@ def test_a_mistake_in_python_is_answered_by_a_sentence_that_helps(mistake: str) 
     assert str(told.value).endswith(".") and len(str(told.value).splitlines()) == 1
 
 
-@pytest.fixture(scope="module")
-def model() -> vfl_flower.Model:
-    """A model of two parties, which the calls below misuse."""
-    return vfl_flower.train(TWO, Y, epochs=1)
-
-
-@pytest.mark.parametrize(
-    ("features", "sentence"),
-    [
-        (X, r"Give a list with the features of each party"),
-        (TWO[:1], r"The model has 2 parties"),
-        ([X[:, :1], X[:, 2:]], r"has 1 columns, and its model was trained with 2"),
-    ],
-)
-def test_a_mistake_with_a_model_is_answered_by_a_sentence(
-    features: Any, sentence: str, model: vfl_flower.Model
-) -> None:
-    with pytest.raises(VflError, match=sentence):
-        model.predict(features)
-
-
 def test_ids_that_predict_does_not_name_are_no_new_column() -> None:
     frames = [FRAME.rename(columns={"id": "who"}).assign(z=X[:, n]) for n in (1, 2)]
     model = train(frames, frames[0][["who"]].assign(label=Y), id="who", epochs=1)

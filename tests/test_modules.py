@@ -112,15 +112,6 @@ def test_batchnorm_towers_are_trained_as_if_they_were_joined(window: int, run: S
     assert finished.parameters("party-0")["layers.0.norm.num_batches_tracked"] == 69
 
 
-@pytest.mark.nightly
-def test_joined_trains_the_same_towers_in_one_place(run: Start) -> None:
-    keys = {**DIGITS, "epochs": 2}
-    apart, joined = run(2, keys), run(2, {**keys, "strategy": "centralised"})
-    for key, values in apart.parameters("top").items():
-        np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-5)
-    assert joined.summary["test_loss"] == pytest.approx(apart.summary["test_loss"], abs=1e-5)
-
-
 SYSTEMS: dict[str, dict[str, Any]] = {
     "first-order": {},
     "momentum, windows": {**MOMENTUM, "window": 4},
@@ -830,11 +821,6 @@ def test_layers_that_wait_for_rows_draw_from_the_party_s_secret() -> None:
     name = next(iter(drawn[0]))
     assert torch.equal(drawn[0][name], drawn[1][name])
     assert not torch.equal(drawn[0][name], drawn[2][name])
-
-
-def test_frozen_weights_are_kept_whatever_they_are_called() -> None:
-    model = build_bottom(resolve(own("Half")), 0, torch.zeros(15), 4)
-    assert any("fixed" in name for name in kept(model))
 
 
 def test_a_module_may_write_to_what_it_reads() -> None:

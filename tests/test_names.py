@@ -18,6 +18,7 @@ from vfl_flower.api.arguments import listed
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data import evidence
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.results.report import features, report
 from vfl_flower.tasks.inference.contribution import contribution
@@ -210,7 +211,10 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
             assert f"{called}, feature 0" in features.in_terminal(tmp_path, what)
 
 
-def test_information_values_of_a_run_have_the_names_of_node_configurations(tmp_path: Path) -> None:
+def test_information_values_of_a_run_have_the_names_of_node_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "_draw", lambda path, columns: None)  # takes long
     config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
     configs = [{"name": "bank"}, {}]
     vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)

@@ -316,7 +316,8 @@ def test_rows_that_chose_a_model_choose_again_rather_than_test_it() -> None:
     assert not set(now[held_out]) & (set(known) - set(then))
 
 
-@pytest.mark.parametrize("align", ["any", nightly("psi")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("align", ["any", "psi"])
 def test_no_row_that_then_was_learnt_from_is_held_out(tmp_path: Path, align: str) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.8)
     keys = {**KEYS, "noise-seed": -1, "align": align, "epochs": 1, "subsets": "sampled"}
@@ -662,18 +663,3 @@ def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
     grown = {"strategy": strategy, "grow": str(tmp_path / "a"), "out": str(tmp_path / "b")}
     with pytest.raises(ConfigError, match=r"a has privacy = 'labels', whose epsilon counts that"):
         run(2, grown)
-
-
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
-        ({"freeze": True}, "freeze is for the models of an earlier run"),
-        (
-            {"freeze": True, "grow": "x", "strategy": "ef-vfl", "labels": "shared"},
-            "freeze does not work with labels = 'shared'",
-        ),
-    ],
-)
-def test_contradictions_are_found(keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        resolve(keys)

@@ -8,7 +8,6 @@ import pytest
 
 from tests import prose
 from tests.conftest import Start
-from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import RULES, Rules
 from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
@@ -214,18 +213,6 @@ def test_search_shows_where_each_entry_has_the_words(
     assert len(entries) > 10 and all("noise" in each.lower() for each in entries)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [("epohcs", "epochs"), ("batch_szie", "batch-size"), ("cascadde", "cascaded")],
-)
-def test_a_misspelt_name_gets_a_suggestion(
-    wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["list", wrong]) == 1
-    assert capsys.readouterr().err.endswith(f"Did you mean {meant}?\n")
-
-
 def test_a_word_that_is_nowhere_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "qqqqq"]) == 1
     error = capsys.readouterr().err
@@ -242,10 +229,3 @@ def test_help_of_run_names_the_basic_options(
     assert {each.name for each in KEYS.values() if each.basic} <= words
     assert not {"inner-noise", "lr-step", "downlink-codec"} & words
     assert "vfl list --all" in text and set(GROUPS) == {each.section for each in KEYS.values()}
-
-
-def test_errors_name_the_baselines() -> None:
-    with pytest.raises(ConfigError, match="centralised, intersection-only"):
-        resolve({"strategy": "nonsense"})
-    with pytest.raises(ConfigError, match="did you mean 'centralised'"):
-        resolve({"strategy": "centralized"})

@@ -641,30 +641,12 @@ def test_what_is_wrong_with_the_label_holders_file_is_said_with_its_place(
     assert str(raised.value).endswith(".")
 
 
-@pytest.mark.parametrize("number", [0, 1, 3])
-def test_every_party_must_have_named_a_file(tmp_path: Path, number: int) -> None:
-    organisations = cut(tmp_path, small())
-    node_configs = (2 * organisations.node_configs)[:number]
-    with pytest.raises(
-        ConfigError,
-        match=r"needs a file of each|^\d node configurations",
-    ):
-        party_run(organisations, node_configs)
-
-
 def test_a_number_of_parties_that_nobody_gave_is_said_to_be_the_default(tmp_path: Path) -> None:
     from vfl_flower.launch.engines import prepare
 
     keys = {"dataset": f"files:{cut(tmp_path, small()).labels}"}
     with pytest.raises(ConfigError, match=r"each of the 4 parties \(--parties is 4 by default\)\."):
         prepare(4, keys, ())
-
-
-def party_run(organisations: Organisations, node_configs: list[dict[str, str]]) -> None:
-    from vfl_flower.launch.engines import run_local
-
-    keys = {**organisations.keys, **SHORT, "out": str(organisations.folder / "run")}
-    run_local(2, keys, node_configs=node_configs)
 
 
 # --- those who do not keep to the protocol ------------------------------------------------------

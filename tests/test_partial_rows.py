@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Message
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,7 +19,6 @@ from tests.conftest import MANY, Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
 from tests.pairwise import pairwise
 from tests.stepping import by_gradient
-from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
@@ -333,7 +332,6 @@ SYSTEMS: list[Any] = [
 def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any]) -> None:
     rates = {"party-lr": 0.5, "server-lr": 0.5, "epochs": 15, "combine": "concat"}
     found = run(3, {**QUICK, **rates, **system})
-    print(found.summary["test_accuracy"], found.summary["test_auc"])
     floor = 0.6 if system["strategy"] in ("dpzv", "frozen") else 0.8
     assert found.summary["test_auc"] > floor
     if system["strategy"] not in ("local-only", "centralised"):
@@ -611,33 +609,6 @@ def test_an_alignment_of_partial_rows_is_used_again(
     assert len(anew) == 4
 
 
-@pytest.mark.nightly
-def test_the_rest_predicts_when_a_party_is_gone_for_good(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, cancer(), parties=3, known=0.7)
-    served = {"train": 0}
-
-    def dying(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 1 and message.metadata.message_type == "train":
-            served["train"] += 1
-        if context.node_config["partition-id"] == 1 and served["train"] > 40:
-            raise RuntimeError("its host is gone")
-        return client_app.app(message, context)
-
-    keys = {**FILES, "on-party-failure": "continue", "epochs": 20}
-    run = organisations.run("run", keys, dying)  # type: ignore[arg-type]
-    assert run.summary["failed_parties"] == [1] and served["train"] > 40
-    organisations.files[1].unlink()
-    for path in (tmp_path / "run").glob("*party-1*"):
-        path.unlink()
-    said = organisations.predict("run", without="1").set_index(ID)
-    labels = read(organisations.labels).set_index(ID)["label"]
-    assert said.index.tolist() == labels.index.tolist()
-    used = said["parties"].astype(str)
-    known = said[used != "none"]
-    assert "1" not in set("+".join(used).split("+")) and len(known) > 400
-    assert (known["prediction"] == labels.loc[known.index]).mean() > 0.85
-
-
 # --- who is there -------------------------------------------------------------------------------
 
 
@@ -759,14 +730,3 @@ def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
     out = str(tmp_path / "strangers-said.csv")
     said = organisations.predict("run", tmp_path / "strangers.csv", out=out)
     assert list(said["parties"]) == ["none"] * 4
-
-
-@pytest.mark.nightly
-def test_a_party_that_refuses_is_left_out_and_the_others_predict(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, cancer(), parties=2, known=0.9)
-    organisations.run("run", FILES)
-    organisations.words = [{}, {"min-rows": 50}]  # type: ignore[dict-item]
-    few = read(organisations.labels).head(30)
-    few.to_csv(tmp_path / "few.csv", index=False)
-    said = organisations.predict("run", tmp_path / "few.csv", out=str(tmp_path / "said.csv"))
-    assert len(said) == 30 and set(said["parties"].astype(str)) == {"0", "none"}

@@ -1,10 +1,6 @@
 """A user's paper, codec, estimator, runtime, data and models: one file each."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +28,6 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.directions import window
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.tools.cli import main
 from vfl_flower.transport.messages import Predicted, Upload
 from vfl_flower.transport.wire import read_reply
 
@@ -44,7 +39,6 @@ AGGREGATION = EXAMPLES["clipped.py"]
 ESTIMATOR = EXAMPLES["sign_rows.py"]
 RUNTIME = EXAMPLES["threads.py"]
 DATASET = EXAMPLES["waves.py"]
-TOWER = EXAMPLES["tower.py"]
 SOURCE = EXAMPLES["own_waves.py"]
 
 SEALED = '''
@@ -387,26 +381,6 @@ def test_a_run_with_an_aggregation_of_ones_own_is_resumed(tmp_path: Path) -> Non
     assert_equal_runs(again, whole, 3)
 
 
-@pytest.mark.nightly
-def test_a_package_declares_an_aggregation(tmp_path: Path) -> None:
-    """Another process finds it, as it finds what pip has installed."""
-    write(tmp_path, "clipped.py", AGGREGATION)
-    install(tmp_path, "clipped", "[vfl_flower.aggregations]\nclipped = clipped:Clipped\n")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    command = [sys.executable, "-m", "vfl_flower.tools.cli"]
-    listing = [*command, "list", "aggregation"]
-    run = [*command, "run", "--parties", "2", "--out", str(tmp_path / "run"), "-c"]
-    run.append("aggregation='clipped' dataset='breast-cancer' optimizer='adam' epochs=5")
-    said = [
-        subprocess.run(
-            each, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
-        ).stdout
-        for each in (listing, run)
-    ]
-    assert "plain, secure, clipped, or FILE.py:NAME" in said[0]
-    assert re.search(r"test accuracy 0\.9", said[1])
-
-
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -448,28 +422,6 @@ def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_the_command_takes_what_is_ones_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paper, waves = write(tmp_path, "sixth.py", PAPER), write(tmp_path, "waves.py", DATASET)
-    threads, tower = write(tmp_path, "threads.py", RUNTIME), write(tmp_path, "tower.py", TOWER)
-    keys = f"strategy='{paper}:SIXTH' dataset='{waves}:open_waves' bottom-model='{tower}:Tower'"
-    arguments = ["run", "-c", f"{keys} epochs=2", "--engine", f"{threads}:run_threads"]
-    assert main([*arguments, "--out", str(tmp_path / "run"), "--parties", "3"]) == 0
-    assert re.search(r"test accuracy 0\.\d", capsys.readouterr().out)
-
-
-def test_a_model_of_ones_own_is_trained_by_every_estimator(run: Start, tmp_path: Path) -> None:
-    tower = f"{write(tmp_path, 'tower.py', TOWER)}:Tower"
-    for strategy in ("split-nn", "cascaded", "frozen"):
-        finished = run(2, {**SMALL, "bottom-model": tower, "strategy": strategy})
-        assert sorted(finished.parameters("party-0")) == [
-            *("layers.0.first.bias", "layers.0.first.weight"),
-            *("layers.0.last.bias", "layers.0.last.weight"),
-        ]
-
-
-@pytest.mark.nightly
 def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -482,25 +434,6 @@ def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
     keys = {"dataset": f"files:{tmp_path / 'labels.csv'}", "epochs": 20, "batch-size": 16}
     summary = run_local(1, {**keys, "out": str(tmp_path / "run")}, node_configs=[waves]).summary
     assert summary["test_accuracy"] > 0.8
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"strategy": "no-such"},
-        {"codec": "no-such"},
-        {"estimator": "no-such"},
-        {"aggregation": "no-such"},
-        {"bottom-model": "no-such"},
-        {"privacy": "no-such"},
-    ],
-    ids=str,
-)
-def test_an_unknown_name_is_a_sentence_that_lists_those_known(keys: dict[str, str]) -> None:
-    ((key, name),) = keys.items()
-    with pytest.raises(ConfigError) as error:
-        resolve(keys)
-    assert str(error.value).startswith(f"{key} = {name!r} is not known: choose one of ")
 
 
 @pytest.mark.parametrize(
@@ -607,20 +540,6 @@ def test_a_model_that_makes_no_embeddings_is_a_sentence_before_training(
         run(2, keys)
 
 
-@pytest.mark.nightly
-def test_a_model_with_dropout_says_the_same_twice_and_of_each_row_alone() -> None:
-    import vfl_flower
-
-    features = np.random.default_rng(0).standard_normal((60, 4))
-    tower = f"{__name__}:Dropping"
-    keys = {"epochs": 2, "bottom-model": tower, "batch-size": 16}
-    model = vfl_flower.train(keys, [features[:, :2], features[:, 2:]], features[:, 0] > 0)
-    whole = model.predict_proba([features[:, :2], features[:, 2:]])
-    np.testing.assert_array_equal(model.predict_proba([features[:, :2], features[:, 2:]]), whole)
-    alone = model.predict_proba([features[:1, :2], features[:1, 2:]])
-    np.testing.assert_allclose(alone, whole[:1], atol=1e-6)
-
-
 class Dropping(torch.nn.Sequential):
     """A tower that is another one while it is trained."""
 
@@ -640,30 +559,6 @@ def test_who_else_is_told_is_told_of_all(run: Start, tmp_path: Path) -> None:
     )
     run(2, {**SMALL, "observer": f"{write(tmp_path, 'board.py', text)}:Board"})
     assert (tmp_path / "said").read_text() == "ee."
-
-
-TARGET = '''\
-"""target.py: stop at a target, and save a checkpoint each time that the model is the best."""
-
-from vfl_flower.label_holder.callbacks import Callback
-
-
-class Target(Callback):
-    def evaluated(self, entry):
-        state = self.run.state
-        if state.best == entry:
-            self.run.save()
-        if entry["test_accuracy"] >= 0.9:
-            self.run.stop(f"The target is reached in epoch {state.epoch:.3g}")
-'''
-
-
-@pytest.mark.nightly
-def test_a_callback_stops_a_run_at_a_target_and_saves_it(run: Start, tmp_path: Path) -> None:
-    keys = {**SMALL, "epochs": 50, "observer": f"{write(tmp_path, 'target.py', TARGET)}:Target"}
-    accuracies = [entry["test_accuracy"] for entry in run(2, keys).history]
-    assert len(accuracies) < 50 and accuracies[-1] >= 0.9 > max(accuracies[:-1], default=0)
-    assert len(run(2, {**keys, "observer": "none"}).history) > len(accuracies)  # the control
 
 
 @pytest.mark.parametrize(
@@ -695,13 +590,6 @@ def test_a_system_with_a_default_that_is_no_key_is_a_sentence(tmp_path: Path) ->
     paper = write(tmp_path, "sixth.py", PAPER.replace('"codec"', '"codek"'))
     with pytest.raises(ConfigError, match="no option 'codek'"):
         resolve({"strategy": f"{paper}:SIXTH"})
-
-
-def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
-    keys = {"strategy": f"{write(tmp_path, 'sixth.py', PAPER)}:SIXTH"}
-    assert resolve(keys).estimator.differences == "two-sided"
-    write(tmp_path, "sixth.py", PAPER.replace("two-sided", "one-sided"))
-    assert resolve(keys).estimator.differences == "one-sided"
 
 
 def test_annotations_in_a_file_are_types_as_in_an_import(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ from vfl_flower.records.ledger import Ledger, opened
 from vfl_flower.tasks.inference import rows
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.releases import UploadCount
-from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -782,14 +781,6 @@ def test_missing_labels(organisations: Organisations) -> None:
     assert not known.all() and said["accuracy"] == pytest.approx(right[known].mean())
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_another_number_of_files(organisations: Organisations, number: int) -> None:
-    organisations.files = (2 * organisations.files)[:number]
-    refused(
-        organisations, r"needs a file of each of the 2 parties|^\d node configurations are given"
-    )
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".json"])
 def test_what_is_there_is_never_overwritten(organisations: Organisations, suffix: str) -> None:
     out = organisations.folder / "scores.csv"
@@ -821,34 +812,3 @@ def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
     refused(
         organisations, "scores.csv cannot be written: a file stands where a folder must be", out=out
     )
-
-
-def test_a_party_that_has_lost_its_state(organisations: Organisations) -> None:
-    for path in (organisations.folder / "run").glob("*-party-1-*.state"):
-        path.unlink()
-    refused(organisations, r"Party 1 does not have checkpoint 1 of that run\. Start its SuperNode")
-
-
-def test_a_folder_without_a_checkpoint(organisations: Organisations) -> None:
-    (organisations.folder / "run" / checkpoint.FILE).unlink()
-    refused(organisations, "has no checkpoint.npz. Name the results folder of a run")
-
-
-def test_a_model_of_files_needs_files(organisations: Organisations) -> None:
-    with pytest.raises(
-        ConfigError, match=r"learned from files\. Name the file of the new rows by dataset="
-    ):
-        predict_local({"model": str(organisations.folder / "run")}, organisations.node_configs)
-
-
-def test_the_command(organisations: Organisations, capsys: pytest.CaptureFixture[str]) -> None:
-    out = organisations.folder / "scores.parquet"
-    words = [f"file='{path}' id='{ID}'" for path in organisations.files]
-    nodes = [word for each in words for word in ("--node-config", each)]
-    keys = f"dataset='files:{organisations.folder / 'new.csv'}'"
-    command = ["predict", str(organisations.folder / "run"), "-c", keys, "--out", str(out), *nodes]
-    assert main(command) == 0
-    assert capsys.readouterr().out == f"predictions: {out}\n"
-    assert len(read(out)) == len(by_hand(organisations, "run", organisations.folder / "new.csv")[0])
-    assert main(command) == 1
-    assert "already exists" in capsys.readouterr().err

@@ -107,11 +107,6 @@ def assert_same(ours: dict[str, AnyArray], theirs: dict[str, AnyArray]) -> None:
 # --- round trips --------------------------------------------------------------------------------
 
 
-@given(named_arrays)
-def test_arrays_survive_packing(ours: dict[str, AnyArray]) -> None:
-    assert_same(ours, wire.unpack(wire.pack(ours)))
-
-
 @given(arrays)
 def test_arrays_that_are_not_contiguous_survive_packing(array: AnyArray) -> None:
     assert_same({"a": array.T}, wire.unpack(wire.pack({"a": array.T})))
@@ -326,11 +321,6 @@ def test_answer_of_other_records_is_refused(content: RecordDict) -> None:
 def test_answer_to_another_order_is_refused() -> None:
     with pytest.raises(VflError, match="Description"):
         wire.read_reply(answered(ANSWERS[1]), Description)
-
-
-def test_failure_is_told_by_its_sentence() -> None:
-    with pytest.raises(VflError, match=r"^failed: no such file\.$"):
-        wire.read_reply(over_the_wire(wire.to_failure("no such file.", sent(ORDERS[0]))), Upload)
 
 
 @pytest.mark.parametrize(

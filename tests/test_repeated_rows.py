@@ -15,7 +15,7 @@ from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data import on_disk, repeated_rows
 from vfl_flower.data.on_disk import LargeTable, SequenceColumn
 from vfl_flower.data.sources import source_of
-from vfl_flower.launch.engines import predict_local, run_local, run_supernodes
+from vfl_flower.launch.engines import predict_local, run_local
 
 SUFFIXES = pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 
@@ -201,20 +201,6 @@ def test_rows_of_people_make_sequences_for_an_lstm(tmp_path: Path) -> None:
     run = often.run("run", SHORT)
     assert run.parameters("party-1")["layers.0.lstm.weight_ih_l0"].shape == (32, 2)  # signals
     assert len(often.predict("run")) == 120
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_nodes_combine_rows_as_one_process_does(tmp_path: Path) -> None:
-    _, often = repeated(tmp_path)
-    often.words = [{"rows": "mean"}, {"rows": "sequence", "model": "lstm"}]
-    found = []
-    runs: list[Any] = [run_local, run_supernodes]
-    for number, run in enumerate(runs):
-        forget_alignments()
-        keys = {**often.keys, **SHORT, "noise-seed": 0, "out": str(tmp_path / f"run-{number}")}
-        found.append(run(2, keys, node_configs=often.node_configs).summary["test_loss"])
-    assert found[0] == found[1]
 
 
 # --- without a common id --------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def is_equal(run: Finished) -> bool:
     [each if each in ("vafl-t", "dpzv", "noise", "masks") else nightly(each) for each in PAIRS],
 )
 def test_a_rerun_equals_the_run_to_the_last_bit(name: str, tmp_path: Path) -> None:
-    parties = cut(tmp_path, cancer())
+    parties = cut(tmp_path, cancer(6, 200))
     keys = {**EPOCHS, **PAIRS[name]}
     first = parties.run("a", keys)
     again = rerun(parties, "a", "b")
@@ -97,7 +97,7 @@ def test_a_rerun_equals_the_run_to_the_last_bit(name: str, tmp_path: Path) -> No
 
 
 def test_a_rerun_can_be_repeated_and_its_model_predicts(tmp_path: Path) -> None:
-    parties = cut(tmp_path, cancer())
+    parties = cut(tmp_path, cancer(6, 200))
     parties.run("a", EPOCHS)
     shutil.move(tmp_path / "a", tmp_path / "moved")
     assert is_equal(rerun(parties, "moved", "b")) and is_equal(rerun(parties, "b", "c"))
@@ -153,7 +153,7 @@ def test_a_side_names_its_new_versions_or_that_only_its_data_can_have_changed(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    parties = cut(tmp_path, cancer(6), known=1.0, suffixes=(".csv", ".csv"))
+    parties = cut(tmp_path, cancer(6, 200), known=1.0, suffixes=(".csv", ".csv"))
     parties.run("a", EPOCHS)
     now = json.loads(provenance.environment())
     assert {"torch", "numpy", "processor", "code"} <= now.keys()

@@ -62,16 +62,6 @@ def test_parameters_are_options_of_train_and_at_most_thirty() -> None:
     assert names - {"parties", "config", "random_state"} <= {*KEYWORDS, *settings}
 
 
-@pytest.mark.nightly
-def test_a_search_finds_the_rate_that_learns() -> None:
-    x, y = load_breast_cancer(return_X_y=True)
-    vertical = VerticalClassifier(epochs=2, top_model="sum", random_state=0)
-    search = GridSearchCV(vertical, {"party_lr": np.array([1e-9, 0.2])}, cv=2).fit(x, y)
-    slow, fast = search.cv_results_["mean_test_score"]
-    assert fast > max(slow, 0.9) and search.best_params_ == {"party_lr": 0.2}
-    assert search.best_estimator_.model_.summary["config"]["party-lr"] == 0.2
-
-
 def test_a_parameter_that_config_has_too_is_a_sentence() -> None:
     vertical = VerticalClassifier(config={"epochs": 1}).set_params(epochs=2)
     with pytest.raises(ConfigError, match="epochs is given twice: 1 in config"):
@@ -84,14 +74,6 @@ def test_classes_are_parameters_that_clones_share() -> None:
     assert vertical.bottom_model is towers.plain
     found = vertical.fit(x, y).model_.summary["config"]
     assert (found["strategy"], found["bottom-model"]) == ("vafl", "tests.towers:plain")
-
-
-@pytest.mark.nightly
-def test_it_stands_in_pipelines_and_cross_validation() -> None:
-    x, y = load_breast_cancer(return_X_y=True)
-    vertical = VerticalClassifier(parties=3, epochs=8, party_lr=0.2, server_lr=0.2, random_state=1)
-    scores = cross_val_score(make_pipeline(StandardScaler(), vertical), x, y, cv=2)
-    assert scores.min() > 0.93
 
 
 def test_cloning_keeps_parameters_and_fitting_does_not_change_them() -> None:
@@ -216,16 +198,6 @@ def test_frames_stand_in_cross_validation_searches_and_pipelines() -> None:
     search = GridSearchCV(whole, {"verticalclassifier__parties": [parties, 3]}, cv=2).fit(x, y)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     assert set(search.predict(x)) <= {"benign", "malignant"}
-
-
-@pytest.mark.nightly
-def test_numbers_are_predicted_from_a_frame_too() -> None:
-    x, y = load_diabetes(return_X_y=True, as_frame=True)
-    x = x.assign(sex=np.where(x["sex"] > 0, "f", "m"))
-    x.loc[::4, "bmi"] = np.nan
-    parts = {"clinic": ["age", "sex", "bmi"], "lab": ["s1", "s5"]}
-    vertical = VerticalRegressor(parties=parts, epochs=3, random_state=0).fit(x, y)
-    assert vertical.predict(x).shape == (len(x),)
 
 
 @pytest.mark.one_by_day

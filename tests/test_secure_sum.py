@@ -17,7 +17,6 @@ from tests.conftest import Start, nightly
 from tests.organisations import cancer, cut
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
-from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.aggregation import masks as masking
@@ -93,16 +92,6 @@ def test_a_label_holders_own_columns_are_added_in_the_clear_at_its_side(tmp_path
     one, other = organisations.predict("plain"), organisations.predict("secure")
     np.testing.assert_array_equal(one["prediction"], other["prediction"])
     np.testing.assert_allclose(one["probability_1"], other["probability_1"], atol=1e-4)
-
-
-@pytest.mark.nightly
-def test_the_top_model_and_parties_go_back_to_the_best_evaluation(run: Start) -> None:
-    """As plain ones do, to one that is neither first nor last."""
-    keys = {**SHORT, "epochs": 6, "patience": 2.0, "party-lr": 0.9, "server-lr": 0.9}
-    plain, secure = run(PARTIES, keys), run(PARTIES, {**keys, "aggregation": "secure"})
-    assert 0 < plain.summary["best_epoch"] < plain.history[-1]["epoch"]
-    assert secure.summary["best_epoch"] == plain.summary["best_epoch"]
-    assert len(secure.history) == len(plain.history)
 
 
 # --- fixed point --------------------------------------------------------------------------------
@@ -264,18 +253,6 @@ def test_no_file_of_a_run_holds_its_keys(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # --- from Python --------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-def test_a_model_predicts_by_sums(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    parts = [generator.standard_normal((200, 3)) for _ in range(2)]
-    labels = (sum(part.sum(1) for part in parts) > 0).astype(int)
-    keys = {"combine": "sum", "epochs": 3, "noise-seed": 0, "epsilon": 3.0, "privacy": "labels"}
-    keys |= {"embedding-activation": "none"}
-    models = [train({**keys, "aggregation": each}, parts, labels) for each in ("plain", "secure")]
-    plain, secure = (model.predict([part[:50] for part in parts]) for model in models)
-    np.testing.assert_array_equal(plain, secure)
 
 
 # --- neither side's data are seen ---------------------------------------------------------------

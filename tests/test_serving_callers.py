@@ -720,7 +720,7 @@ def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -
 
     def piece(caller: str) -> Callable[[], None]:
         def explain() -> None:
-            assert begin.wait(20)
+            assert begin.wait(60)
             done.append(caller)
 
         return explain
@@ -742,7 +742,7 @@ def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -
         gone.cancel()
         begin.set()
         await asyncio.gather(*greedy, *modest)
-        await asyncio.wait_for(ask("greedy", 1), 20)  # its places are free again
+        await asyncio.wait_for(ask("greedy", 1), 60)  # its places are free again
 
     asyncio.run(play())
     assert done.count("greedy") == 13 and "gone" not in done
@@ -771,7 +771,7 @@ def test_one_callers_contributions_refuse_no_other_caller(
 
     def slow(*given: Any) -> Any:
         begun.set()
-        assert end.wait(20)
+        assert end.wait(60)
         return explain(*given)
 
     monkeypatch.setattr(service.loaded.explainer, "explain", slow)
@@ -784,7 +784,7 @@ def test_one_callers_contributions_refuse_no_other_caller(
 
         first = threading.Thread(target=ask, args=(service.http,))
         first.start()
-        assert begun.wait(20)
+        assert begun.wait(60)
         ask(service.http)
         assert replies == [429]
         second = threading.Thread(target=ask, args=(shop,))

@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.doctored import dated, in_thread, proxy
+from tests.fleet import until
 from tests.serving import TOKEN
 from vfl_flower.client import Scores
 from vfl_flower.config.errors import ConfigError, VflError
@@ -75,7 +76,7 @@ class Front:
 
     def socket(self, source: str = "127.0.0.1", tls: bool | None = None) -> socket.socket:
         """Return a new connection, which is closed at the end of the test."""
-        made = socket.create_connection(("127.0.0.1", self.port), 10, source_address=(source, 0))
+        made = socket.create_connection(("127.0.0.1", self.port), 60, source_address=(source, 0))
         if self.tls if tls is None else tls:
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -120,15 +121,7 @@ def is_open(made: socket.socket) -> bool:
     except OSError:
         return False
     finally:
-        made.settimeout(10)
-
-
-def until(fact: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if fact():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("The fact did not come true.")
+        made.settimeout(60)
 
 
 @contextmanager
@@ -191,7 +184,7 @@ def test_uvicorn_alone_answers_all_that_a_client_pipelines(
 def test_an_early_request_is_not_read_and_the_first_gets_its_whole_answer(front: Front) -> None:
     made = front.socket()
     made.sendall(b"GET /slow HTTP/1.1\r\n" + MINE + b"\r\n")
-    assert front.slow.acquire(timeout=10)
+    assert front.slow.acquire(timeout=60)
     made.sendall(OPEN + b"\0" * 100)
     front.running.set()
     found = rest(made)
@@ -418,7 +411,7 @@ def test_strangers_connections_make_room_for_others(
     with opened(tmp_path, tls) as front:
         caller = front.socket("127.0.0.9")
         caller.sendall(call)
-        assert front.slow.acquire(timeout=10)
+        assert front.slow.acquire(timeout=60)
         crowd = [front.socket(f"127.0.0.{2 + n // 3}", tls=tls and n % 2 == 0) for n in range(20)]
         assert front.ask(b"GET /open HTTP/1.0\r\n\r\n").endswith(b"answered")
         until(lambda: sum(is_open(each) for each in crowd) <= 7)
@@ -436,7 +429,7 @@ def test_an_address_has_half_of_the_connections_and_callers_are_not_cut(
         callers = [full.socket("127.0.0.2") for _ in range(4)]
         for each in callers:
             each.sendall(call)
-            assert full.slow.acquire(timeout=10)
+            assert full.slow.acquire(timeout=60)
         assert full.ask(OPEN, source="127.0.0.2") == b""  # its address is full of callers
         other = full.ask(b"GET /open HTTP/1.0\r\n\r\n", source="127.0.0.3")
         assert other.endswith(b"answered")
@@ -589,7 +582,7 @@ def test_the_client_follows_no_redirect_and_uses_no_proxy_for_this_machine(
         other.settimeout(0.0)
         with pytest.raises(BlockingIOError):  # nobody came
             other.accept()
-        other.settimeout(10)
+        other.settimeout(60)
         thread = threading.Thread(target=answer, args=(other,))
         thread.start()
         assert httpx.get(url).status_code == 307  # the control: the proxy of the environment
@@ -645,7 +638,7 @@ def test_a_certificate_needs_a_name_and_may_have_any_if_all_addresses_are_served
 
 def shown(front: Front) -> str:
     """Return the certificate that a new caller sees."""
-    return ssl.get_server_certificate(("127.0.0.1", front.port), timeout=10).strip()
+    return ssl.get_server_certificate(("127.0.0.1", front.port), timeout=60).strip()
 
 
 def in_place(folder: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_person_is_scored_as_in_a_file_of_this_person_alone(
         answers = ask(found, *clinic.rows())
         assert [each["id"] for each in answers] == list(range(ALL - KNOWN))
     joined: list[set[int]] = []
-    for at in range(KNOWN, ALL, 6):
+    for at in range(KNOWN, ALL, 12):
         write(clinic.people[at : at + 1], tmp_path / "one.csv")
         out = {"model": str(clinic.folder / "any"), "out": str(tmp_path / f"{at}.csv")}
         words = {**out, "dataset": f"files:{tmp_path / 'one.csv'}"}

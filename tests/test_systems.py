@@ -213,11 +213,6 @@ def test_baselines_take_poisson_mini_batches_without_rows(run: Start, strategy: 
 
 
 @pytest.mark.nightly
-def test_joined_training_takes_poisson_mini_batches_without_rows(run: Start) -> None:
-    assert math.isfinite(run(2, {**TINY, "strategy": "centralised"}).summary["train_loss"])
-
-
-@pytest.mark.nightly
 def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None:
     keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
     summary = run(3, {**keys, "strategy": "cascaded"}).summary

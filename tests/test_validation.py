@@ -216,22 +216,6 @@ def test_a_run_that_is_cut_short_ends_with_the_same_best_model(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["stream", "messages"])
-def test_on_nodes_it_is_the_same_best_model(
-    overfitted: dict[str, Any], transport: str, tmp_path: Path, run: Start
-) -> None:
-    keys = {**overfitted, "window": 15, "transport": transport}
-    in_process = run(2, keys)
-    with fleet(2, tmp_path, permitted(keys)) as nodes:
-        finished = nodes.finish(nodes.submit(keys))
-    assert finished.summary["best_epoch"] == in_process.summary["best_epoch"] < 40
-    assert finished.summary["test_loss"] == pytest.approx(in_process.summary["test_loss"], abs=1e-5)
-    assert len(finished.history) == len(in_process.history)
-    assert_equals(finished, in_process)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
 def test_nodes_that_are_killed_after_the_best_end_with_the_same_best_model(
     overfitted: dict[str, Any], tmp_path: Path, run: Start
 ) -> None:
@@ -299,19 +283,6 @@ def test_baselines_go_back_too(overfitted: dict[str, Any], strategy: str, run: S
     short = run(PARTIES, {**keys, "epochs": int(best), "patience": 0.0})
     assert_same(found.parameters("top"), short.parameters("top"))
     assert found.summary["test_loss"] == short.summary["test_loss"]
-
-
-@pytest.mark.nightly
-def test_alone_is_chosen_by_validation(overfitted: dict[str, Any], run: Start) -> None:
-    keys = {**overfitted, "strategy": "local-only", "epochs": 6}
-    finished = run(PARTIES, keys).summary
-    config = resolve({**keys, "strategy": "local-only"})
-    strategy = strategy_of(config)(config, load_labels(config))
-    strategy.start(LocalGrid(client_app.app, PARTIES, keys, config))
-    runs: Any = strategy
-    losses = {m: each.history.chosen["validation_loss"] for m, each in runs._finished.items()}
-    assert finished["best_party"] == min(losses, key=lambda party: losses[party])
-    assert finished["validation_loss"] == min(losses.values())
 
 
 def test_validation_rows_are_not_trained_on_and_scale_nothing(
@@ -625,12 +596,6 @@ def test_parts_are_disjoint_cover_all_rows_and_agree(
 def test_of_many_rows_20000_are_enough() -> None:
     *_, validation = divide(resolve({"test-fraction": 0.0}).data, 200_000)
     assert validation == 20_000
-
-
-@pytest.mark.parametrize("fraction", [1.0, -0.1, math.nan])
-def test_a_fraction_is_from_0_to_below_1(fraction: float) -> None:
-    with pytest.raises(ConfigError, match=r"^validation-fraction = .* must be"):
-        resolve({"validation-fraction": fraction})
 
 
 def test_some_rows_are_left_to_train_on(overfitted: dict[str, Any]) -> None:
