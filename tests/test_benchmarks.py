@@ -79,7 +79,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "parties": "--parties 2 16 --steps 12 --ways together 1",
     "psi": "--ids 2000",
     "realign": "--ids 2000 --engines local",
-    "runtimes": "--mnist {mnist} --engines ray --windows 8",
+    "runtimes": "--mnist {mnist} --engines ray ray-messages --windows 8",
     "scale": "--only window --most 400",
     "secure_sum": "--mnist {mnist} --repeats 1 --epochs 1 --seeds 1",
     "serve": "--people 1000 --requests 50 --seconds 0.5",

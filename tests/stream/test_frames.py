@@ -25,7 +25,14 @@ from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrd
 from vfl_flower.transport.stream import frames as framing
 from vfl_flower.transport.stream.frames import Messages
 from vfl_flower.transport.stream.messages import SessionOrder
-from vfl_flower.transport.wire import read_order, read_reply, to_failure, to_message, to_reply
+from vfl_flower.transport.wire import (
+    Call,
+    read_order,
+    read_reply,
+    to_failure,
+    to_message,
+    to_reply,
+)
 
 
 def ends() -> tuple[ClientProtocol, Messages]:
@@ -192,14 +199,36 @@ def test_a_frame_has_the_bytes_that_flower_makes_of_its_records(order: Any) -> N
     call = to_message(order, FIRST, ttl=60, call=True)
     call.metadata.__dict__["_message_id"] = "stream-1"
     frame = to_bytes(call)
-    assert isinstance(call, Framed) and call.parts is not None
+    assert isinstance(call, Framed) and call.payload is not None
     assert frame == to_bytes(with_records(call))
     got = from_bytes(frame)
-    assert isinstance(got, Framed) and got.parts is not None
-    assert got.content == call.content and got.parts is None
+    assert isinstance(got, Framed) and got.payload is not None
+    assert got.content == call.content and got.payload is None
     reply = to_reply(Upload(party=1, exchange=3, arrays=order.arrays), got)
     body = to_bytes(reply)
     assert isinstance(reply, Framed) and body == to_bytes(with_records(reply))
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, 2**63, -1, ""])
+def test_a_remembered_scalar_keeps_its_type(value: Any) -> None:
+    """Equal numbers of several types are different bytes."""
+    reply = to_message(EvaluateOrder(exchange=1, number=value), FIRST, ttl=60, call=True)
+    assert to_bytes(reply) == to_bytes(reply) == to_bytes(with_records(reply))
+
+
+def test_a_frame_takes_arrays_without_a_copy_and_refuses_what_protobuf_could_not_read() -> None:
+    long = np.arange(60, dtype=np.float32).reshape(12, 5)
+    for array, shares in ((long, True), (long.T, False)):
+        order = TrainOrder(**{**vars(ORDERS[1]), "arrays": {"long": array}})
+        call = to_message(order, FIRST, ttl=60, call=True)
+        assert isinstance(call, Call)
+        assert np.shares_memory(np.asarray(call.pieces()[1][-1]), long) == shares
+        assert len(to_bytes(call)) > array.nbytes
+        with (
+            patch.object(flower_internals, "_LARGEST", array.nbytes),
+            pytest.raises(VflError, match="too large for protobuf"),
+        ):
+            to_bytes(call)
 
 
 def test_records_that_a_mod_has_changed_are_sent() -> None:

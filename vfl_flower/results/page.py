@@ -14,10 +14,9 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from unicodedata import category
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from vfl_flower.results.terminal import tabulated, wrapped
@@ -283,12 +282,14 @@ def html(page: Page) -> str:
 
 
 @cache
-def _layout() -> tuple[Template, Markup, Markup]:
+def _layout() -> tuple[Any, Markup, Markup]:
     """Return the template, the style sheet, and what a browser lets the page do."""
     parts = tomllib.loads(Path(__file__).with_name("layout.toml").read_text(encoding="utf-8"))
     digest = b64encode(sha256(parts["style"].encode()).digest()).decode()
     rules = ["default-src 'none'", f"style-src 'sha256-{digest}'"]
     policy = "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
+    from jinja2 import Environment, StrictUndefined  # lazy: slow to import
+
     environment = Environment(
         autoescape=True,  # all that comes from a folder is text
         finalize=lambda value: printable(value) if type(value) is str else value,

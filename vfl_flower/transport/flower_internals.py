@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +30,8 @@ from flwr.common.serde_utils import (
     record_value_dict_to_proto,
 )
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import Array as ProtoArray
+from flwr.proto.recorddict_pb2 import ConfigRecord as ProtoConfigRecord
 from flwr.proto.recorddict_pb2 import ConfigRecordValue
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
@@ -64,25 +68,28 @@ def config_record(scalars: dict[str, Any]) -> ConfigRecord:
 
 def new_message(kind: type[M], node_id: int, message_type: str, ttl: float) -> M:
     """Return an empty message to a node, as Flower's constructor does, without its checks."""
-    made, task = kind.__new__(kind), TaskIdentity
+    task = TaskIdentity
     about = Metadata(
         *(task.run_id, "", task.node_id, node_id, "", "", time.time(), ttl, message_type),
         src_task_id=task.task_id,
     )
-    about.delivered_at = ""
-    vars(made).update(_metadata=about, _content=RecordDict(), _error=None)
-    return made
+    return _made(kind, about)
 
 
 def new_reply(kind: type[M], message: Message) -> M:
     """Return an empty reply to a message, as Flower's constructor does, without its checks."""
-    made, order, now = kind.__new__(kind), message.metadata, time.time()
+    order, now = message.metadata, time.time()
     about = Metadata(
         *(order.run_id, "", order.dst_node_id, order.src_node_id, order.message_id),
         *(order.group_id, now, order.created_at + order.ttl - now, order.message_type),
         src_task_id=order.dst_task_id,
         dst_task_id=order.src_task_id,
     )
+    return _made(kind, about)
+
+
+def _made(kind: type[M], about: Metadata) -> M:
+    made = kind.__new__(kind)
     about.delivered_at = ""
     vars(made).update(_metadata=about, _content=RecordDict(), _error=None)
     return made
@@ -165,7 +172,7 @@ class Parts(NamedTuple):
     """The content of a message of this package: scalars, and arrays by name."""
 
     scalars: Mapping[str, Any]
-    arrays: Mapping[str, Block | Array]
+    arrays: ArrayRecord | Mapping[str, Block]
 
 
 class Framed(Message):
@@ -174,43 +181,31 @@ class Framed(Message):
     Flower's records take most of the time of a message, and nobody else needs them.
     """
 
-    _parts: Parts | None = None
+    payload: Any = None  # `Parts`; None once somebody has the records, who may change them
+    pieces: Any  # a method of `wire.Call`, which returns the content as a frame has it
 
-    @classmethod
-    def of(cls, metadata: Any, parts: Parts) -> Framed:
-        """Return the message with this metadata and content."""
-        made: Framed = cls(RecordDict(), metadata=metadata)  # type: ignore[call-overload]
-        made._parts = parts
-        return made
-
-    @property
-    def parts(self) -> Parts | None:
-        """The content; None once somebody has asked for the records, which may then change."""
-        return self._parts
-
-    def forget_parts(self) -> None:
-        """Let the records be the content from now on."""
-        self._parts = None
+    def to_parts(self) -> Parts:
+        """Return the content in two parts."""
+        return Parts(*self.payload)
 
     @property
     def content(self) -> RecordDict:
         """Flower's records of the content."""
-        parts = self.parts
-        if parts is not None:
-            self.content = to_records(parts)
+        if self.payload is not None:
+            self.content = to_records(self.to_parts())
         return super().content
 
     @content.setter
     def content(self, value: RecordDict) -> None:
-        self.forget_parts()
+        self.payload = None
         super(Framed, type(self)).content.__set__(self, value)  # type: ignore[attr-defined]
 
 
 def to_records(parts: Parts) -> RecordDict:
     """Return Flower's records of the content of a message."""
-    arrays = ArrayRecord()
-    for name, each in parts.arrays.items():
-        arrays[name] = Array(each.dtype, each.shape, each.stype, each.data)
+    arrays = parts.arrays
+    if not isinstance(arrays, ArrayRecord):
+        arrays = ArrayRecord({name: Array(*each) for name, each in arrays.items()})
     return RecordDict({SCALARS: ConfigRecord(dict(parts.scalars)), ARRAYS: arrays})
 
 
@@ -222,13 +217,54 @@ def with_records(message: Message) -> Message:
 
 
 def to_bytes(message: Message) -> bytes:
-    """Return a whole message in Flower's protobuf, which ends at 2 GB."""
+    """Return a whole message in Flower's protobuf, which ends at 2 GB, with one copy of arrays."""
     try:
-        parts = message.parts if isinstance(message, Framed) else None
-        proto = message_to_proto(message) if parts is None else _parts_to_proto(message, parts)
-        return bytes(proto.SerializeToString())
+        if not isinstance(message, Framed) or isinstance(message.payload, Parts | None):
+            return bytes(message_to_proto(message).SerializeToString())
+        scalars, arrays = message.pieces()
+        size = sum([memoryview(each).nbytes for each in arrays])
+        if size > _LARGEST:
+            raise ValueError
+        head = ProtoMessage(metadata=metadata_to_proto(message.metadata)).SerializeToString()
+        content = b"".join([_scalar(name, value) for name, value in scalars.items()])
+        content = _sized(b"\x0a", _SCALARS + _sized(b"\x22", content))
+        content += _sized(b"\x0a", _ARRAYS + _sized(b"\x12", b"", size), size)
+        return b"".join((head, _sized(b"\x12", content, size), *arrays))
     except Exception:  # its type depends on protobuf's version
         raise VflError("a message that is too large for protobuf") from None
+
+
+def _sized(tag: bytes, body: bytes, more: int = 0) -> bytes:
+    """Return a field of protobuf, with its length; ``more`` bytes of it follow."""
+    found, size = bytearray(tag), len(body) + more
+    while size > 127:
+        found.append(size & 127 | 128)
+        size >>= 7
+    found.append(size)
+    return bytes(found) + body
+
+
+_LARGEST = 2**31 - 2**20  # most bytes of a message's arrays: protobuf reads fewer than 2**31
+_SCALARS, _ARRAYS = (_sized(b"\x0a", name.encode()) for name in (SCALARS, ARRAYS))
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _scalar(name: str, value: Any) -> bytes:
+    """Return the bytes of a scalar in a ConfigRecord. Most have the value of the last message."""
+    made: Any = ProtoConfigRecord()
+    types, values = [bool, int, float, str, bytes], {name: value}
+    found = record_value_dict_to_proto(values, types, ConfigRecordValue)  # type: ignore[arg-type]
+    made.items.add(key=name, value=found[name])
+    return bytes(made.SerializeToString())
+
+
+@lru_cache(maxsize=1024)
+def before_array(name: str, dtype: Any, shape: tuple[int, ...], stype: str, header: bytes) -> bytes:
+    """Return what comes before an array's own bytes in an ArrayRecord."""
+    size = dtype.itemsize * math.prod(shape)
+    about = ProtoArray(dtype=str(dtype), shape=shape, stype=stype).SerializeToString()
+    value = _sized(b"\x12", about + _sized(b"\x22", header, size), size)
+    return _sized(b"\x0a", _sized(b"\x0a", name.encode()) + value, size)
 
 
 def from_bytes(body: bytes) -> Message:
@@ -238,27 +274,11 @@ def from_bytes(body: bytes) -> Message:
         parts = _parts_from_proto(proto)
         if parts is None:
             return message_from_proto(proto)
-        return Framed.of(metadata_from_proto(proto.metadata), parts)
+        made = _made(Framed, metadata_from_proto(proto.metadata))
+        made.payload = parts
+        return made
     except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
         raise VflError("a frame that is no Flower message") from None
-
-
-def _parts_to_proto(message: Message, parts: Parts) -> ProtoMessage:
-    """Return what Flower makes of a message with these records, without a copy of each array."""
-    proto = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-    scalars = proto.content.items.add(key=SCALARS).config_record
-    arrays = proto.content.items.add(key=ARRAYS).array_record
-    for record in (scalars, arrays):
-        record.SetInParent()  # also if it is empty
-    types = [bool, int, float, str, bytes]
-    found: Any = parts.scalars
-    for name, value in record_value_dict_to_proto(found, types, ConfigRecordValue).items():
-        scalars.items.add(key=name, value=value)
-    for name, each in parts.arrays.items():
-        array = arrays.items.add(key=name).value
-        array.dtype, array.stype, array.data = each.dtype, each.stype, each.data
-        array.shape.extend(each.shape)
-    return proto
 
 
 def _parts_from_proto(proto: ProtoMessage) -> Parts | None:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -17,10 +17,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from vfl_flower.config.checks import Check, InvalidError, fields_check_of
+from vfl_flower.config.checks import InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.provenance import running
 from vfl_flower.transport import flower_internals
+from vfl_flower.transport.flower_internals import ARRAYS, SCALARS, Parts
 from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
 
 P = TypeVar("P", bound=Payload)
@@ -36,6 +37,7 @@ SAME_VERSION = "Install the same version at both, and restart SuperNode and Supe
 _OLDER = re.compile(r"There is no option '[^']*'\.|was sent a \w+ that has an unknown field")
 """Begin the answers of versions that do not compare versions."""
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*|\x1b.?", re.DOTALL)
+_check = cache(partial(fields_check_of, without={"arrays"}))  # by the kind of a message
 _DTYPES = {  # NumPy's name of a dtype -> the dtype, for all numeric dtypes
     str(dtype): dtype
     for code in "?bBhHiIlLqQefd"
@@ -53,18 +55,26 @@ class Call(flower_internals.Framed):
     kind : the type of the payload that the records come from.
     """
 
-    payload: Payload | None = None
     kind: type[Payload] | None = None
 
-    @property
-    def parts(self) -> flower_internals.Parts | None:
-        """The content of the payload."""
-        return None if self.payload is None else _to_parts(self.payload)
+    def to_parts(self) -> Parts:
+        """Return the payload in two parts, for Flower's records."""
+        return _to_parts(self.payload)
 
-    def forget_parts(self) -> None:
-        """Let the records be the content from now on."""
-        if self.payload is not None:
-            self.kind, self.payload = type(self.payload), None
+    def pieces(self) -> tuple[dict[str, Any], list[Any]]:
+        """Return the scalars, and bytes of the arrays without a copy, as a frame has them."""
+        scalars, found = {**vars(self.payload)}, list[Any]()
+        for name, array in scalars.pop("arrays").items():
+            about = array.dtype, array.shape
+            header = _header(array.dtype.str, array.shape)
+            found.append(flower_internals.before_array(name, *about, NUMPY, header))
+            found.append(np.ascontiguousarray(array).data)
+        return scalars, found
+
+
+def _call(made: Call, payload: Payload) -> Call:
+    made.payload, made.kind = payload, type(payload)
+    return made
 
 
 def to_message(
@@ -78,9 +88,7 @@ def to_message(
         order = replace(order, of_parties=of_parties)
     if not call:
         return Message(flower_internals.to_records(_to_parts(order)), node_id, order.kind, ttl=ttl)
-    made = flower_internals.new_message(Call, node_id, order.kind, ttl)
-    made.payload = order
-    return made
+    return _call(flower_internals.new_message(Call, node_id, order.kind, ttl), order)
 
 
 def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
@@ -95,9 +103,7 @@ def to_reply(payload: Payload, message: Message) -> Message:
     """Return a party's answer to a message; a `Call`, unless it came by Flower's records."""
     if not isinstance(message, flower_internals.Framed):
         return Message(flower_internals.to_records(_to_parts(payload)), reply_to=message)
-    made = flower_internals.new_reply(Call, message)
-    made.payload = payload
-    return made
+    return _call(flower_internals.new_reply(Call, message), payload)
 
 
 def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
@@ -115,9 +121,8 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
         raise VflError(
             f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
         )
-    plain = isinstance(message, Call) and type(message.payload) is kind
-    plain = plain or (isinstance(message, flower_internals.Framed) and message.parts is not None)
-    if not plain and _FAILURE in message.content:
+    known = isinstance(message, flower_internals.Framed) and message.payload is not None
+    if not known and _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
         cause = said(failure.get("cause")) or "it did not say why"
@@ -143,37 +148,29 @@ def said(text: Any) -> str:
 
 def version_in(message: Message) -> str:
     """Return the label holder's version in an order of any version; empty without one."""
-    payload = message.payload if isinstance(message, Call) else None
-    if payload is not None:
-        return payload.version if isinstance(payload, Order) else ""
-    parts = message.parts if isinstance(message, flower_internals.Framed) else None
+    known = message.payload if isinstance(message, flower_internals.Framed) else None
+    if isinstance(known, Payload):
+        return known.version if isinstance(known, Order) else ""
     try:
-        scalars = (
-            parts.scalars
-            if parts
-            else record_of(message.content, flower_internals.SCALARS, ConfigRecord)
-        )
+        found = known.scalars if known else record_of(message.content, SCALARS, ConfigRecord)
     except (KeyError, VflError):
         return ""
-    return said(scalars.get("version"))
+    return said(found.get("version"))
 
 
 def _read(message: Message, kind: type[P], largest: float) -> P:
     """Return the payload of a message, if each field and array is as its kind declares."""
-    payload = message.payload if isinstance(message, Call) else None
-    called = type(payload) is kind
-    if payload is not None and called:
-        scalars: Any = {name: each for name, each in vars(payload).items() if name != "arrays"}
-        blocks: Any = payload.arrays
-        size = sum([each.nbytes for each in blocks.values()])
+    known: Any = message.payload if isinstance(message, flower_internals.Framed) else None
+    called = type(known) is kind
+    if called:
+        scalars: Any = {**vars(known)}
+        blocks, size = scalars.pop("arrays"), known.nbytes
     else:
-        parts = message.parts if isinstance(message, flower_internals.Framed) else None
-        scalars, blocks = parts or _parts_of(message.content, kind)
+        is_read = isinstance(known, Parts)
+        scalars, blocks = known if is_read else _parts_of(message.content, kind)
         size = sum(len(block.data) for block in blocks.values())
-    if kind not in _checks:
-        _checks[kind] = fields_check_of(kind, without={"arrays"})
     try:
-        values = _checks[kind](scalars)
+        values = _check(kind)(scalars)  # type: ignore[arg-type]
     except InvalidError as error:
         what = f"whose {error.name}" if error.name else "that"
         raise VflError(f"sent a {kind.__name__} {what} {error}.") from None
@@ -200,27 +197,21 @@ def _scalars(kind: type[Payload]) -> list[str]:
     return [spec.name for spec in fields(kind) if spec.name != "arrays"]
 
 
-def _to_parts(payload: Payload) -> flower_internals.Parts:
-    scalars = {name: each for name, each in vars(payload).items() if name != "arrays"}
-    return flower_internals.Parts(
-        scalars, {name: _to_block(array) for name, array in payload.arrays.items()}
-    )
+def _to_parts(payload: Payload) -> Parts:
+    scalars = {**vars(payload)}
+    return Parts(scalars, pack(scalars.pop("arrays")))
 
 
-def _parts_of(record: RecordDict, kind: type[Payload]) -> flower_internals.Parts:
+def _parts_of(record: RecordDict, kind: type[Payload]) -> Parts:
     """Return the content of Flower's records."""
     try:
-        scalars = record_of(record, flower_internals.SCALARS, ConfigRecord)
-        arrays = record_of(record, flower_internals.ARRAYS, ArrayRecord)
+        scalars = record_of(record, SCALARS, ConfigRecord)
+        arrays = record_of(record, ARRAYS, ArrayRecord)
     except KeyError as error:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
     if len(record) > 2:
         raise VflError(f"sent a {kind.__name__} with unknown records.")
-    return flower_internals.Parts(dict(scalars), arrays)
-
-
-_checks: dict[type[Payload], Check] = {}
-"""Kind of message -> the check of its fields: each of its type and within its limits."""
+    return Parts(dict(scalars), arrays)
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
@@ -308,7 +299,7 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return named arrays as an ArrayRecord."""
     record = ArrayRecord()
     for name, array in arrays.items():
-        record[name] = Array(*_to_block(array))
+        record[name] = Array(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
     return record
 
 
@@ -318,10 +309,6 @@ def unpack(record: Mapping[str, Array | flower_internals.Block]) -> Arrays:
     Raise `VflError` if an array is not numeric, or its bytes do not match its dtype and shape.
     """
     return {name: unpack_one(name, array) for name, array in record.items()}
-
-
-def _to_block(array: NDArray[Any]) -> flower_internals.Block:
-    return flower_internals.Block(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
 
 
 def to_numpy_format(array: NDArray[Any]) -> bytes:

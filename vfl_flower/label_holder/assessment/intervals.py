@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
-from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
 Figure = dict[str, float]
@@ -65,6 +63,8 @@ def by_logit(value: float, variance: float, rows: int) -> Figure:
     """
     if not (0 < value < 1 and variance > 0):
         return share(value * rows, rows)
+    from scipy.special import expit  # lazy: slow to import
+
     middle = math.log(value / (1 - value))
     half = Z * math.sqrt(variance) / (value * (1 - value))
     low, high = expit(middle - half), expit(middle + half)
@@ -87,6 +87,8 @@ def placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Array:
     Equal scores count one half. The mean over either class is the AUC. The variance of the AUC is
     the sum of both variances of such a mean (DeLong et al., 1988).
     """
+    from scipy.stats import rankdata  # lazy: slow to import
+
     found, ranks = np.empty(len(scores)), rankdata(scores)
     for rows in (positive, ~positive):
         below = ranks[rows] - rankdata(scores[rows])  # rows of the other class

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from vfl_flower.label_holder.assessment.intervals import Figure, Z, figure, mean, wilson
 
@@ -67,6 +66,8 @@ def _r2(squared: Array, labels: Array) -> Figure:
 
 def _spearman(said: Array, labels: Array) -> Figure:
     """Return Spearman's correlation, with the interval of Bonett and Wright (2000)."""
+    from scipy.stats import spearmanr  # lazy: slow to import
+
     value = float(spearmanr(said, labels).statistic)
     if abs(value) >= 1:
         return figure(value, value, value)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.label_holder.assessment.intervals import placements
 from vfl_flower.label_holder.calibration import Calibration, probabilities
 from vfl_flower.transport.explain_messages import Metric
 
@@ -92,8 +93,6 @@ class Score:
             decided = said[:, 0] > 0 if one else said.argmax(1)
             hits: Floats = (decided == self._labels).astype(np.float64)
             return hits
-        from vfl_flower.label_holder.assessment.intervals import placements  # lazy: scipy is slow
-
         return placements(said[:, -1], self._groups[0])
 
     def possible(self, outputs: Outputs) -> Outputs:

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -23,16 +22,8 @@ from websockets.server import ServerProtocol
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.transport.messages import SMALL
-from vfl_flower.transport.stream.frames import (
-    FRAME,
-    MUTE,
-    RECORD,
-    SILENT,
-    Messages,
-    with_protocols,
-)
+from vfl_flower.transport.stream.frames import CHUNK, FRAME, MUTE, SILENT, Sealed, with_protocols
 
-_CHUNK = 2**16  # most bytes that are read at once
 _TURN = 16  # most chunks that are read before others have their turn
 _HEAD = 2**14  # most bytes before a valid token
 _BACKLOG = FRAME + 2**17  # most bytes that wait to be sent: a frame, and answers to pings
@@ -67,47 +58,34 @@ class Connection:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # macOS has its own, of minutes
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENT))
         self.socket = accepted
-        self._in, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._in, self._sealed, server_side=True)
         self.protocol = ServerProtocol(max_size=(SMALL, FRAME), logger=MUTE)
+        self._sealed = Sealed(self.protocol, context, self._largest, server_side=True)
         self.since = time.monotonic()
         self.link: Any = None
-        self.is_secret = self.is_ended = False  # whether TLS has begun; whether this side ended it
-        self.is_full = False  # whether the socket takes no more bytes now
+        self.is_ended = self.is_full = False  # by this side; so that it takes no more bytes now
         self._head = _HEAD
-        self._messages = Messages(self.protocol)
         self._frames: Iterator[None] = iter(())  # of messages, as they are sent
         self._out: deque[memoryview] = deque()
 
-    def read(self) -> Iterator[Any]:
-        """Yield TLS's protocol, the request for a WebSocket, and messages, as far as they are in.
+    def _largest(self) -> int:
+        if self.is_ended:  # the party sends its reply before it reads that all is over
+            return 0
+        return max(self.link.largest) if self.link else SMALL
 
-        OpenSSL never reads the socket: it would go on for as long as one sends updates of keys.
-        """
+    def read(self) -> Iterator[Any]:
+        """Yield what is in, as `Sealed.opened` does."""
         for _ in range(_TURN):
-            data = self.socket.recv(_CHUNK)
+            data = self.socket.recv(CHUNK)
             self._head -= len(data)
             if not data or not (self.link or self.is_ended or self._head >= 0):
                 raise ConnectionError("the other side ended it, or sent much without a token")
-            self._in.write(data)
-            with suppress(ssl.SSLWantReadError):
-                yield from self._events()
-            if len(data) < _CHUNK:  # most likely the last for now
+            yield from self._sealed.opened(data)
+            if len(data) < CHUNK:  # most likely the last for now
                 return
-
-    def _events(self) -> Iterator[Any]:
-        if not self.is_secret:
-            self._tls.do_handshake()
-            self.is_secret = True
-            yield self._tls.selected_alpn_protocol()
-        while data := self._tls.read(RECORD):
-            if not self.is_ended:  # else it sends its reply before it reads that all is over
-                most = max(self.link.largest) if self.link else SMALL
-                yield from self._messages.received(data, most)
 
     def send(self, frame: bytes) -> None:
         """Send a message after all earlier ones, as fast as the other side reads."""
-        self._frames = chain(self._frames, self._messages.frames(frame))
+        self._frames = chain(self._frames, self._sealed.frames(frame))
         self.write()
 
     def end(self) -> None:
@@ -141,7 +119,5 @@ class Connection:
         return bool(self._out)
 
     def _gather(self) -> None:
-        for data in filter(None, self.protocol.data_to_send()):
-            self._tls.write(data)
-        if self._sealed.pending:
-            self._out.append(memoryview(self._sealed.read()))
+        if data := self._sealed.to_send():
+            self._out.append(memoryview(data))

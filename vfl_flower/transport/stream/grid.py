@@ -6,14 +6,14 @@ import logging
 import secrets
 import time
 from collections.abc import Collection, Iterable
-from types import TracebackType
+from itertools import count
 from typing import Any
 
 from flwr.app import Message
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.transport.base import Cost, Transport
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import (
     ray_actors,
     set_message_id,
@@ -45,28 +45,15 @@ class StreamGrid(Transport):
     def __init__(self, transport: Transport, config: RunConfig, nonce: str = "") -> None:
         self.engine = transport.engine
         self.simulated = transport.simulated
-        self.medium = "stream"
+        self.medium, self.cost = "stream", "cheap"
+        self.measures = not self.simulated  # a simulation must be repeatable
+        self.calls = True  # a frame is made from the payload itself
         self._transport = transport
         self._running = config.running
         self._nonce = nonce
         self._sent_by_flower: dict[str, str] = {}  # id of the other transport -> id of this one
-        self._pushed = 0
+        self._keys = map("stream-{}".format, count(1))
         self._looked = 0.0
-
-    @property
-    def cost(self) -> Cost:  # type: ignore[override]
-        """Cost of an exchange: cheap, while messages travel over streams."""
-        return "cheap" if self.medium == "stream" else self._transport.cost
-
-    @property
-    def measures(self) -> bool:  # type: ignore[override]
-        """Whether to measure exchanges: not in a simulation, which must be repeatable."""
-        return self.medium == "stream" and not self.simulated
-
-    @property
-    def calls(self) -> bool:  # type: ignore[override]
-        """Whether messages carry payloads: a frame is made from the payload itself."""
-        return self.medium == "stream"
 
     @property
     def silent(self) -> bool:  # type: ignore[override]
@@ -79,18 +66,13 @@ class StreamGrid(Transport):
         self._streams.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         with self._streams.lock:
             self._streams.closed = True
             for link in self._links:
                 self._streams.end(link)
         # A run that a signal has ended has little time.
-        waits = error is None or isinstance(error, Exception)
+        waits = raised[1] is None or isinstance(raised[1], Exception)
         deadline = time.monotonic() + _CLOSING * waits
         try:
             while any(link.used for link in self._links) and time.monotonic() < deadline:
@@ -132,9 +114,7 @@ class StreamGrid(Transport):
         if self.medium == "messages":
             return self._transport.push_messages(messages)
         ids = []
-        for message in messages:
-            self._pushed += 1
-            key = f"stream-{self._pushed}"
+        for message, key in zip(messages, self._keys, strict=False):
             set_message_id(message, key)
             try:
                 body = to_bytes(message)
@@ -159,15 +139,9 @@ class StreamGrid(Transport):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are in, after a short wait for one."""
-        wanted, replies = set(message_ids), self._streams.replies
-        if self.medium == "stream" and wanted.isdisjoint(replies):
-            self._streams.receive(wanted, _WAIT)
-        found = [replies.pop(key) for key in wanted & replies.keys()]
-        if found:
-            return found
-        if self.medium == "stream":
-            self._look()
-            return []
+        wanted = set(message_ids)
+        if self.medium == "stream" or not wanted.isdisjoint(self._streams.replies):
+            return self.wait(wanted, _WAIT)
         return self._pull_over_flower(wanted)
 
     # A service.
@@ -273,7 +247,8 @@ class StreamGrid(Transport):
         self._streams.receive((), 0)
         notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
         with self._streams.lock:
-            self.medium, self._streams.closed = "messages", True
+            self.medium, self.cost = "messages", self._transport.cost
+            self.measures, self.calls, self._streams.closed = False, False, True
             for link in self._links:
                 self._streams.end(link)
             waiting = [link.in_flight for link in self._links if link.in_flight]
@@ -286,8 +261,6 @@ class StreamGrid(Transport):
         other = {mine: theirs for theirs, mine in self._sent_by_flower.items()}
         replies = list(self._transport.pull_messages([other.get(key, key) for key in wanted]))
         for reply in replies:
-            theirs = reply.metadata.reply_to_message_id
-            if theirs in self._sent_by_flower:
-                mine = self._sent_by_flower.pop(theirs)
+            if mine := self._sent_by_flower.pop(reply.metadata.reply_to_message_id, ""):
                 set_replied_to(reply, mine)
         return replies

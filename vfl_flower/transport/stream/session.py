@@ -7,7 +7,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import closing
 from http import HTTPStatus
 from typing import Any
 
@@ -29,14 +28,14 @@ from vfl_flower.transport.flower_internals import from_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.node import simulated
 from vfl_flower.transport.stream.frames import (
+    CHUNK,
     FRAME,
     MUTE,
     NAME,
     POLL,
-    RECORD,
     SILENT,
     TOKEN,
-    Messages,
+    Sealed,
     with_protocols,
 )
 from vfl_flower.transport.stream.listen import host_and_port
@@ -120,7 +119,7 @@ class StreamEnd:
         self._trust = with_protocols(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._trust.load_verify_locations(cadata=order.certificate)
         self._socket: Any = None  # of the present call
-        self._protocol: Any = None
+        self._sealed: Any = None
 
     def run(self) -> str:
         """Call, and again whenever a call breaks; return why it ended, if it failed."""
@@ -159,49 +158,53 @@ class StreamEnd:
             plain = connect_http_proxy(parse_proxy(proxy), uri, deadline)
         else:
             plain = socket.create_connection((uri.host, uri.port), _CALL_SECONDS)
+        protocol = ClientProtocol(uri, max_size=(SMALL, FRAME), logger=MUTE)
+        largest = lambda: self.largest() + SMALL  # noqa: E731
+        self._sealed = Sealed(protocol, self._trust, largest, server_hostname=NAME)
         with plain:
             plain.settimeout(_CALL_SECONDS)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = self._trust.wrap_socket(plain, server_hostname=NAME)
-        self._protocol = ClientProtocol(uri, max_size=(SMALL, FRAME), logger=MUTE)
-        with closing(self._socket):
-            self._begin()
-            messages = Messages(self._protocol)
-            while not self._protocol.close_rcvd and (data := self._socket.recv(RECORD)):
-                for event in messages.received(data, self.largest() + SMALL):
+            self._socket, data = plain, b""
+            while True:
+                for event in self._sealed.opened(data):
                     if isinstance(event, Response):
                         self._accepted(event)
+                    elif event is None or isinstance(event, str):
+                        self._begin(event)
                     elif self._is_mine(message := from_bytes(event)):
-                        for _ in messages.frames(self._serve(message)):
+                        for _ in self._sealed.frames(self._serve(message)):
                             self._flush()
                 self._flush()
-            if not self._protocol.close_rcvd or self._protocol.close_rcvd.code != 1000:
+                if protocol.close_rcvd or not (data := plain.recv(CHUNK)):
+                    break
+            if not protocol.close_rcvd or protocol.close_rcvd.code != 1000:
                 raise ConnectionError("the connection broke")
 
-    def _begin(self) -> None:
-        if self._socket.selected_alpn_protocol() == "h2":
+    def _begin(self, spoken: str | None) -> None:
+        if spoken == "h2":
             raise _RefusedError(
                 f"called {self.address}, where the label holder's earlier version speaks gRPC: "
                 "streams need the same version at both"
             )
-        request = self._protocol.connect()
+        protocol = self._sealed.protocol
+        request = protocol.connect()
         request.headers[TOKEN] = self.token
-        self._protocol.send_request(request)
-        self._flush()
+        protocol.send_request(request)
 
     def _accepted(self, response: Response) -> None:
         """Read the answer to a call: it has the token of the next one."""
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             raise _RefusedError(f"was refused at {self.address}")
-        if self._protocol.handshake_exc:
-            raise self._protocol.handshake_exc
+        if self._sealed.protocol.handshake_exc:
+            raise self._sealed.protocol.handshake_exc
         self._socket.settimeout(SILENT)
         self.token = [self.token, *response.headers.get_all(TOKEN)][-1]
         self.reached = self.connected = True
 
     def _flush(self) -> None:
-        for data in filter(None, self._protocol.data_to_send()):
-            self._socket.sendall(data)
+        left = memoryview(self._sealed.to_send())
+        while left:
+            left = left[self._socket.send(left) :]
 
     def _is_mine(self, message: Message) -> bool:
         said = message.metadata
@@ -217,16 +220,12 @@ class StreamEnd:
     def _serve(self, message: Message) -> bytes:
         """Return the reply to a message; the same reply, if the message comes again."""
         if message.metadata.message_id != self.last[0]:
-            try:
-                reply = self.app(message, self.context)
-            except Exception as error:  # as Flower does: an error reply, not a crash
-                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-                reply = Message(Error(code=code, reason=type(error).__name__), reply_to=message)
             self.served += 1
             try:
-                body = to_bytes(reply)
-            except VflError as error:
-                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-                body = to_bytes(Message(Error(code=code, reason=str(error)), reply_to=message))
+                body = to_bytes(self.app(message, self.context))
+            except Exception as error:  # as Flower does: an error reply, not a crash
+                reason = str(error) if isinstance(error, VflError) else type(error).__name__
+                failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
+                body = to_bytes(Message(failed, reply_to=message))
             self.last = message.metadata.message_id, body
         return self.last[1]
