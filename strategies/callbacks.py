@@ -3,7 +3,6 @@
 `callbacks_of` lists them with yours, in the order in which they hear of an event.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -17,12 +16,10 @@ from typing import Any
 from strategies.party_record import PartyRecord
 from strategies.run import Run
 from vfl_flower.config import errors
+from vfl_flower.config.logs import log, notice
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.results.figures import reached, validated
 from vfl_flower.transport.messages import RestoreOrder
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _HINT = b"\nStopping at the next checkpoint; again, to stop without one.\n"
 _SAVING = 8  # seconds that a run on nodes has for a last checkpoint: containers are killed after 10

@@ -1,6 +1,5 @@
 """The label holder's checkpoints of a run: what they hold, and how a run resumes."""
 
-import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,6 +8,7 @@ from strategies.party_record import PartyRecord
 from strategies.run import Run
 from strategies.transcript import verdict
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import withdrawn
 from vfl_flower.data.ids import People
@@ -21,9 +21,6 @@ from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.records import second_count
 from vfl_flower.results.figures import of_rerun as sentence
 from vfl_flower.transport.messages import Arrays, CheckpointOrder
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Checkpoints:

@@ -1,12 +1,12 @@
 """Enrol parties: each describes itself, and one that does not fit is refused."""
 
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
@@ -17,8 +17,6 @@ from vfl_flower.protocol.codecs.channel import check_memory
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import gather_all
 from vfl_flower.transport.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Member(NamedTuple):

@@ -5,7 +5,6 @@ embeddings, and asks it back once an evaluation. A party whose state is too old 
 holder's copy of its surrogates, and then its last message again.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from strategies.party_record import PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
 from strategies.transcript import Transcript
 from vfl_flower.config import errors
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.ends import Arrival
@@ -40,9 +40,6 @@ from vfl_flower.transport.messages import (
     refuse_unused,
 )
 from vfl_flower.transport.wire import to_message
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 O = TypeVar("O", bound=Turn)  # noqa: E741
 T = TypeVar("T")

@@ -1,6 +1,5 @@
 """A run with known parties: its parts, its progress and its figures."""
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from strategies.party_record import FINAL, PartyRecord, State
 from strategies.step_budget import StepBudget, Waiting
 from strategies.transcript import Transcript
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.provenance import peak_memory_mb, utc_now
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -38,9 +38,6 @@ from vfl_flower.protocol.system import System, load_system
 from vfl_flower.results.figures import TRANSPORTS
 from vfl_flower.transport import messages
 from vfl_flower.transport.base import Transport
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 
 class Run:

@@ -8,7 +8,6 @@ new. Parties compare all messages anyway (`vfl_flower.party.transcript`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -18,13 +17,12 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.provenance import changed, environment
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.transport.digests import SIZE, digest_of
 from vfl_flower.transport.messages import Arrays, TrainOrder, Turn, Upload
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 Place = tuple[int, int]
 """Number of a party, and of a message to it."""

@@ -98,14 +98,13 @@ def _is_grouped(item: pytest.Item) -> bool:
 @pytest.fixture
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave charts of reports empty, since matplotlib takes most of a page's time."""
-    from vfl_flower.results.charts import Drawing, Line
-    from vfl_flower.results.report import assessment, curves
+    from vfl_flower.results.charts import Line
+    from vfl_flower.results.report import curves
 
-    def empty(lines: Sequence[Line], *_: Any, **__: Any) -> Drawing:
-        return Drawing(400.0, 200.0, "", [[(0.0, 0.0)] * len(line.points) for line in lines])
+    def empty(lines: Sequence[Line], *_: Any) -> tuple[str, list[list[tuple[float, float]]]]:
+        return "", [[(0.0, 0.0)] * len(line.points) for line in lines]
 
-    for module in (curves, assessment):
-        monkeypatch.setattr(module, "svg", empty)
+    monkeypatch.setattr(curves, "svg", empty)
 
 
 of_words = pytest.mark.usefixtures("no_drawings")

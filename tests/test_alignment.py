@@ -316,7 +316,7 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
             yield
 
     monkeypatch.setattr(engines, "SuperLink", Nowhere)
-    monkeypatch.setattr(engines, "_run_on", lambda *arguments: None)
+    monkeypatch.setattr(engines, "run_on", lambda *arguments: tmp_path)
     organisations = cut(tmp_path, small())
     keys = {**organisations.keys, "out": str(tmp_path / "run"), "align": "ids"}
     engines.run_supernodes(2, keys, organisations.node_configs)

@@ -27,12 +27,12 @@ from tests.conftest import ALL_ROWS
 from vfl_flower.api import model as api
 from vfl_flower.api import own_code
 from vfl_flower.api.keywords import Options
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.data import memory
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.codecs.top_k import TopK
-from vfl_flower.protocol.privacy import labels as label_noise
 
 CANCER: pd.DataFrame = load_breast_cancer(as_frame=True).frame
 Y = CANCER.pop("target")
@@ -427,7 +427,7 @@ def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path))  # other tests draw noise for the same people
     said: list[str] = []
-    monkeypatch.setattr(label_noise.notice, "warning", lambda text, *of: said.append(text % of))
+    monkeypatch.setattr(logs.notice, "warning", lambda text, *of: said.append(text % of))
     keys = {"privacy": "labels", "epsilon": 2.0, "epochs": 1}
     frames = [each.assign(k=range(569)) for each in FRAMES[:2]]
     named = Y.set_axis(frames[0]["k"])

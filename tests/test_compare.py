@@ -1,8 +1,6 @@
 """`vfl compare`: what it runs, the table it prints, and what it refuses."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -117,7 +115,7 @@ def test_noise_that_runs_share_is_not_for_runs_without_privacy(
     """Each run is allowed before any begins: the second would be refused after the first."""
     given: dict[str, Mapping[str, Any]] = {}
 
-    def noted(start: Any, parties: int, keys: Mapping[str, Any], *_: Any) -> Run:
+    def noted(start: Any, parties: int, keys: Mapping[str, Any], **_: Any) -> Run:
         given[keys["strategy"] + keys.get("privacy", "")] = keys
         configured(keys)
         return Run(tmp_path)
@@ -198,7 +196,7 @@ def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
     assert head.split()[-3:] == ["seconds", "epsilon", "delta"]
     assert columns["one"][-2:] == ["1", "1e-05"] and columns["other"][-2:] == ["2", "1e-06"]
     assert columns["centralised"][-2:] == ["–", "–"]
-    of_labels, of_features, in_all, without = lines[6:]
+    of_labels, of_features, in_all, without = lines[6:10]
     squares = sum(get_sigma_gaussian(each, delta) ** -2 for each, delta in ((1, 1e-5), (2, 1e-6)))
     both = get_epsilon_gaussian(squares**-0.5, 1e-6)  # of one Gaussian mechanism
     assert f": 2 runs together: epsilon {both:.3g} at delta 1e-06; it protects la" in in_all
@@ -243,9 +241,3 @@ def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
     }
     assert codecs.pop("split-nn") == "top-k"
     assert codecs == dict.fromkeys(["frozen", "local-only", "centralised"], "identity")
-
-
-def test_help_teaches() -> None:
-    command = [sys.executable, "-m", "vfl_flower.tools.cli", "compare", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "examples:" in text and "--target" in text

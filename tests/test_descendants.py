@@ -20,7 +20,7 @@ from vfl_flower.launch import descendants
 from vfl_flower.launch.descendants import MARK, ending_with_this_process
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.tools import sweep
+from vfl_flower.tools import runner, sweep
 
 CHECKOUT = Path(__file__).parents[1]
 SOON = 30.0  # seconds; the watcher itself needs one or two
@@ -142,7 +142,7 @@ def test_workers_of_a_sweep_end_with_it(tmp_path: Path, monkeypatch: pytest.Monk
     class OfSweep:
         PIPE, TimeoutExpired, Popen = subprocess.PIPE, subprocess.TimeoutExpired, started
 
-    monkeypatch.setattr(sweep, "subprocess", OfSweep)
+    monkeypatch.setattr(runner, "subprocess", OfSweep)
     study: Any = SimpleNamespace(tried=[])
     sweep._side_by_side(study, {"trials": 1}, 1, (tmp_path / "log").open("wb"))
     assert os.environ[MARK] != environments[0][MARK]

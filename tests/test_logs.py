@@ -17,7 +17,6 @@ from flwr.common.logger import ConsoleHandler, console_handler
 from tests.fleet import fleet
 from tests.organisations import Organisations, cut, read, small, write
 from tests.test_progress import STANDING, Terminal, terminal
-from vfl_flower import server_app
 from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
@@ -108,7 +107,7 @@ def test_a_line_about_an_error_quotes_no_data(
 
 
 def test_an_error_of_this_package_is_its_sentence(written: io.StringIO) -> None:
-    assert server_app.log is log
+    assert logs.log is log
     with logs.described("json"):
         try:
             raise VflError("Party 1 has no file.")

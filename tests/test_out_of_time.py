@@ -23,6 +23,7 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import train
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.frames import periods_of
@@ -31,7 +32,6 @@ from vfl_flower.data.split import divide, newest
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.results import TESTED
 from vfl_flower.launch.engines import run_local
-from vfl_flower.party import inputs
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.model_card import FILES
 from vfl_flower.results.report.features import drifts
@@ -297,7 +297,7 @@ def test_the_digest_of_a_partys_file_stays_in_its_log(
     digest, heard = hashlib.sha256(organisations.files[1].read_bytes()), Recorder()
     client: Any = heard
     logged: list[str] = []
-    monkeypatch.setattr(inputs.log, "info", lambda text, *of: logged.append(text % of))
+    monkeypatch.setattr(logs.log, "info", lambda text, *of: logged.append(text % of))
     run = organisations.run("heard", BY_TIME, client)
     told = b"".join(heard.sent) + (run.folder / "summary.json").read_bytes()
     assert digest.digest() not in told and digest.hexdigest().encode() not in told

@@ -28,6 +28,7 @@ from vfl_flower import client_app
 from vfl_flower.alignment import reuse
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.store import StoredAlignment
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished, run_local, run_supernodes
@@ -72,7 +73,7 @@ def organisations(tmp_path: Path) -> Organisations:
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the label holder's notices."""
     said: list[str] = []
-    monkeypatch.setattr(reuse.notice, "info", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(logs.notice, "info", lambda text, *words: said.append(text % words))
     return said
 
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tomllib
 from base64 import b64encode
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ import vfl_flower.results.report
 from tests.conftest import ALL_ROWS, Start, of_words
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.results import charts
 from vfl_flower.results.charts import COLOURS
-from vfl_flower.results.report import report, write_report
+from vfl_flower.results.report import curves, report, write_report
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.sections import _shaded
 from vfl_flower.results.terminal import tabulated
@@ -358,8 +358,7 @@ def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
     def run(*figures: tuple[float, float]) -> list[dict[str, Any]]:
         return [
             {
-                "bytes_up": 10 * n,
-                "bytes_down": 0,
+                "megabytes": 10 * n,
                 "validation_loss": 1 - validation,
                 "validation_accuracy": validation,
                 "test_accuracy": test,
@@ -369,13 +368,14 @@ def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
 
     lucky = run((0.5, 0.9), (0.6, 0.7), (0.55, 0.95))  # its test figures are best by chance
     sound = run((0.6, 0.8), (0.7, 0.85), (0.8, 0.82))
-    assert [each["test_accuracy"] for each in charts.kept(lucky)] == [0.9, 0.7, 0.7]
-    found = charts.frontier([lucky, sound], "test_accuracy", "bytes")
+    models = [model for run in (lucky, sound) for model in curves.kept(run, "megabytes")]
+    assert [model["test_accuracy"] for _, model in models[:3]] == [0.9, 0.7, 0.7]
+    found = curves.best_models(models, "test_accuracy")
     assert found == [(10, 0.8), (20, 0.85), (30, 0.82)]
     best = max(each["test_accuracy"] for each in lucky + sound)
     assert best > max(figure for _, figure in found)  # the control: what test rows would choose
-    without = [[{**each, "validation_accuracy": None} for each in lucky]]
-    assert charts.frontier(without, "test_accuracy", "bytes") == []
+    without = [(cost, {**model, "validation_accuracy": None}) for cost, model in models]
+    assert curves.best_models(without, "test_accuracy") == []
 
 
 @pytest.mark.nightly
@@ -584,6 +584,18 @@ def test_the_page_and_the_pictures_have_the_same_colours() -> None:
     assert tuple(re.findall(r"--s\d: (#\w{6});", light)) == COLOURS
 
 
+def opened(browser: Any, path: Path, said: list[str]) -> Iterator[tuple[Any, int]]:
+    """A page with all that unfolds open, at two widths: what it refuses is said."""
+    page = browser.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(path.absolute().as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        yield page, width
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_path: Path) -> None:
@@ -600,17 +612,11 @@ def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_pat
             executable_path=CHROMIUM, args=["--no-sandbox"], timeout=60_000
         )
         for path in pages:
-            page = browser.new_page()
-            page.on("console", lambda message: said.append(message.text))
-            for width in (1280, 390):
-                page.set_viewport_size({"width": width, "height": 900})
-                page.goto(path.absolute().as_uri())
-                page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+            for page, width in opened(browser, path, said):
                 widths = page.evaluate(
                     "[...document.querySelectorAll('.scroll')].map(e => e.clientWidth)"
                 )
                 assert len(widths) > 3 and len(set(widths)) == 1
-                assert page.evaluate("document.documentElement.scrollWidth") == width
                 tables = page.evaluate(
                     "[...document.querySelectorAll('table')].map(e => e.clientWidth)"
                 )

@@ -13,7 +13,7 @@ from sklearn.preprocessing import scale
 
 from tests.assessed import assessed, segmented
 from tests.conftest import of_words
-from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left
+from tests.test_report import CHROMIUM, HOSTILE, LEVEL, Page, left, opened
 from tests.test_seeds import bands
 from vfl_flower import run_local
 from vfl_flower.results.figures import percent
@@ -140,7 +140,7 @@ def test_curves_and_bands_are_drawn_to_scale(page: Page, assessments: list[dict[
         curve = assessments[0]["curves"][key]
         for n in range(10):
             of = (curve[each][n] for each in ("y", "low", "high", "x"))
-            assert "{:.4g} ({:.4g} to {:.4g}) at {:.4g}".format(*of) in tips
+            assert "vafl: {:.4g} ({:.4g} to {:.4g}) at {:.4g}".format(*of) in tips
 
 
 def test_segments_show_figures_differences_and_what_is_left_out(
@@ -291,12 +291,6 @@ def test_a_browser_shows_page_and_card_at_any_width(
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for path in pages:
-            page = browser.new_page()
-            page.on("console", lambda message: said.append(message.text))
-            for width in (1280, 390):
-                page.set_viewport_size({"width": width, "height": 900})
-                page.goto(path.absolute().as_uri())
-                page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
-                assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert [width for _, width in opened(browser, path, said)] == [1280, 390]
         browser.close()
     assert not said

@@ -121,8 +121,8 @@ def test_what_trains_anew_or_has_lost_its_frames_is_refused_before_training(tmp_
     common = {"out": str(tmp_path / "compared")}
     with pytest.raises(ConfigError, match="trains every run anew: leave task, model, resume, grow"):
         compare(2, common, [{"strategy": "split-nn"}, {"strategy": "split-nn", **keys}], 0.9)
-    with pytest.raises(ConfigError, match="leave out task, resume and rerun"):
-        repeated(run_local, 2, keys, [], 2, tmp_path / "seeds")
+    with pytest.raises(ConfigError, match="--seeds trains every run anew"):
+        repeated(run_local, 2, {**keys, "out": str(tmp_path / "seeds")}, [], 2)
     assert not (tmp_path / "compared").exists() and not (tmp_path / "seeds").exists()
     x = cancer(4)
     frames = [x[["f0", "f1"]], x[["f2", "f3"]]]

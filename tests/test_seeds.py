@@ -22,7 +22,7 @@ QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 8, "epochs": 2, "
 @pytest.fixture(scope="module")
 def repeats(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("seeds") / "out"
-    return repeated(run_local, 2, QUICK, (), 3, folder)
+    return repeated(run_local, 2, {**QUICK, "out": str(folder)}, (), 3)
 
 
 @pytest.mark.nightly

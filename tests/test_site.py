@@ -55,7 +55,7 @@ def test_every_field_of_a_summary_and_a_history_is_in_its_type(name: str, tmp_pa
 
 
 def test_the_fields_of_several_seeds_are_in_the_type(tmp_path: Path) -> None:
-    finished = repeated(vfl_flower.run_local, 2, SMALL, [], 2, tmp_path / "run")
+    finished = repeated(vfl_flower.run_local, 2, {**SMALL, "out": str(tmp_path / "run")}, [], 2)
     assert undescribed(finished.summary) == set()
 
 

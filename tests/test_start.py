@@ -120,7 +120,7 @@ def started(tmp_path: Path, *runs: tuple[str, Mapping[str, str]]) -> tuple[str, 
     """How it ended, and how many runs were not started."""
     flower: Any = _Flower(tmp_path / "home", *runs)
     try:
-        engines._run_on(flower, 2, {"out": str(tmp_path / "out")})
+        submission.run_on(flower, 2, {"out": str(tmp_path / "out")})
     except VflError as error:
         return str(error), len(flower.runs)
     return "", len(flower.runs)

@@ -3,12 +3,12 @@
 import json
 import math
 import os
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Thread
@@ -16,8 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tests.conftest import ALL_ROWS
+from tests.fleet import until
 from tests.organisations import cut, small
 from tests.test_report import HOSTILE, Page
 from vfl_flower.alignment import at_label_holder, reuse
@@ -28,8 +30,8 @@ from vfl_flower.results.figures import chosen_by
 from vfl_flower.results.report import report
 from vfl_flower.tools import sweep as sweeping
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.sweep import sweep, trial
-from vfl_flower.tools.sweep.study import Choice, Range, Study, of_trial, search_of
+from vfl_flower.tools.sweep import study, sweep, trial
+from vfl_flower.tools.sweep.study import Study, of_trial, search_of
 from vfl_flower.tools.sweep.trial import run_trial, run_trials
 
 BASE: dict[str, Any] = {"strategy": "split-nn", "dataset": "breast-cancer", "epochs": 8}
@@ -41,13 +43,14 @@ SEARCH = ["party-lr=1e-4..1:log window=1|8|64"]
 
 def test_ranges_and_choices_have_the_key_s_type() -> None:
     texts = ["party-lr=1e-4..1:log window=1|8|64", "bottom-hidden=8..64 bottom-bias=true|false"]
-    assert search_of([*texts, "optimizer=sgd|adam mu='1e-3'..0.1"], {}) == [
-        Range("party-lr", 1e-4, 1.0, True),
-        Choice("window", (1, 8, 64)),
-        Range("bottom-hidden", 8, 64, False),
-        Choice("bottom-bias", (True, False)),
-        Choice("optimizer", ("sgd", "adam")),
-        Range("mu", 1e-3, 0.1, False),
+    found = search_of([*texts, "optimizer=sgd|adam mu='1e-3'..0.1"], {})
+    assert list(found.items()) == [
+        ("party-lr", FloatDistribution(1e-4, 1.0, log=True)),
+        ("window", CategoricalDistribution((1, 8, 64))),
+        ("bottom-hidden", IntDistribution(8, 64)),
+        ("bottom-bias", CategoricalDistribution((True, False))),
+        ("optimizer", CategoricalDistribution(("sgd", "adam"))),
+        ("mu", FloatDistribution(1e-3, 0.1)),
     ]
 
 
@@ -330,10 +333,10 @@ def test_if_all_fail_the_last_sentence_is_told(tmp_path: Path) -> None:
         swept(tmp_path / "out", 3, Failing())
 
 
-def test_without_optuna_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(VflError, match=r"pip install 'vfl-flower\[sweep\]'"):
-        swept(tmp_path / "out", 3)
+        runpy.run_path(study.__file__)
 
 
 # --- what is left -------------------------------------------------------------------------------
@@ -562,13 +565,6 @@ def test_a_command_that_was_ended_goes_on_where_it_was(tmp_path: Path, end: int)
     found = json.loads((out / "sweep.json").read_text())
     assert [each["number"] for each in found["trials"]] == list(range(10))
     assert len({json.dumps(each["keys"]) for each in found["trials"]}) == 10
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.nightly

@@ -108,7 +108,7 @@ def test_a_summary_that_claims_nothing_is_in_no_sum(summary: dict[str, Any]) -> 
 @pytest.mark.nightly
 def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     keys = {**QUICK, "strategy": "dpzv", "delta": DELTA}
-    runs = repeated(run_local, 2, keys, (), 3, tmp_path / "out")
+    runs = repeated(run_local, 2, {**keys, "out": str(tmp_path / "out")}, (), 3)
     each = [Finished(runs.folder / f"seed-{seed}").summary for seed in range(3)]
     of_all = composed(*[one["epsilon"] for one in each])
     assert mean(each)["epsilon"] == pytest.approx(1.0)  # printed by earlier versions
@@ -130,18 +130,21 @@ def test_seeds_of_noise_on_labels_print_what_one_run_prints(
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     keys = {**QUICK, "privacy": "labels", "epsilon": 1.0}
-    runs = repeated(run_local, 2, keys, (), 2, tmp_path / "out")
+    runs = repeated(run_local, 2, {**keys, "out": str(tmp_path / "out")}, (), 2)
     assert runs.summary["epsilon"] == 1.0 and "gaussian_mu" not in runs.summary
+
+
+class Spending(Crew):
+    """Trials of two runs that each claim an epsilon."""
+
+    def outcome(self, *arguments: Any) -> dict[str, Any]:
+        return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()] * 2}
 
 
 def test_a_sweep_prints_the_epsilon_of_all_trials_those_stopped_included(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Study, "importance", lambda _: {})
-
-    class Spending(Crew):
-        def outcome(self, *arguments: Any) -> dict[str, Any]:
-            return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()] * 2}
 
     found = swept(tmp_path / "out", 12, Spending())
     ended = {each["state"] for each in found["trials"]}
@@ -160,14 +163,10 @@ def test_a_trial_that_was_cut_short_counts_again(
     monkeypatch.setattr(sweep, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
-    class Spending(Crew):
-        def outcome(self, *arguments: Any) -> dict[str, Any]:
-            return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()]}
-
     with pytest.raises(KilledError):
         swept(tmp_path / "out", 3, Spending(dies_after=4))  # in the first trial
     (of_all,) = swept(tmp_path / "out", 3, Spending())["together"]
-    assert of_all["runs"] == 4
+    assert of_all["runs"] == 2 * 4
 
 
 def test_a_trial_tells_what_its_runs_have_spent_also_if_it_is_stopped(tmp_path: Path) -> None:

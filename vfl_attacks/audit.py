@@ -8,7 +8,6 @@ No attack reads the memory of a party or of the label holder.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -29,7 +28,7 @@ from vfl_attacks.information import of_information
 from vfl_attacks.labels import Finding, direct, finding, with_known_rows
 from vfl_attacks.reasons import of_reasons
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.provenance import code_digest, versions
 from vfl_flower.config.run_config import RunConfig
@@ -198,7 +197,7 @@ def write_report(
         "versions": versions(),
         "code": code_digest(),
     }
-    write_whole(folder / name, (json.dumps(report, indent=2) + "\n").encode())
+    write_json(folder / name, report)
 
 
 def _run(

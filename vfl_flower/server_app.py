@@ -1,7 +1,5 @@
 """The Flower ServerApp of the label holder: configuration in, results folder out."""
 
-import json
-import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +18,8 @@ from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.alignment.store import home
 from vfl_flower.config import errors, logs, names
-from vfl_flower.config.files import remove_older, write_whole
+from vfl_flower.config.files import remove_older, write_json
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
 from vfl_flower.config.run_config import RunConfig, given_to_flower, parse
@@ -48,9 +47,6 @@ from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.nodes.watch import watched
 from vfl_flower.transport.shared_actor import SharedActors
 from vfl_flower.transport.stream.grid import StreamGrid
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
@@ -162,7 +158,7 @@ def _align(transport: Transport, config: RunConfig, own: Table | None, run: str)
         figures = {"alignment": common.name, "rows": len(common.rows)}
         figures |= {"coverage": _coverage(config, own, common)}
         summary = summarise(config, transport, figures, None)
-        write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_json(folder / "summary.json", summary)
 
 
 def _train(

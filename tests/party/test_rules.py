@@ -14,6 +14,7 @@ from flwr.app import Context
 
 from tests.organisations import cut, small
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
+from vfl_flower.config import logs
 from vfl_flower.config.errors import ConfigError, OutOfStepError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.launch import engines
@@ -86,7 +87,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = 
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the lines of the party's own log."""
     lines: list[str] = []
-    monkeypatch.setattr(state_file.log, "warning", lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr(logs.log, "warning", lambda text, *words: lines.append(text % words))
     return lines
 
 
@@ -263,7 +264,7 @@ def test_parties_that_a_run_starts_itself_permit_what_it_names(
             pass
 
     monkeypatch.setattr(engines, "SuperLink", Started)
-    monkeypatch.setattr(engines, "_run_on", lambda *_: None)
+    monkeypatch.setattr(engines, "run_on", lambda *_: tmp_path)
     monkeypatch.chdir(tmp_path)
     np.savez("data.npz", X=np.eye(20), y=np.arange(20) % 2)
     engines.run_supernodes(2, {"dataset": "npz:data.npz", "noise-seed": 4, "out": "a"})

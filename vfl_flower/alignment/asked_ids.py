@@ -17,7 +17,6 @@ keys are days since 1970.
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -31,14 +30,13 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.psi import Points
 from vfl_flower.alignment.store import home
 from vfl_flower.config.files import unsealed
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import cut, digests
 from vfl_flower.records import budget
 from vfl_flower.records.budget import Budget, Limit, limits_of
 from vfl_flower.records.ledger import Ledger, Value, opened_by_party
 from vfl_flower.transport.node import refused, simulated
-
-log = logging.getLogger("flwr")
 
 # Names in the ledger. Its secret is the key of the hashes.
 _ASKED, _SERVED = "asked", "served"  # ids and failed proofs, by all and by services

@@ -4,7 +4,6 @@ The party's half is `at_party`. Its docstring says what each side learns.
 """
 
 import json
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from vfl_flower.alignment.psi import Blinding, Places, shuffled
 from vfl_flower.alignment.rule_figures import lines_of
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.split import Alignment, newest
@@ -35,8 +35,6 @@ from vfl_flower.transport.early_messages import (
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import Introduction, checked
-
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 RowOrder = Callable[[Places], Places]
 """Function from rows to a permutation: the position from which to take each row."""

@@ -26,7 +26,6 @@ to align, and the most ids that it may be asked about in total (`asked_ids`).
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 
@@ -37,6 +36,7 @@ from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, pieces, psi, 
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.psi import Points
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.source import Source
@@ -49,8 +49,6 @@ from vfl_flower.transport.early_messages import (
     SetOrder,
 )
 from vfl_flower.transport.messages import Arrays, Introduction
-
-log = logging.getLogger("flwr")
 
 _OF_SET = "set", "key", "at", "asked", "points"
 _SAMPLE = 10_000  # most rows of a question; enough to find one stranger in a thousand rows

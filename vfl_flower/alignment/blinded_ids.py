@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,13 +39,12 @@ from numpy.typing import NDArray
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.psi import Blinding, Places, Points, match, outputs, shuffled
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import chosen, digests
 from vfl_flower.data.source import Source
 from vfl_flower.transport.early_messages import SetOrder
 from vfl_flower.transport.messages import Arrays
-
-log = logging.getLogger("flwr")
 
 NAMES = 30
 """Number of set names in an order. Most names are random."""

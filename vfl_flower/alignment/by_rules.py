@@ -19,7 +19,6 @@ people, no rule twice, and none without keys. It answers none below `match-bits`
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -35,6 +34,7 @@ from vfl_flower.alignment.blinded_ids import where
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
 from vfl_flower.alignment.rule_figures import RuleFigures
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.keys import MOST_RULES, KeyTable, Rule, expected_false, parse
@@ -43,8 +43,6 @@ from vfl_flower.data.tables import Table
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Aligned, AlignOrder
 from vfl_flower.transport.messages import Arrays
-
-log = logging.getLogger("flwr")
 
 _NONE, _NO_POINT = np.zeros(0, np.int32), np.zeros((0, 32), np.uint8)
 _FEW, _REPEATED = 5, 0.01  # rows with the same key of the first rule, and their share: a warning

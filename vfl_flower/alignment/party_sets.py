@@ -4,7 +4,6 @@ The party's half is `blinded_ids`.
 """
 
 import hmac
-import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,8 @@ from vfl_flower.alignment import store as files
 from vfl_flower.alignment.blinded_ids import NAMES, OF_HOLDER, IdSet, keyed_hashes, load, where
 from vfl_flower.alignment.psi import MOST, Places, Points, check_points
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import notice
 from vfl_flower.transport.early_messages import SetKept, SetOrder
-
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 
 class PartySet:

@@ -11,7 +11,6 @@ its ids after the last piece only, since its rule `min-rows` needs the number of
 """
 
 import hashlib
-import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,12 +24,11 @@ from numpy.typing import NDArray
 from vfl_flower.alignment import psi
 from vfl_flower.alignment.psi import MOST, Blinding, Places, Points
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.logs import notice
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Aligned, AlignOrder
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import SMALL, Arrays
-
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 PIECE = 2**18
 """Most ids of a side in a message: 8 MB of the label holder's, and 16 MB in the answer."""

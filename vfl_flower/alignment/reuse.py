@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 import time
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from vfl_flower.alignment.psi import Places, Points
 from vfl_flower.alignment.rule_figures import tables_of
 from vfl_flower.alignment.store import StoredAlignment
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.keys import parse
@@ -49,9 +49,6 @@ from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import Reused, ReuseOrder
 from vfl_flower.transport.gather import AvailableParties, gather_all
 from vfl_flower.transport.messages import Arrays
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 _KEPT, _GONE, _CHANGED, _ENDED = "kept", "gone", "changed", "ended"  # values of `Reused.became`
 _OF_PARTY = {"answer", "digest", "method", "name"}  # arrays of a party's half, besides rows

@@ -24,7 +24,6 @@ stands once among all people of the party. It must not stand twice in the label 
 from __future__ import annotations
 
 import hmac
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from vfl_flower.alignment.blinded_ids import FoundSet, keyed_hashes, where
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
 from vfl_flower.alignment.store import check_method, rules_of
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import digests
 from vfl_flower.data.keys import MOST_RULES, parse
@@ -49,8 +49,6 @@ from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import OpenSetOrder, SetKept
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import Arrays
-
-log = logging.getLogger("flwr")
 
 _NONE, _GONE = np.zeros((0, 32), np.uint8), np.zeros(0, np.int32)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Set
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.psi import Places
 from vfl_flower.config import files
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.keys import parse
 from vfl_flower.data.source import Source
@@ -39,8 +39,6 @@ from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import check_folder, lasting_folder, simulated
 from vfl_flower.transport.wire import pack, record_of, unpack
-
-log = logging.getLogger("flwr")
 
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """Arguments of `train` and of a model's methods: features and labels, checked and converted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -110,7 +110,8 @@ class Model:
         if found["failure"] is not None or "by_party" not in found:
             return {"strategy": found["strategy"], "result": "unfinished", **about}
         of_parties, rows = found["by_party"], found.get("data", {}).get("rows", {})
-        columns = [f"{called_of(each)}: {_columns(each)}" for each in of_parties]
+        counts = [(called_of(each), each.get("columns", "?")) for each in of_parties]
+        columns = [f"{name}: {count} column{'s' * (count != 1)}" for name, count in counts]
         auc = found.get("test_auc")
         best, epochs = found.get("best_epoch"), f"{found['epochs']:.5g}"
         told = {
@@ -300,12 +301,6 @@ class Model:
             if labelled and "loss" not in figures:
                 raise missing
             return pd.read_parquet(out), figures
-
-
-def _columns(of: Mapping[str, Any]) -> str:
-    """Say how many columns a party has."""
-    number = of.get("columns", "?")
-    return f"{number} column{'s' * (number != 1)}"
 
 
 class _Summary(dict[str, Any]):

@@ -5,8 +5,6 @@ One without an import path, such as a class of a notebook, is held in this proce
 of this module. `config.plugins.load_place` finds it here as long as the process lasts.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import sys

@@ -95,13 +95,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _columns(self) -> list[list[int]]:
-        """Return the columns of each party.
-
-        Raises
-        ------
-        ValueError
-            If ``parties`` is neither a number nor lists of columns of X.
-        """
+        """Return the columns of each party; raise `ValueError` if ``parties`` names none of X."""
         parties: Any = self.parties
         there = self.n_features_in_
         if isinstance(parties, Integral) and int(parties) > 0:

@@ -34,7 +34,6 @@ second before a crash can be cut off without a trace, until the log is opened ag
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -70,8 +69,7 @@ from vfl_flower.config.files import (
     write_sealed,
     write_whole,
 )
-
-log = logging.getLogger("flwr")
+from vfl_flower.config.logs import log
 
 __all__ = ["AuditLog", "Verified", "verify"]
 

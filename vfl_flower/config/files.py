@@ -7,6 +7,7 @@ import errno
 import fcntl
 import grp
 import hashlib
+import json
 import os
 import pwd
 import secrets
@@ -145,6 +146,11 @@ def write_whole(path: Path, content: bytes, synced: bool = True) -> None:
     """Write a file through `whole`."""
     with whole(path, synced=synced) as file:
         file.write(content)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file of results in JSON through `whole`."""
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def write_sealed(path: Path, content: bytes) -> None:

@@ -23,6 +23,9 @@ from vfl_flower.config.errors import VflError, place, places
 
 FORMATS = ("text", "json")
 
+log, notice = logging.getLogger("flwr"), logging.getLogger("flwr.notice")
+"""Flower's log, and what a run tells its user: commands of `vfl` show these records alone."""
+
 
 class _About(NamedTuple):
     """Format of the records that are written now, and their fields."""

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "31aa435751e91949f88ec139b8625fd3bd3439a6d4c0cc6ddef813a14762e1c1"
+DIGEST = "d2425d486d092801c4bb3f73237a2cb65ebce92d2ec6ac889771aa71815486b1"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
@@ -14,6 +13,7 @@ import numpy as np
 
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, label_asked
+from vfl_flower.config.logs import log
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data.frames import floats, of_texts
@@ -22,8 +22,6 @@ from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.partitioned import Columns, PartitionedData
 from vfl_flower.data.table_file import TableError, TableFile, check_place
 from vfl_flower.data.text import Tokenizer, as_samples
-
-log = logging.getLogger("flwr")
 
 _SHORT_HEADER = np.lib.format.read_array_header_1_0
 _LONG_HEADER = np.lib.format.read_array_header_2_0

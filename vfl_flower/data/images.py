@@ -10,7 +10,6 @@ An image has at most 2**25 pixels (5,792 x 5,792), and a file 256 MiB. Reading o
 about half a gigabyte.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +23,10 @@ import numpy as np
 
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import log
 from vfl_flower.data.on_disk import KeptFile, KeptSource
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Moments, Preparation, scaled
-
-log = logging.getLogger("flwr")
-
 
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _FORMATS = ("BMP", "JPEG", "PNG", "TIFF", "WEBP")

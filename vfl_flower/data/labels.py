@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,10 @@ import numpy as np
 
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.drift import Watch
 from vfl_flower.data.source import Preparation, Rows, alike, scaling
-
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
 FEW = 50  # training or test rows
 _MOST_NUMBERS = 20  # values with a decimal point that may still be classes

@@ -4,7 +4,6 @@ Nobody else learns the names or the content of a party's own columns. Errors tha
 say what is wrong, and its own log says where.
 """
 
-import logging
 import re
 from abc import abstractmethod
 from collections.abc import Container
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
+from vfl_flower.config.logs import log
 from vfl_flower.data.keys import ID, parse
 from vfl_flower.data.source import Source
-
-log = logging.getLogger("flwr")
 
 LOGGED = "Its own log says more."  # end of an error about a party's table that others read
 _SHOWN = "A run in one process says more."

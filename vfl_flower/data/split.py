@@ -7,7 +7,6 @@ first among the held-out rows. Held-out rows are called test rows where both are
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +18,9 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import RunConfig
-
-log = logging.getLogger("flwr.notice")
 
 Places = NDArray[np.int64]
 
@@ -113,7 +111,7 @@ def newest(data: DataConfig, periods: Array) -> tuple[Places, int]:
     at = np.arange(len(periods))
     _, places, validation = divide(data, len(periods), held_out)
     _exchange(at, places[validation:], -number)
-    log.info(
+    notice.info(
         "The test rows are the newest: %s from %s on, %.1f %% of the common rows.",
         *(data.time, names[-1 - np.searchsorted(by_last, held_out)], 100 * held_out / len(at)),
     )

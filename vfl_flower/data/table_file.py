@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import logging
 import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
+from vfl_flower.config.logs import notice
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data import column_types
-
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
 _OTHERS = {  # first bytes of a file that is no csv file -> what it is and what to do
     b"PK\x03\x04": "is a zip or Excel file. Save it as csv.",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError, UnfitError
+from vfl_flower.config.logs import log
 from vfl_flower.data.frames import (
     days_of,
     floats,
@@ -44,8 +44,6 @@ from vfl_flower.data.needs import (
 from vfl_flower.data.normalised import VERSION
 from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.source import Preparation, scaled, scaling
-
-log = logging.getLogger("flwr")
 
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time

@@ -17,7 +17,6 @@ bulk (FAST-MCD, Rousseeuw and Van Driessen, 1999).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -28,10 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.options.data import CONFIDENCE, rows_to_flag
 from vfl_flower.label_holder.scored_rows import ScoredRows
-
-notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 Masks = NDArray[np.bool_]
 Outputs = Callable[[Tensor, NDArray[np.float32], Masks], Tensor]

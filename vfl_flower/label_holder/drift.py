@@ -6,7 +6,6 @@ well. Both can look like drift. Shares and indices are functions of what the lab
 So they reveal nothing more about labels or rows that noise hides.
 """
 
-import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import notice
 from vfl_flower.data.drift import LARGE, LEAST, MODERATE, Watch, Window, columns_of, sampled
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.transport.messages import Arrays
-
-notice = logging.getLogger("flwr.notice")
 
 SUM = "sum"
 """Name of the embeddings of all parties, if only their sum is known."""

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config import logs
+from vfl_flower.config.logs import notice
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.results.figures import in_brief, reached, validated
 from vfl_flower.results.terminal import in_notebook
-
-notice = logging.getLogger("flwr.notice")
 
 _APART = 0.1  # seconds between two drawings of a line
 

@@ -4,7 +4,6 @@ The label holder answers ``GET /metrics`` at ``serve-address`` while the run tra
 a token, as for `vfl serve`.
 """
 
-import logging
 import math
 import sys
 import time
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError, Terminated, VflError
+from vfl_flower.config.logs import notice
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.transport.http.tokens import tokens_of
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _STOPPED = 16.0  # most seconds that a stopped run waits
 

@@ -1,7 +1,6 @@
 """Results folder of a run: history.jsonl, summary.json, model card and top.npz."""
 
 import json
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +12,16 @@ import numpy as np
 
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import append, locked, make_own_folder, told, whole, write_whole
+from vfl_flower.config.files import (
+    append,
+    locked,
+    make_own_folder,
+    told,
+    whole,
+    write_json,
+    write_whole,
+)
+from vfl_flower.config.logs import log
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.tables import Table
@@ -24,8 +32,6 @@ from vfl_flower.results.figures import headline
 from vfl_flower.results.model_card import write_card
 from vfl_flower.results.summary import Summary
 from vfl_flower.transport.messages import Arrays
-
-log = logging.getLogger("flwr")
 
 
 class Results(Callback):
@@ -71,12 +77,11 @@ class Results(Callback):
             parameters: dict[str, Any] = top
             with whole(self.folder / "top.npz") as file:
                 np.savez(file, **parameters)
-        text = (json.dumps(summary, indent=2) + "\n").encode()
         finished = summary["failure"] is None
         has_data = "data" in summary  # it lacks this if a checkpoint of 0.2.0 was resumed
         if finished and has_data and (self.folder / checkpoint.FILE).is_file():
             write_card(self.folder, summary)
-        write_whole(self.folder / "summary.json", text)
+        write_json(self.folder / "summary.json", summary)
         if finished:
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)

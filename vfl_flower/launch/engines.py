@@ -1,7 +1,6 @@
 """Start a whole run from Python: in this process, on Flower's Ray simulation, or on SuperNodes."""
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ from flwr.clientapp import ClientApp
 
 from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.partitioned import check_parties
 from vfl_flower.label_holder import checkpoint, earlier_run, results
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.results import SUMMARY, in_use, result_of, results_folder
+from vfl_flower.label_holder.results import in_use, results_folder
 from vfl_flower.launch.own_states import bring_states, load_states, save_models
 from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
@@ -31,8 +31,6 @@ from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.predictions import predictions_file
 from vfl_flower.tasks.inference.rows import available_parties
 from vfl_flower.transport.local import LocalGrid
-
-notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def run_ray(
         run_config["parties"] = parties
     with _submitting(run_config), SuperLink(True, Path(run_config["out"])) as superlink:
         bring_states(config, Path(run_config["out"]))
-        return _run_on(superlink, nodes, run_config)
+        return Finished(run_on(superlink, nodes, run_config))
 
 
 def run_supernodes(
@@ -186,13 +184,13 @@ def run_supernodes(
         for party in range(parties):
             node_config = {**permitted, **(node_configs[party] if node_configs else {})}
             stack.enter_context(superlink.supernode(party, parties, node_config))
-        return _run_on(superlink, parties, run_config)
+        return Finished(run_on(superlink, parties, run_config))
 
 
 def predict_local(
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
-    client: ClientApp | None = None,
+    client: ClientApp = client_app.app,
 ) -> Path:
     """Predict in this process, with the model of a run in process or on this machine.
 
@@ -215,10 +213,7 @@ def predict_local(
     >>> vfl_flower.predict_local({"model": folder}).name
     'predictions.csv'
     """
-    config, parties, node_configs = with_model({**run_config, "task": "predict"}, node_configs)
-    run_config = {**run_config, "task": "predict", "out": str(predictions_file(config))}
-    use_in_process(run_config, config, parties, node_configs, client or client_app.app)
-    return Path(run_config["out"])
+    return Path(used("predict", run_config, node_configs, client).running.out)
 
 
 def explain_local(
@@ -229,13 +224,6 @@ def explain_local(
     """Explain the model of a run on this machine, and return the content of `FILE`.
 
     It is written into the folder ``out``, or by default into the run's, ``model``.
-
-    >>> import tempfile
-    >>> import vfl_flower
-    >>> folder = tempfile.mkdtemp()
-    >>> _ = vfl_flower.run_local(3, {"dataset": "breast-cancer", "epochs": 2, "out": folder})
-    >>> explain_local({"model": folder})["metric"]
-    'auc'
     """
     config = used("explain", run_config, node_configs, client)
     out = Path(config.running.out or config.model).expanduser()
@@ -255,10 +243,17 @@ def used(
     node_configs: Sequence[Mapping[str, Any]],
     client: ClientApp = client_app.app,
 ) -> RunConfig:
-    """Do a task with the ``model`` of a run on this machine; return the configuration."""
-    run_config = {**run_config, "task": task}
-    config, parties, node_configs = with_model(run_config, node_configs)
-    use_in_process(run_config, config, parties, node_configs, client)
+    """Do a task in this process, with the ``model`` of a run on this machine.
+
+    The parties have their states in its folder. Return the configuration.
+    """
+    config, parties, node_configs = with_model({**run_config, "task": task}, node_configs)
+    if task == "predict":
+        config = config.with_values({"out": str(predictions_file(config))})
+    run_config = {**run_config, "task": task, "out": config.running.out}
+    folder = Path(config.model).expanduser().absolute()
+    with in_process(parties, run_config, config, node_configs, folder, client) as grid:
+        server_app.app(grid, of_server(run_config, grid.run_id))
     return config
 
 
@@ -287,19 +282,6 @@ def with_model(
         node_configs = [{} if party in left else next(given) for party in range(parties)]
     check_files(found.config, parties, node_configs)
     return config, parties, node_configs
-
-
-def use_in_process(
-    run_config: Mapping[str, Any],
-    config: RunConfig,
-    parties: int,
-    node_configs: Sequence[Mapping[str, Any]],
-    client: ClientApp,
-) -> None:
-    """Use a trained model in this process; the parties have their states in its folder."""
-    folder = Path(config.model).expanduser().absolute()
-    with in_process(parties, run_config, config, node_configs, folder, client) as grid:
-        server_app.app(grid, of_server(run_config, grid.run_id))
 
 
 @contextmanager
@@ -386,12 +368,3 @@ def _submitting(run_config: Mapping[str, Any]) -> Iterator[None]:
         with in_use(folder):  # tells early if an in-process run is going on there
             pass
         yield
-
-
-def _run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> Finished:
-    run_on(superlink, parties, run_config)
-    finished = Finished(Path(run_config["out"]))
-    of_task = result_of(str(run_config.get("task")))
-    if of_task == SUMMARY and finished.summary["failure"]:
-        raise VflError(finished.summary["failure"])
-    return finished

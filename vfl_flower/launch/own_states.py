@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Context
 
 from strategies.vertical import strategy_of
 from vfl_flower.config.files import make_own_folder, told, whole
@@ -20,12 +21,14 @@ def load_states(grid: LocalGrid, found: Checkpoint) -> None:
     """Load the parties' states of a run that has not saved its models yet."""
     if not found.finished:  # the parties load their states when they are asked to resume
         return
-    kept = []
-    for party, node in enumerate(grid.contexts.values()):
-        node.state, number = state_file.load(node, found.run, found.number)
-        exchange = int(state.load_scalars(node.state)["exchange"])
-        kept.append(PartyState(party, exchange, number))
-    earlier_run.check_states(found, kept)
+    nodes = enumerate(grid.contexts.values())
+    earlier_run.check_states(found, [load_state(found, party, node) for party, node in nodes])
+
+
+def load_state(found: Checkpoint, party: int, node: Context) -> PartyState:
+    """Load a party's state of a checkpoint into its node."""
+    node.state, number = state_file.load(node, found.run, found.number)
+    return PartyState(party, int(state.load_scalars(node.state)["exchange"]), number)
 
 
 def bring_states(config: RunConfig, folder: Path) -> None:

@@ -10,11 +10,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import submission
-from vfl_flower.launch.engines import use_in_process, with_model
+from vfl_flower.launch.engines import used, with_model
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.tasks.inference.serving.serve import ENDED, PROCESS
 
@@ -26,8 +25,7 @@ def serve_local(
     run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
 ) -> None:
     """Serve the ``model`` of a run in this process until SIGTERM or Ctrl-C, to try it out."""
-    run_config = {**run_config, "task": "serve"}
-    use_in_process(run_config, *with_model(run_config, node_configs), client_app.app)
+    used("serve", run_config, node_configs)
 
 
 def serve_supernodes(

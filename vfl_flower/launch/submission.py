@@ -1,7 +1,6 @@
 """Submit a run to Flower's processes, watch it, and find out why it failed."""
 
 import json
-import logging
 import re
 import time
 from collections.abc import Mapping
@@ -11,13 +10,12 @@ from typing import Any
 
 from vfl_flower.config.errors import Terminated, VflError
 from vfl_flower.config.files import make_folder
+from vfl_flower.config.logs import notice
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import KEYS, opened
 from vfl_flower.label_holder.progress import from_elsewhere
-from vfl_flower.label_holder.results import result_of
+from vfl_flower.label_holder.results import SUMMARY, result_of
 from vfl_flower.launch.processes import SuperLink
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _STARTS = 2  # of a run that never began: Ray or Flower may start too slowly
 _TELLING = re.compile(
@@ -91,10 +89,10 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> None:
+def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> Path:
     """Submit a run and wait for its end; submit it again if its ServerApp never ran.
 
-    Raise `VflError` if it left no result: our own error, or the cause in Flower's log.
+    Return its folder. Raise `VflError` if it failed: our own error, or the cause in Flower's log.
     """
     folder = Path(run_config["out"])
     make_folder(folder)
@@ -119,7 +117,9 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
             if sentence := sentence_of(said):
                 raise VflError(sentence)
             if _touched(summary) != before[1]:
-                break
+                if summary.name == SUMMARY and (why := json.loads(summary.read_text())["failure"]):
+                    raise VflError(why)
+                return folder
             # The ServerApp touches the history before it sends anything, perhaps before Ray is up.
             if _touched(history) != before[0]:
                 if _NO_RAY not in said:
@@ -131,11 +131,10 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
                     history.unlink()  # otherwise the next start finds a run here
                 before = _touched(history), before[1]
             notice.warning("Flower ended the run before it began: %s", _cause(said))
-        else:
-            raise VflError(
-                f"Flower ended the run before it began, {_STARTS} times: {_cause(said)} "
-                f"Its log {log} says more."
-            )
+    raise VflError(
+        f"Flower ended the run before it began, {_STARTS} times: {_cause(said)} "
+        f"Its log {log} says more."
+    )
 
 
 def said_in(log: Path, read: int) -> str:

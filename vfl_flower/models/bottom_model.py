@@ -4,7 +4,6 @@
 holds a module of your own.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import cast
@@ -15,13 +14,12 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
 from vfl_flower.models.extra_state import extra_states, load_extra_states
 from vfl_flower.models.training import arrays_of, autocast, in_float32, trained
-
-log = logging.getLogger("flwr")
 
 Perturb = Callable[[int, Tensor], Tensor]
 """Adds noise to a layer's output, given the layer's number, from 0, and the output."""

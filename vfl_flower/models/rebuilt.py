@@ -7,7 +7,6 @@ so no figure of a run belongs to a model that nobody can rebuild.
 """
 
 import inspect
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from torch.nn import functional
 
 from vfl_flower.config import plugins
 from vfl_flower.config.errors import CodeError, ConfigError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
@@ -32,8 +32,6 @@ from vfl_flower.models.layers import EncodedMembers, MeanOfMembers, applied
 from vfl_flower.models.pretrained import Pretrained
 from vfl_flower.models.threads import for_each
 from vfl_flower.models.training import kept, load_model, model_arrays, trained
-
-log = logging.getLogger("flwr")
 
 ROWS = 32  # number of rows to compare
 

@@ -13,7 +13,6 @@ has none.
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import unsealed
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.drift import LEAST, Columns, Watch, Window, columns_of, sampled
@@ -34,8 +34,6 @@ from vfl_flower.records.ledger import Value, no_file, opened, today
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import simulated
 from vfl_flower.transport.wire import record_of
-
-log = logging.getLogger("flwr")
 
 Places = NDArray[np.int64]
 Names = NDArray[np.uint64]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import common_rows
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import log
 from vfl_flower.config.plugins import AUGMENTATIONS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
@@ -31,8 +31,6 @@ from vfl_flower.data.sources import source_of
 from vfl_flower.data.withdrawn import place, version
 from vfl_flower.protocol.batches import Window, kept
 from vfl_flower.transport.node import index_and_parties
-
-log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)

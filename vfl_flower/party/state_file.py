@@ -15,7 +15,6 @@ renamed file is refused. A run's name is Flower's run id and a nonce of the labe
 repeated run id names no old state. `transport.node.states_folder` names the folder.
 """
 
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,7 @@ from vfl_flower.config.files import (
     unsealed,
     whole,
 )
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import People
 from vfl_flower.party.state import load_scalars
@@ -43,8 +43,6 @@ from vfl_flower.protocol.aggregation.keys import RECORD
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
 from vfl_flower.transport.node import states_folder
 from vfl_flower.transport.wire import record_of
-
-log = logging.getLogger("flwr")
 
 _MARK = "mark"
 _SESSION = -1  # replaces a checkpoint's number at the end of a session

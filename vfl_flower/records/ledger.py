@@ -19,7 +19,6 @@ it by a ledger.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 import sqlite3
 import time
@@ -33,8 +32,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import alone_in, make_folder, told, unsealed, whole
-
-log = logging.getLogger("flwr")
+from vfl_flower.config.logs import log
 
 Keys = NDArray[Any]  # keys of a table: whole numbers of 64 bits, [n]
 Value = int | bytes

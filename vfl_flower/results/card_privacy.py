@@ -21,8 +21,8 @@ def paragraph(summary: Mapping[str, Any]) -> str:
 
 def covers_figures(summary: Mapping[str, Any]) -> bool:
     """Return whether figures of the test rows would be of labels that the noise protects."""
-    repeated: bool = summary["data"]["tested_on_training_rows"]
-    return repeated and summary["config"]["privacy"] in _HIDE_LABELS
+    hidden = summary["config"]["privacy"] in _HIDE_LABELS
+    return hidden and bool(summary["data"]["tested_on_training_rows"])
 
 
 def _mechanism(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import inf
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+
+from markupsafe import Markup
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most processes of a run draw nothing
     from matplotlib.axes import Axes
@@ -18,7 +20,7 @@ _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # fo
 _TEXT, _GRID = "#58626e", "#d9dfe5"
 _VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # CSS variables, light or dark
 _VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOURS)}
-_SIZE = 5.6, 2.86  # inches of a chart on a page
+WIDTH, HEIGHT = 403.2, 205.92  # of a chart on a page, in points: layout.toml has them too
 _DOT, _RING = 3.5, 9.0  # points
 _DOTS = 30  # a line with more points has no dots
 _BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
@@ -50,6 +52,12 @@ class Line:
     def level(self) -> float:
         """Return the figure of the run's model."""
         return self.points[-1][1] if self.kept is None else self.kept
+
+    @property
+    def when(self) -> str:
+        """Return when a run had that figure; empty for a mean over seeds."""
+        at_end = " at the end" if self.level == self.points[-1][1] else ""
+        return " at the best epoch" if self.best else at_end
 
     @property
     def moves(self) -> bool:
@@ -87,7 +95,7 @@ def chart(
         if not line.moves:
             drawn[line.name] = axes.axhline(line.level, color=colour, **_THIN)
             continue
-        if any(low < high for low, high in line.band):
+        if line.band:
             axes.fill(*zip(*_outline(line), strict=True), color=colour, **_BAND)
         if line.broad:
             (drawn[line.name],) = axes.step(*zip(*line.points, strict=True), color=colour, **_BROAD)
@@ -139,112 +147,34 @@ def _outline(line: Line) -> list[tuple[float, float]]:
     return [*((x, high) for x, _, high in edges), *((x, low) for x, low, _ in edges[::-1])]
 
 
-def around(points: Sequence[tuple[float, float]], by: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the edges of a band of this half width around each point."""
-    return [(y - half, y + half) for (_, y), half in zip(points, by, strict=True)]
-
-
-# --- what a run has reached at which cost ----------------------------------------------------
-
-
-def kept(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the evaluation whose model a run has kept after each evaluation.
-
-    It is the one with the least validation loss so far. Without validation rows, it is the last.
-    """
-    found: list[dict[str, Any]] = []
-    for entry in history:
-        loss, least = (each.get("validation_loss") for each in (entry, found[-1] if found else {}))
-        worse = loss is not None and least is not None and loss >= least
-        found.append(found[-1] if worse else entry)
-    return found
-
-
-def _spent(entry: Mapping[str, Any], key: str) -> float:
-    """Return a run's cost at an evaluation. Bytes count both directions."""
-    return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
-
-
-def frontier_lines(
-    runs: Sequence[tuple[str, Sequence[dict[str, Any]], float | None]],
-    metric: str,
-    key: str,
-    unit: float,
-) -> list[Line]:
-    """Return a line of the `frontier`, if there is one, and one of each run's models by cost.
-
-    A run has a name, a history and its kept model's figure. The cost is "bytes" or "seconds".
-    """
-    best = frontier([history for _, history, _ in runs], metric, key)
-    points = [(unit * cost, figure) for cost, figure in best]
-    lines = [Line("frontier", 7, points, broad=True)] if points else []
-    for place, (name, history, level) in enumerate(runs):
-        costs = [unit * _spent(entry, key) for entry in history]
-        figures = [entry[metric] for entry in kept(history)]
-        points = [*dict(zip(costs, figures, strict=True)).items()]  # the last at equal costs
-        lines += [Line(name, place, points, kept=level)] if points else []
-    return lines
-
-
-def frontier(
-    histories: Iterable[Sequence[dict[str, Any]]], metric: str, key: str
-) -> list[tuple[float, float]]:
-    """Return cost and main metric of the best model that any run had kept at this cost.
-
-    Validation rows choose the model, and test rows measure it. Without validation rows there is no
-    frontier. A run that costs nothing has no part in it.
-    """
-    models = [
-        (_spent(entry, key), model)
-        for history in histories
-        for entry, model in zip(history, kept(history), strict=True)
-        if _spent(entry, key)
-    ]
-    found, best, chosen = dict[float, float](), -inf, metric.replace("test", "validation")
-    for cost, model in sorted(models, key=lambda each: each[0]):
-        if (value := model.get(chosen)) is not None and value > best:
-            best, found[cost] = value, model[metric]
-    if found:  # to the right end
-        found.setdefault(max(cost for cost, _ in models), [*found.values()][-1])
-    return [*found.items()]
-
-
 # --- SVG ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A chart as SVG: its size, its elements, and the position of each line's points.
+def svg(
+    lines: Sequence[Line], x_label: str, linear: bool = False
+) -> tuple[Markup, list[list[tuple[float, float]]]]:
+    """Draw a `chart` of size `WIDTH` and `HEIGHT`; return its elements, and each line's points.
 
-    The elements hold numbers and the label of the x-axis. They contain no names or references.
+    The elements hold numbers and the label of the x-axis. They contain no names or references. The
+    page's style sheet defines the colours.
     """
-
-    width: float
-    height: float
-    elements: str
-    places: list[list[tuple[float, float]]]
-
-
-def svg(lines: Sequence[Line], x_label: str, linear: bool = False) -> Drawing:
-    """Draw a chart for a page, as `chart`. The page's style sheet defines the colours."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # not pyplot: it works in any thread
 
-    figure = Figure(figsize=_SIZE, dpi=72, layout="constrained")
+    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, layout="constrained")
     figure.patch.set_visible(False)
     axes = figure.add_subplot()
     chart(axes, lines, x_label, linear=linear)
     file = BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # keep texts as text, not as outlines
         figure.savefig(file, format="svg")
-    width, height = 72 * figure.get_size_inches()
     places = []
     for line in lines:
         at = axes.transData.transform(line.points)
         if not line.moves:  # the right end of the level
             at = axes.get_yaxis_transform().transform([(1, line.level)])
-        places.append([(float(x), height - float(y)) for x, y in at])
-    return Drawing(float(width), float(height), _elements(file.getvalue()), places)
+        places.append([(float(x), HEIGHT - float(y)) for x, y in at])
+    return Markup(_elements(file.getvalue())), places
 
 
 def _elements(drawn: bytes) -> str:

@@ -14,7 +14,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.names import called
 from vfl_flower.protocol.system import load_system
 from vfl_flower.results import card_privacy
-from vfl_flower.results.figures import data_called, lines, of_distilled, percent
+from vfl_flower.results.figures import lines, of_distilled, percent
 from vfl_flower.results.page import Page, Section, Table, html, markdown
 from vfl_flower.results.report.assessment import assessment
 from vfl_flower.results.report.read import MEASURES, Shown, json_of, mapping, measured, number
@@ -65,7 +65,7 @@ def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[st
         Section("Responsibility", [items([[name, str(each)] for name, each in given.items()])]),
         _training(summary),
         _distilled(summary),
-        _data(summary),
+        _data(summary, run.dataset),
         _parties(summary),
         _figures(summary, run),
         by_segment and by_segment.plain,
@@ -74,12 +74,7 @@ def card(summary: Mapping[str, Any], given: Mapping[str, str], seeds: Mapping[st
         options and replace(options, title="Options"),
         _code(summary, seeds),
     ]
-    return Page(f"Model card: {summary['strategy']} on {_dataset(summary)}", sections)
-
-
-def _dataset(summary: Mapping[str, Any]) -> str:
-    parties = [called(each) for each in summary["by_party"]]
-    return data_called(str(summary["dataset"]), parties, sum(summary["data"]["rows"].values()))
+    return Page(f"Model card: {summary['strategy']} on {run.dataset}", sections)
 
 
 def items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")) -> Table:
@@ -119,9 +114,9 @@ def _distilled(summary: Mapping[str, Any]) -> Section | None:
     return Section("Distilled", notes=[said, of_distilled(found)])
 
 
-def _data(summary: Mapping[str, Any]) -> Section:
+def _data(summary: Mapping[str, Any], dataset: str) -> Section:
     of, config = summary["data"], summary["config"]
-    rows = [["data set", _dataset(summary)]]
+    rows = [["data set", dataset]]
     if str(summary["dataset"]).startswith(_NAMED):
         rows.append(["label", f"column {config['label']}"])
     rows += [[f"rows, {kind}", f"{count:,}"] for kind, count in of["rows"].items()]

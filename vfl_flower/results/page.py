@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 import tomllib
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unicodedata import category
 
 from markupsafe import Markup
@@ -30,34 +30,20 @@ class Bar:
 
     least : left end of the scale, below 0 if a bar of one part can be negative.
     interval : ends of a line across the bar, if any.
+    dot : an estimate, in place of parts, and the number of its colour.
     """
 
-    parts: Sequence[float]
+    parts: Sequence[float] = ()
     most: float = 1.0
     mark: float | None = None
     least: float = 0.0
     interval: tuple[float, float] | None = None
+    dot: tuple[float, int] | None = None
 
     @property
     def says(self) -> bool:
-        """Return whether the bar has a length or a mark."""
-        return any(self.parts) or self.mark is not None
-
-
-@dataclass(frozen=True)
-class Dot:
-    """An estimate with its interval, on a scale from ``least`` to ``most``, and perhaps a mark.
-
-    colour : number of its colour.
-    """
-
-    value: float
-    interval: tuple[float, float]
-    least: float
-    most: float
-    colour: int = 0
-    mark: float | None = None
-    says: ClassVar[bool] = True
+        """Return whether the bar has a length, a mark or a dot."""
+        return any(self.parts) or self.mark is not None or self.dot is not None
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ class Cell:
     text: str = ""
     code: bool = False
     line: str = ""
-    bar: Bar | Dot | None = None
+    bar: Bar | None = None
     shade: int = 0
 
 
@@ -89,14 +75,7 @@ class Table:
     @property
     def plain(self) -> Table:
         """This table without its drawings."""
-        rows = [row for body in self.bodies for row in body]
-        kept = [n for n in range(len(self.head)) if None not in [_plain(row[n]) for row in rows]]
-        return replace(
-            self,
-            head=[self.head[n] for n in kept],
-            bodies=[[[row[n] for n in kept] for row in rows]],
-            texts=sum(n < self.texts for n in kept),
-        )
+        return self._of(self.bodies, lambda cells: None not in map(_plain, cells))
 
     @property
     def lines(self) -> list[list[str]]:
@@ -107,9 +86,14 @@ class Table:
     def filled(self) -> Table:
         """This table without rows and columns that have no content beside their titles."""
         bodies = [[row for row in body if len(row) == 1 or _says(row[1:])] for body in self.bodies]
-        bodies = [body for body in bodies if body]
-        rows = [row for body in bodies for row in body]
-        kept = [n for n in range(len(self.head)) if not n or _says([row[n] for row in rows])]
+        return self._of([body for body in bodies if body], _says)
+
+    def _of(
+        self, bodies: Sequence[Sequence[Row]], keeps: Callable[[Sequence[str | Cell]], bool]
+    ) -> Table:
+        """Return this table with these bodies, and the first column and those that are kept."""
+        columns = enumerate(zip(*(row for body in bodies for row in body), strict=True))
+        kept = [n for n, cells in columns if not n or keeps(cells)]
         return replace(
             self,
             head=[self.head[n] for n in kept],
@@ -124,8 +108,6 @@ class Chart:
 
     title: str
     said: str
-    width: float
-    height: float
     elements: Markup
     tips: Sequence[tuple[float, float, str]]
 

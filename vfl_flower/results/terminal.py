@@ -35,7 +35,8 @@ def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1
     with console.capture() as captured:
         for number, block in enumerate(blocks):
             console.print(*[""] * bool(number), _drawn(block, console.width), sep="\n")
-    return captured.get().strip("\n") + "\n" * live  # an empty line before the next output
+    lines = (line.rstrip(" ") for line in captured.get().strip("\n").splitlines())
+    return "\n".join(lines) + "\n" * live  # an empty line before the next output
 
 
 def wrapped(*lines: str) -> str:

@@ -12,7 +12,6 @@ _APART = {"line", "time", "event", "ids", "before"}  # fields that `find` prints
 
 app = typer.Typer(
     help="Verify the audit log of a service, or find the requests for an id.",
-    epilog=options.AUDIT_LOG_EXAMPLES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -24,7 +24,7 @@ from vfl_flower.config.errors import (
     why,
 )
 from vfl_flower.tools import audit_log, operate, options
-from vfl_flower.tools.command import Command, LightCommand, shown_usage
+from vfl_flower.tools.command import Command, LightCommand, NotifyingCommand, shown_usage
 from vfl_flower.tools.doctor import doctor
 from vfl_flower.tools.operate import information
 
@@ -112,15 +112,16 @@ def _run(
     earlier = config.running.resume or config.running.grow or config.running.rerun
     if earlier and parties is None and not node_configs:
         number = checkpoint.load(earlier).parties
-    folder = results_folder(config)
-    logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
+    folder, named = results_folder(config), bool(keys.get("out"))
+    keys["out"] = str(folder)
+    logs.notice.setLevel(logging.WARNING if quiet else logging.INFO)
     model = folder / ("top.npz" if seeds == 1 else "summary.json")
     before, is_new = written_at(model), not any(folder.glob("*"))
     try:
         format_of_records = logs.described(config.running.log_format)
         of_tables = surveyed(config, node_configs)
         with terminating(), shown(not quiet), format_of_records, of_tables:
-            finished = repeated(start, number, keys, node_configs, seeds, folder)
+            finished = repeated(start, number, keys, node_configs, seeds)
         print(wrapped(*headline(finished.summary).splitlines()))
         if seeds > 1:
             print(table(finished.folder))
@@ -137,7 +138,7 @@ def _run(
     finally:
         if written_at(model) != before:
             print(f"results: {folder}")
-        elif not keys.get("out"):
+        elif not named:
             with suppress(OSError):  # the run did not begin, and has left its folder empty
                 folder.rmdir()
 
@@ -170,7 +171,7 @@ def _rerun(
     )
 
 
-@app.command("align", cls=Command, epilog=options.ALIGN_EXAMPLES)
+@app.command("align", cls=NotifyingCommand, epilog=options.ALIGN_EXAMPLES)
 def _align(
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
@@ -184,7 +185,6 @@ def _align(
     from vfl_flower.config.plugins import ENGINES
 
     start = ENGINES.load(engine)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     with tempfile.TemporaryDirectory() as folder, terminating():
         out = str(Path(folder, "run"))
         _, keys, node_configs = options.given(run_config, node_config, out=out)
@@ -198,7 +198,7 @@ def _align(
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
-app.command("information", cls=Command, epilog=options.INFORMATION_EXAMPLES)(information)
+app.command("information", cls=NotifyingCommand, epilog=options.INFORMATION_EXAMPLES)(information)
 
 
 @app.command("compare", cls=Command, epilog=options.COMPARE_EXAMPLES)
@@ -282,7 +282,7 @@ def _sweep(
     print(f"results: {folder}")
 
 
-@app.command("predict", cls=Command, epilog=options.PREDICT_EXAMPLES)
+@app.command("predict", cls=NotifyingCommand, epilog=options.PREDICT_EXAMPLES)
 def _predict(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,
@@ -302,7 +302,6 @@ def _predict(
     _, keys, node_configs = options.given(run_config, node_config, out=out)
     keys |= {"model": model, **({"without": without} if without else {})}
     keys |= {"explain": True} if explain else {}
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     print(f"predictions: {predict_local(keys, node_configs)}")
 
 

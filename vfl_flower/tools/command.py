@@ -58,6 +58,7 @@ class Command(TyperCommand):
     """A command whose errors become one sentence and an exit code."""
 
     uses_flower = True
+    notices = logging.NOTSET  # level from which `flwr.notice` is shown: here, as all of Flower
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. It imports what it needs, so that --help waits for no import."""
@@ -66,6 +67,7 @@ class Command(TyperCommand):
                 import flwr.app  # noqa: F401  (sets up its logger)
 
                 logging.getLogger("flwr").setLevel(logging.WARNING)
+                logs.notice.setLevel(self.notices)
                 logs.without_colours()
             return super().invoke(ctx)
         except VflError as error:
@@ -80,6 +82,12 @@ class Command(TyperCommand):
         except Terminated as error:
             print(f"vfl: {error}", file=sys.stderr)
             raise
+
+
+class NotifyingCommand(Command):
+    """A command that also shows what its work notes on the way."""
+
+    notices = logging.INFO
 
 
 class LightCommand(Command):

@@ -5,21 +5,20 @@ works without the others. `centralised`: all columns are in one place. `intersec
 parties lack rows: training uses the rows that all parties have.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.config.run_config import RunConfig, pairs
+from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.earlier_run import check_noise, without_noise
-from vfl_flower.label_holder.progress import titled
-from vfl_flower.label_holder.results import check_free, results_folder
+from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
@@ -31,6 +30,7 @@ from vfl_flower.results.report.sections import comparison, differences, privacy
 from vfl_flower.results.terminal import wrapped
 from vfl_flower.tasks.inference.paired import paired
 from vfl_flower.tools.options import of_user
+from vfl_flower.tools.runner import check_anew, run_each
 from vfl_flower.tools.seeds import mean, repeated
 
 _OF_SYSTEMS = (
@@ -58,23 +58,19 @@ def compare(
     """
     configurations = _configurations(common, runs)
     resolved = [resolve(each) for each in configurations.values()]
-    _check_alike(resolved)
-    folders = {name: folder_of(name) for name in configurations}
-    if "" in folders.values() or len(set(folders.values())) < len(folders):
+    for each in resolved:
+        check_anew(each, "A comparison", "grow")
+    if len({each.data.target for each in resolved}) > 1:
+        raise ConfigError("Some runs predict classes and others numbers: compare them separately.")
+    folders = set(map(folder_of, configurations))
+    if "" in folders or len(folders) < len(configurations):
         raise ConfigError(
             "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
             "count: choose titles that differ in those."
         )
     folder = results_folder(replace(resolved[0], strategy="compare"))
-    check_free(folder)
-    finished: dict[str, Finished] = {}
-    try:
-        for number, (name, own) in enumerate(configurations.items(), 1):
-            place = folder / folders[name]
-            with titled(f"{name} ({number}/{len(configurations)})"):
-                finished[name] = repeated(run_local, parties, own, node_configs, seeds, place)
-    finally:  # if a run fails, keep the runs before it
-        _write(folder, finished, target)
+    run = partial(repeated, run_local, parties, node_configs=node_configs, seeds=seeds)
+    finished = run_each(configurations, folder, run, partial(_write, folder, target))
     places = [each.folder for each in finished.values()]
     kept = [each for each in places if (each / checkpoint.FILE).is_file()]
     if kept and seeds == 1:
@@ -113,19 +109,6 @@ def _configurations(
     return configurations
 
 
-def _check_alike(resolved: Sequence[RunConfig]) -> None:
-    """Raise `ConfigError` unless all runs train anew, and predict the same kind of label."""
-    running = [each.running for each in resolved]
-    if any(each.task != "train" or each.model for each in resolved) or any(
-        each.resume or each.grow or each.rerun for each in running
-    ):
-        raise ConfigError(
-            "A comparison trains every run anew: leave task, model, resume, grow and rerun out."
-        )
-    if len({each.data.target for each in resolved}) > 1:
-        raise ConfigError("Some runs predict classes and others numbers: compare them separately.")
-
-
 def compared(text: str) -> dict[str, Any]:
     """Read a RUN of `vfl compare`: perhaps a title, a system, and its own options."""
     title, _, rest = text.partition(": ")
@@ -155,11 +138,11 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     of_common = resolve({**keys, "strategy": "frozen"})
     if name == "intersection-only" and not of_common.data.partial:
         return None
-    model = of_common.models.bottom
-    if name != "frozen" and not has_gradient(model):
+    if name != "frozen" and not has_gradient(of_common.models.bottom):
         return None
-    resolve({**keys, "strategy": name})
-    return {**keys, "strategy": name}
+    keys["strategy"] = name
+    resolve(keys)
+    return keys
 
 
 def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,15 +152,13 @@ def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in common.items() if key not in left_out}
 
 
-def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> None:
-    if not finished:
-        return
+def _write(folder: Path, target: float, finished: Mapping[str, Finished]) -> None:
     figures = {name: figures_of(run, target) for name, run in finished.items()}
     for claim in of_several(figures.values()):
         for each in figures.values():
             if each.get("epsilon_protects") == claim.protects:
                 each["epsilon_of_all_runs"], each["delta_of_all_runs"] = claim.epsilon, claim.delta
-    write_whole(folder / "compare.json", (json.dumps(figures, indent=2) + "\n").encode())
+    write_json(folder / "compare.json", figures)
 
 
 def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
@@ -215,10 +196,8 @@ def _reached(run: Finished, target: float) -> dict[str, float | None]:
     """Return the megabytes at the first evaluation that reaches the target."""
     for entry in run.history:
         of_test = main_metric(entry)
-        validated = entry.get(of_test.replace("test", "validation"))
-        value = (
-            entry[of_test] if validated is None else validated
-        )  # none of labels that noise hides
-        if value is not None and value >= target:
+        value = entry.get(of_test.replace("test", "validation"))
+        value = entry[of_test] if value is None else value
+        if value is not None and value >= target:  # none of labels that noise hides
             return {"megabytes_to_target": (entry["bytes_up"] + entry["bytes_down"]) / 1e6}
     return {"megabytes_to_target": None}

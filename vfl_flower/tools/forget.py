@@ -10,8 +10,6 @@ A file that names people loses their entries. Others name nobody:
   which stand for absent parties in explanations, become copies of others.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -29,7 +27,7 @@ from vfl_flower.config import audit_chain
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.csv_text import are_predictions, restored
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import is_locked, unsealed, whole, write_whole
+from vfl_flower.config.files import is_locked, unsealed, whole, write_json, write_whole
 from vfl_flower.data import withdrawn
 from vfl_flower.data.ids import encoded, identities
 from vfl_flower.data.keys import row_keys
@@ -224,7 +222,7 @@ def _rewrite(found: Checkpoint, folder: Path, gone: Arrays, listed: Withdrawn) -
     summary, (people, of) = folder / "summary.json", new.withdrawn
     if summary.exists():
         about = {**json.loads(summary.read_text()), "withdrawn": {"people": people, "of": of}}
-        write_whole(summary, (json.dumps(about, indent=2) + "\n").encode())
+        write_json(summary, about)
         if about["failure"] is None:
             write_card(folder, about)
     new.save(folder)  # last: until then, another try finds these people

@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 def show(words: Sequence[str] = (), every: bool = False) -> None:
     """Print the short list, the whole list (``every``), or what the words find."""
     listed = list(entries())
-    if named := _named(words, listed):
+    if named := [each for each in listed if [each.name] == [*words]]:
         _print([(f"{each.name} ({each.kind})", _explained(each)) for each in named])
         return
     found = (
@@ -98,11 +98,6 @@ def _systems() -> Iterator[System]:
             yield load_system(name)
         except ConfigError as error:
             print(f"strategy {name!r} of an installed package cannot be listed: {error}")
-
-
-def _named(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
-    """Return the entries whose name is the one word that is given."""
-    return [each for each in listed if each.name in words] if len(words) == 1 else []
 
 
 def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:

@@ -1,6 +1,5 @@
 """Commands of `vfl` for those who use and operate a model."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from vfl_flower.config.errors import Terminated, terminating
 from vfl_flower.tools import options
-from vfl_flower.tools.command import Command
+from vfl_flower.tools.command import Command, NotifyingCommand
 
 app = typer.Typer()
 
@@ -57,7 +56,7 @@ def _contribution(
         print(found.in_terminal())
 
 
-@app.command("explain", cls=Command, epilog=options.EXPLAIN_EXAMPLES)
+@app.command("explain", cls=NotifyingCommand, epilog=options.EXPLAIN_EXAMPLES)
 def _explain(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,
@@ -81,14 +80,13 @@ def _explain(
     _, keys, node_configs = options.given(run_config, node_config)
     keys |= {"model": model, **({"without": without} if without else {})}
     keys.setdefault("repeats", repeats)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     explain_local(keys, node_configs)
     out = Path(str(keys.get("out") or model)).expanduser().absolute()
     print(features.in_terminal(out, "explanation"))
     print(f"explanation: {out / FILE}")
 
 
-@app.command("evaluate", cls=Command, epilog=options.EVALUATE_EXAMPLES)
+@app.command("evaluate", cls=NotifyingCommand, epilog=options.EVALUATE_EXAMPLES)
 def _evaluate(
     model: Annotated[Path, typer.Argument(metavar="RUN")],
     labels: options.LabelsFile,
@@ -109,7 +107,6 @@ def _evaluate(
     from vfl_flower.tasks.inference.evaluation import evaluate
 
     _, keys, _ = options.given(run_config, None)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     out, found = evaluate(model.expanduser(), labels, predictions, keys)
     page = evaluation(read([model.expanduser()])[0], found)
     write_whole(out.with_suffix(".html"), html(page).encode(errors="replace"))
@@ -118,7 +115,7 @@ def _evaluate(
     print(f"evaluation: {out}, {out.with_suffix('.html').name}")
 
 
-@app.command("distil", cls=Command, epilog=options.DISTIL_EXAMPLES)
+@app.command("distil", cls=NotifyingCommand, epilog=options.DISTIL_EXAMPLES)
 def _distil(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,
@@ -137,13 +134,12 @@ def _distil(
     from vfl_flower.results.terminal import wrapped
 
     _, keys, node_configs = options.given(run_config, node_config, out=out)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     finished = distil_local({**keys, "model": model}, node_configs)
     print(wrapped(*headline(finished.summary).splitlines()))
     print(f"results: {finished.folder}")
 
 
-@app.command("serve", cls=Command, epilog=options.SERVE_EXAMPLES)
+@app.command("serve", cls=NotifyingCommand, epilog=options.SERVE_EXAMPLES)
 def _serve(
     model: Annotated[str, typer.Argument(metavar="RUN")],
     run_config: options.RunConfig = None,
@@ -159,7 +155,6 @@ def _serve(
     from vfl_flower.launch.serving import serve_local, serve_supernodes
 
     _, keys, node_configs = options.given(run_config, node_config)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     if engine == "local":
         serve_local({**keys, "model": model}, node_configs)
         return
@@ -213,7 +208,6 @@ def information(
     from vfl_flower.results.report.segments import segments
 
     start = ENGINES.load(engine)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
     keys["task"] = "information"
     if model:

@@ -299,13 +299,6 @@ vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5"
 vfl audit dominating triggerless --strategy split-nn
 """)
 
-AUDIT_LOG_EXAMPLES = _examples("""
-# is the log complete? It prints the last digest, to be noted elsewhere
-vfl audit-log verify serve/audit.jsonl
-# which requests asked for these customers?
-vfl audit-log find serve/audit.jsonl C-1042 C-1043
-""")
-
 VERIFY_EXAMPLES = _examples("""
 # the log of a service
 vfl audit-log verify serve/audit.jsonl

@@ -8,22 +8,21 @@ the folder of a run can read this folder too. Its epsilon covers all seeds toget
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json, write_whole
 from vfl_flower.label_holder.earlier_run import configured
-from vfl_flower.label_holder.progress import titled
-from vfl_flower.label_holder.results import check_free
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
 from vfl_flower.results.model_card import FILES, write_card
 from vfl_flower.results.report.read import read
 from vfl_flower.results.report.sections import comparison
+from vfl_flower.tools.runner import check_anew, run_each
 
 _NAMES = ("party", "best_party")  # numbers that are names
 _OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures of all runs together
@@ -37,25 +36,19 @@ def repeated(
     keys: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]],
     seeds: int,
-    folder: Path,
 ) -> Finished:
-    """Run a configuration with ``seed``, seed + 1, ..., one after the other.
+    """Run a configuration with ``seed``, seed + 1, ..., one after the other, into ``out``.
 
     A single seed uses the folder itself for its run. Refuse to resume or repeat a run.
     """
+    run = partial(start, parties, node_configs=node_configs)
     if seeds == 1:
-        return start(parties, {**keys, "out": str(folder)}, node_configs=node_configs)
+        return run(keys)
     config = configured(keys)
-    if config.task != "train" or config.running.resume or config.running.rerun:
-        raise ConfigError("--seeds needs runs that train anew: leave out task, resume and rerun.")
-    check_free(folder)
-    first, finished = config.training.seed, []
-    for seed in range(first, first + seeds):
-        own = {**keys, "seed": seed, "out": str(folder / f"seed-{seed}")}
-        with titled(f"seed {seed} ({seed - first + 1}/{seeds})"):
-            finished.append(start(parties, own, node_configs=node_configs))
-        _write(folder, finished)  # a user may read them before the last seed ends
-    for each in finished:
+    check_anew(config, "--seeds")
+    folder, first = Path(str(keys["out"])), config.training.seed
+    every = {f"seed {seed}": {**keys, "seed": seed} for seed in range(first, first + seeds)}
+    for each in run_each(every, folder, run, partial(_write, folder)).values():
         if (each.folder / FILES[0]).is_file():
             write_card(each.folder)  # with the figures of all seeds
     return Finished(folder)
@@ -78,9 +71,9 @@ def table(folder: Path) -> str:
     return comparison(runs).in_terminal()
 
 
-def _write(folder: Path, finished: Sequence[Finished]) -> None:
+def _write(folder: Path, finished: Mapping[str, Finished]) -> None:
     """Write the summary and history of runs that differ in their seeds."""
-    summaries = [each.summary for each in finished]
+    summaries = [each.summary for each in finished.values()]
     summary = _of_all(summaries) | {
         "seed": summaries[0]["seed"],
         "seeds": [each["seed"] for each in summaries],
@@ -90,12 +83,12 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
     histories = [
         # Total bytes, so that they have a deviation.
         [{**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]} for entry in each.history]
-        for each in finished
+        for each in finished.values()
     ]
     history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
     lines = "".join(json.dumps(entry) + "\n" for entry in history)
     write_whole(folder / "history.jsonl", lines.encode())
-    write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    write_json(folder / "summary.json", summary)
 
 
 def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A `Transport` is a Flower Grid that describes itself. This package has `local.Lo
 `stream.grid.StreamGrid` and `shared_actor.SharedActors`. `transport_of` wraps any other Grid.
 """
 
-import logging
 import secrets
 import time
 from abc import abstractmethod
@@ -19,10 +18,6 @@ from flwr.serverapp import Grid
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.transport.flower_internals import is_simulation, with_records
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
-
 
 _FIRST_POLL = 0.001  # seconds between the first two looks for replies
 POLL = 0.05  # most seconds between two looks for replies

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import time
 from base64 import b64decode
@@ -21,9 +20,8 @@ from typing import Any
 import tomli_w
 from flwr.supercore.fab import Fab
 
+from vfl_flower.config.logs import log
 from vfl_flower.config.run_config import flower_defaults
-
-log = logging.getLogger("flwr")
 
 
 def app_of_this_package() -> str:

@@ -4,7 +4,6 @@
 messenger does the same without waiting for all (`strategies.messenger`).
 """
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -14,13 +13,11 @@ from flwr.app import Message
 
 from vfl_flower.config import names
 from vfl_flower.config.errors import BY_NODE, ConfigError, PartyError, VflError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.transport.base import POLL, Transport
 from vfl_flower.transport.messages import SMALL, Introduction, Order, Payload
 from vfl_flower.transport.wire import read_reply, to_message
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _LOOK = 1.0  # seconds between two looks for parties without an answer
 _SOON = 10.0  # seconds before the first log line about them

@@ -1,6 +1,5 @@
 """Describe a node: its party, its folder, and how it refuses or fails."""
 
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,10 +11,9 @@ from flwr.app import Context, Message
 
 from vfl_flower.config import errors, logs, names
 from vfl_flower.config.files import check_own
+from vfl_flower.config.logs import log
 from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray, lasting_home
 from vfl_flower.transport.wire import to_failure
-
-log = logging.getLogger("flwr")
 
 
 def index_and_parties(context: Context) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """The assessment of a trained model, on its run's test rows or on new rows with labels."""
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.logs import log, notice
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.assessment import threshold
 from vfl_flower.label_holder.assessment.form import Scored
@@ -17,9 +17,6 @@ from vfl_flower.label_holder.calibration import probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.held_out import outputs_of
 from vfl_flower.label_holder.label_holder import LabelHolder
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 Segments = tuple[Mapping[str, NDArray[Any]], int, str]
 """Name of a column -> its values [R], fewest rows of a segment, and which column has periods."""

@@ -11,7 +11,6 @@ of states. Make the key if the folder has none.
 """
 
 import json
-import logging
 import re
 import secrets
 import sys
@@ -24,6 +23,7 @@ from flwr.app import ConfigRecord, Context
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret, unsealed, write_whole
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Masks, Offer, place_of
@@ -31,8 +31,6 @@ from vfl_flower.records.ledger import Value, opened_by_party
 from vfl_flower.transport.early_messages import KeyMade, KeyOrder
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
-
-log = logging.getLogger("flwr")
 
 RECORD = "sums"  # name of the record in ``Context.state`` that is written to no file
 

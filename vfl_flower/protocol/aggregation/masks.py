@@ -25,7 +25,6 @@ could then be one party's embeddings. But the streams do not cancel in such sums
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -42,9 +41,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, SumError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.transport.messages import Arrays, Order, checked
-
-log = logging.getLogger("flwr")
 
 _NAME = b"vfl-flower secure sum|"
 _KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes

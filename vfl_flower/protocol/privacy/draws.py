@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -30,11 +29,10 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import make_own_folder, told, unsealed
+from vfl_flower.config.logs import notice
 from vfl_flower.records import second_count
 from vfl_flower.records.ledger import Ledger, Value, content_in_file
 from vfl_flower.transport.flower_internals import lasting_home
-
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 Tags = NDArray[np.uint64]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.plugins import LOSSES
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import LabelNoise, Labels
@@ -32,9 +32,6 @@ from vfl_flower.protocol.privacy.draws import SHIPPED, Draws, Spent, Tags, opene
 from vfl_flower.protocol.privacy.journal import Mark
 from vfl_flower.protocol.privacy.mechanism import Mechanism
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 LEAST = 50.0
 """Least number of clean rows that noisy rows must be worth (`docs/explanation/what-leaks.md`)."""

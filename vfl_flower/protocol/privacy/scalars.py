@@ -16,7 +16,6 @@ resulting figures say so.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.plugins import AGGREGATIONS, SERVER_UPDATES
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import Window, expected_rows, steps_per_epoch
@@ -38,9 +38,6 @@ from vfl_flower.protocol.privacy.accountant import (
 from vfl_flower.protocol.privacy.journal import ANSWERED, Event
 from vfl_flower.protocol.privacy.mechanism import Mechanism
 from vfl_flower.protocol.privacy.noise import ScalarNoise
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 LEAST = 6.0
 """Least signal to noise of a party's averaged scalars, for each of its columns

@@ -18,7 +18,7 @@ from vfl_flower.results.report.sweep import FILE, Swept
 def report(folders: Sequence[Path]) -> str:
     """Return the page about the runs of results folders, or about the sweep in one."""
     swept = len(folders) == 1 and (folders[0] / FILE).is_file()
-    return html(Swept.read(folders[0]).page() if swept else page(read(folders)))
+    return html(Swept(folders[0]).page() if swept else page(read(folders)))
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:

@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from vfl_flower.results.charts import Line, look, svg
+from vfl_flower.results.charts import Line, look
 from vfl_flower.results.figures import ASSESSED, IN_UNITS, chosen, form_of, percent
-from vfl_flower.results.page import Cell, Chart, Dot, Row, Section, Table
-from vfl_flower.results.report.curves import run_column, titles
+from vfl_flower.results.page import Bar, Cell, Chart, Row, Section, Table
+from vfl_flower.results.report.curves import drawn, run_column, titles
 from vfl_flower.results.report.read import Shown, mapping, number, numbers, shown, text
 
 _MOST_CLASSES = 10  # of an open confusion matrix
 _MOST_BANDS = 3  # runs whose curves have bands
-_MOST_TIPS = 20  # of a curve
 
 
 class Estimate(NamedTuple):
@@ -54,7 +51,8 @@ class Estimate(NamedTuple):
         """Draw a run's estimate on a scale, in the colour of its place, if it has an interval."""
         if self.value is None or not self.interval:
             return ""
-        return Cell(bar=Dot(self.value, self.interval, least, most, look(place)[0], mark))
+        dot = self.value, look(place)[0]
+        return Cell(bar=Bar((), most, mark, least, self.interval, dot))
 
 
 def estimates(found: Mapping[str, Any]) -> dict[str, Estimate]:
@@ -202,10 +200,10 @@ def _confusion(run: Shown, named: bool) -> Table | None:
     classes = _classes(run)
     rows: list[Row] = []
     for name, line in zip(classes, counts if isinstance(counts, list) else [], strict=False):
-        cells = [number({"": each}, "") for each in line] if isinstance(line, list) else []
-        if len(cells) != len(classes) or not classes:
+        cells = [count for (count,) in numbers({"": line}, "")]
+        if len(cells) != len(classes):
             return None
-        total = sum(each or 0 for each in cells)
+        total = sum(cells)
         shares = [f" ({percent(each / total)})" if each else "" for each in cells]
         rows.append(
             [f"true {name}", *(shown(n, ",.0f") + s for n, s in zip(cells, shares, strict=True))]
@@ -249,23 +247,12 @@ def _curve(runs: Sequence[Shown], key: str) -> Chart | None:
         if points and points[0][0] > points[-1][0]:
             points = points[::-1]
         if points:
-            drawn = banded and len(runs) <= _MOST_BANDS  # more would cover each other
-            band = [(each[2], each[3]) for each in points] if drawn else []
+            drawn_too = banded and len(runs) <= _MOST_BANDS  # more would cover each other
+            band = [(each[2], each[3]) for each in points] if drawn_too else []
             lines.append(Line(run.title, place, [(each[0], each[1]) for each in points], band))
-    if not any(line.moves for line in lines):
-        return None
     how = _CURVES[key]
-    drawing = svg([*_reference(runs, lines, how.reference), *lines], how.x_label, linear=True)
-    tips = []
-    for line, places in zip(lines, drawing.places[-len(lines) :], strict=True):
-        name = f"{line.name}: " if len(runs) > 1 else ""
-        for n in range(0, len(places), -(-len(places) // _MOST_TIPS)):
-            (x, y), edges = line.points[n], line.band[n : n + 1]
-            interval = "".join(f" ({low:.4g} to {high:.4g})" for low, high in edges)
-            tips.append((*places[n], f"{name}{y:.4g}{interval} at {x:.4g}"))
-    elements = Markup(drawing.elements)  # by matplotlib, from numbers only
-    ends = "; ".join(f"{line.name}: {line.points[-1][1]:.4g} at the end" for line in lines)
-    return Chart(how.title, f"{how.title}. {ends}.", drawing.width, drawing.height, elements, tips)
+    references = _reference(runs, lines, how.reference) if lines else []
+    return drawn(how.title, lines, how.x_label, references, linear=True)
 
 
 def _reference(runs: Sequence[Shown], lines: Sequence[Line], kind: str) -> list[Line]:

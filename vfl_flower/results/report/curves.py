@@ -4,12 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from vfl_flower.results import charts
-from vfl_flower.results.charts import Line, around, look, svg
+from vfl_flower.results.charts import Line, look, svg
 from vfl_flower.results.page import Cell, Chart, Section, Table
-from vfl_flower.results.report.read import MEASURES, Shown, measured, number, shown, spent
+from vfl_flower.results.report.read import MEASURES, Shown, measured, number, shown
 
 _AXES = {
     "epoch": "epochs",
@@ -28,22 +25,23 @@ _NOISY = (
     "Training and validation use noisy labels, and are corrected for the noise: such an accuracy "
     "can exceed 1. The test uses true labels."
 )
+_MOST_TIPS = 30  # of a line
 _CALLED = {"test": "test", "validation": "validation", "train": "training"}
 
 
 def curves(runs: Sequence[Shown]) -> Section | None:
     """Draw the measures of the runs against what they spend."""
     entries = [entry for run in runs for entry in run.history]
-    axes = [axis for axis in _AXES if any(spent(entry, axis) for entry in entries)]
+    axes = [axis for axis in _AXES if any(number(entry, axis) for entry in entries)]
     if len(runs) > 1:
         axes.sort(key="epoch".__eq__)  # runs are compared by what they cost
     rows = {
-        _AXES[axis]: [each for key in _MEASURES if (each := _chart(runs, axis, key))]
+        _AXES[axis]: row
         for axis in axes
+        if (row := [each for key in _MEASURES if (each := _chart(runs, axis, key))])
     }
-    if not any(rows.values()):
+    if not rows:
         return None
-    best = _best(runs)
     notes = []
     drawn_here = (each for axis in axes for key in _MEASURES for each in _lines(runs, axis, key))
     if any(not line.moves for line in drawn_here):
@@ -56,8 +54,8 @@ def curves(runs: Sequence[Shown]) -> Section | None:
         notes.append(_VIRTUAL)
     return Section(
         "Curves",
-        legend=[*_legend(runs), *best],
-        charts={axis: row for axis, row in rows.items() if row},
+        legend=[*_legend(runs), *_best(runs)],
+        charts=rows,
         notes=notes,
         more={"These figures as a table": _table(runs, axes)},
     )
@@ -66,10 +64,8 @@ def curves(runs: Sequence[Shown]) -> Section | None:
 def _best(runs: Sequence[Shown]) -> list[Cell]:
     """Return the legend of the ring; of one run with the epoch that it marks."""
     epochs = [shown(number(run.best, "epoch")) for run in runs if run.best]
-    if not epochs:
-        return []
-    which = f" ({epochs[0]})" if len(runs) == 1 else ""
-    return [Cell(f"best epoch{which} by validation loss", line="ring")]
+    which = f" ({epochs[0]})" if len(runs) == 1 and epochs else ""
+    return [Cell(f"best epoch{which} by validation loss", line="ring")] if epochs else []
 
 
 def titles(runs: Sequence[Shown]) -> list[Cell]:
@@ -109,16 +105,17 @@ def _lines(runs: Sequence[Shown], axis: str, key: str) -> Iterator[Line]:
         kinds = [(_CALLED[rows], n, runs[0], f"{rows}_{key}") for rows, n in _ROWS.items()]
     for name, place, run, of in kinds:
         found = [
-            (x, y, each)
+            (x, y, number(each, "deviation", of), each is run.best)
             for each in run.history
-            if (x := spent(each, axis)) is not None and (y := number(each, of)) is not None
+            if (x := number(each, axis)) is not None and (y := number(each, of)) is not None
         ]
-        points = [(x, y) for x, y, _ in found]
-        spread = [number(each, "deviation", of) or 0.0 for _, _, each in found]
-        best = next(((x, y) for x, y, each in found if each is run.best), None)
-        if found:
-            kept = number(run.figures, of) if run.finished else None
-            yield Line(name, place, points, around(points, spread), best=best, kept=kept)
+        if not found:
+            continue
+        points, several = [(x, y) for x, y, *_ in found], any(half for _, _, half, _ in found)
+        band = [(y - (half or 0.0), y + (half or 0.0)) for _, y, half, _ in found if several]
+        best = next(((x, y) for x, y, _, is_best in found if is_best), None)
+        level = number(run.figures, of) if run.finished else None
+        yield Line(name, place, points, band, best=best, kept=level)
 
 
 def _chart(runs: Sequence[Shown], axis: str, key: str) -> Chart | None:
@@ -128,48 +125,41 @@ def _chart(runs: Sequence[Shown], axis: str, key: str) -> Chart | None:
     return drawn(f"{what} against {_AXES[axis].partition(',')[0]}", lines, _AXES[axis])
 
 
-def drawn(title: str, lines: Sequence[Line], x_label: str) -> Chart | None:
+def drawn(
+    title: str,
+    lines: Sequence[Line],
+    x_label: str,
+    references: Sequence[Line] = (),
+    linear: bool = False,
+) -> Chart | None:
     """Draw lines, with what each point is; None if none of them has a course."""
     if not any(line.moves for line in lines):
         return None
-    drawing = svg(lines, x_label)
-    tips = []
-    for line, places in zip(lines, drawing.places, strict=True):
-        points = line.points if line.moves else [(line.points[-1][0], line.level)]
-        for at, (x, y) in zip(places, points, strict=True):
-            if line.dots or at == places[-1] or (x, y) == line.best:
-                best = ", the best epoch" if (x, y) == line.best else ""
-                tips.append((*at, f"{line.name}: {y:.4g} at {x:.4g}{best}"))
+    elements, places = svg([*references, *lines], x_label, linear)
+    own = zip(lines, places[len(references) :], strict=True)
+    tips = [(*at, tip) for line, places in own for at, tip in _tips(line, places)]
     tips = [tip for tip in tips if math.isfinite(tip[0])]  # 0 has no place on a logarithmic axis
-    ends = "; ".join(f"{line.name}: {line.level:.4g}{_when(line)}" for line in lines)
-    elements = Markup(drawing.elements)  # by matplotlib, from numbers only
-    return Chart(title, f"{title}. {ends}.", drawing.width, drawing.height, elements, tips)
+    ends = "; ".join(f"{line.name}: {line.level:.4g}{line.when}" for line in lines)
+    return Chart(title, f"{title}. {ends}.", elements, tips)
 
 
-def _when(line: Line) -> str:
-    """Return when a run had the figure of its model; empty for a mean over seeds."""
-    if line.best:
-        return " at the best epoch"
-    return " at the end" if line.level == line.points[-1][1] else ""
+def _tips(line: Line, places: Sequence[tuple[float, float]]) -> Iterator[tuple[Any, str]]:
+    """Yield place and text of a line's points: each, or some of many, its best one and its end."""
+    points = line.points if line.moves else [(line.points[-1][0], line.level)]
+    step = -(-len(points) // _MOST_TIPS) if line.joined else 1
+    for n, (at, (x, y)) in enumerate(zip(places, points, strict=True)):
+        is_best = (x, y) == line.best
+        if n % step == 0 or is_best or n == len(points) - 1:
+            band = "".join(f" ({low:.4g} to {high:.4g})" for low, high in line.band[n : n + 1])
+            yield at, f"{line.name}: {y:.4g}{band} at {x:.4g}{', the best epoch' * is_best}"
 
 
 def frontier(runs: Sequence[Shown]) -> Section | None:
     """Draw the models that runs had kept so far against bytes and seconds, and the best of them."""
-    metric = runs[0].measure
-    needed = metric, "bytes_up", "bytes_down", "seconds"
-    keys = *needed, "validation_loss", metric.replace("test", "validation")
-    shown: list[tuple[str, list[dict[str, Any]], float | None]] = []
-    for run in runs:
-        history = [
-            found
-            for entry in run.history
-            if None not in map((found := {key: number(entry, key) for key in keys}).get, needed)
-        ]
-        shown.append((run.title, history, number(run.figures, metric) if run.finished else None))
     row = []
-    for key, axis, unit in (("bytes", "megabytes", 1e-6), ("seconds", "seconds", 1.0)):
-        lines = charts.frontier_lines(shown, metric, key, unit)
-        title = f"{MEASURES[metric]} of the kept model against {axis}"
+    for axis in ("megabytes", "seconds"):
+        lines = frontier_lines(runs, axis)
+        title = f"{MEASURES[runs[0].measure]} of the kept model against {axis}"
         best = any(line.broad for line in lines)
         row += [each for each in [drawn(title, lines, _AXES[axis])] if best and each]
     if not row:
@@ -180,6 +170,50 @@ def frontier(runs: Sequence[Shown]) -> Section | None:
     ]
     legend = [*titles(runs), Cell("frontier", line="line s7 broad")]
     return Section("Frontier", [], notes, legend, {"": row})
+
+
+def frontier_lines(runs: Sequence[Shown], axis: str) -> list[Line]:
+    """Return the line of the frontier, if there is one, and one of each run's models by cost."""
+    metric, models = runs[0].measure, [kept(run.history, axis) for run in runs]
+    best = best_models([model for of_run in models for model in of_run], metric)
+    lines = [Line("frontier", 7, best, broad=True)] if best else []
+    for place, (run, of_run) in enumerate(zip(runs, models, strict=True)):
+        figures = {cost: number(model, metric) for cost, model in of_run}
+        points = [(cost, each) for cost, each in figures.items() if each is not None]
+        level = number(run.figures, metric) if run.finished else None
+        lines += [Line(run.title, place, points, kept=level)] if points else []
+    return lines
+
+
+def kept(history: Sequence[dict[str, Any]], axis: str) -> list[tuple[float, dict[str, Any]]]:
+    """Return cost of each evaluation, and the evaluation whose model a run has kept by then.
+
+    It is the one with the least validation loss so far. Without validation rows, it is the last.
+    """
+    found, model = list[tuple[float, dict[str, Any]]](), dict[str, Any]()
+    for entry in history:
+        loss, least = (number(each, "validation_loss") for each in (entry, model))
+        model = model if loss is not None and least is not None and loss >= least else entry
+        found += [(cost, model) for cost in [number(entry, axis)] if cost is not None]
+    return found
+
+
+def best_models(
+    models: Sequence[tuple[float, Mapping[str, Any]]], metric: str
+) -> list[tuple[float, float]]:
+    """Return cost and figure of the best of the models that runs had kept at this cost.
+
+    Validation rows choose the model, and test rows measure it. Without validation rows there is no
+    frontier. A run that costs nothing has no part in it.
+    """
+    found, best = dict[float, float](), -math.inf
+    for cost, model in sorted(models, key=lambda each: each[0]):
+        value, figure = number(model, metric.replace("test", "validation")), number(model, metric)
+        if cost and value is not None and figure is not None and value > best:
+            best, found[cost] = value, figure
+    if found:  # to the right end
+        found.setdefault(max(cost for cost, _ in models), [*found.values()][-1])
+    return [*found.items()]
 
 
 def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:
@@ -203,14 +237,5 @@ def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:
 
 def _of_axis(entry: Mapping[str, Any], axis: str, is_best: bool) -> str | Cell:
     """Return how much had been spent; the best epoch is marked."""
-    text = _spent(entry, axis)
+    text = measured(entry, axis)
     return Cell(f"best: {text}", line="ring") if is_best and axis == "epoch" else text
-
-
-def _spent(entry: Mapping[str, Any], axis: str) -> str:
-    """Return how much had been spent; of several seeds, with the standard deviation."""
-    if axis != "megabytes":
-        return measured(entry, axis)
-    deviation = number(entry, "deviation", "bytes")
-    text = shown(spent(entry, axis))
-    return text if deviation is None else f"{text} ± {deviation / 1e6:.4g}"

@@ -28,31 +28,26 @@ _OWN = "own"  # the label holder, among the parties
 
 def importance(runs: Sequence[Shown]) -> Section | None:
     """Show how much worse the model gets if the values of a feature are permuted."""
-    notes = []
-    for run in (run for run in runs if run.explanation):
-        of, named = run.explanation, f"{run.title}: " if len(runs) > 1 else ""
-        metric = _metric(of)
-        rows, repeats = shown(number(of, "rows"), ",.0f"), number(of, "repeats")
-        times = counted(repeats, "permutation", "permutations")
-        base = shown(number(of, "baseline"), ".4f")
-        said = (
-            f"{metric[:1].upper()}{metric[1:]} is {base} on {rows} rows; each feature had {times}."
-        )
-        notes += [named + said, *(named + each for each in _refused(run, of))]
+    found, notes = _written(runs, "explanation"), []
+    for run, of in found:
+        name = text(of.get("metric"))
+        metric, _ = ASSESSED.get(name, (name, ""))
+        rows, base = shown(number(of, "rows"), ",.0f"), shown(number(of, "baseline"), ".4f")
+        times = counted(number(of, "repeats"), "permutation", "permutations")
+        said = f"{metric[:1].upper()}{metric[1:]} is {base} on {rows} rows; each feature had"
+        notes += [run.among(runs, ": ") + each for each in (f"{said} {times}.", *_refused(run, of))]
     notes.append(
         "Importance: what the figure loses if the feature's values are permuted. Features with the "
         "same information share it. A party's own table of this explanation has the names of its "
         "features. Information values number the same features differently."
     )
-    found = [(run, mapping(run.explanation)) for run in runs]
-    return _section("Importance of features", found, "importance", notes)
+    return _section("Importance of features", runs, found, "importance", notes)
 
 
 def information(runs: Sequence[Shown]) -> Section | None:
     """Show the information value of each feature."""
-    notes = []
-    for run in (run for run in runs if run.information):
-        of, named = run.information, f"{run.title}: " if len(runs) > 1 else ""
+    found, notes = _written(runs, "information"), []
+    for run, of in found:
         how = "exact counts of labels"
         if text(of.get("mode")) == "noisy":
             spent = f" (all draws of these labels: {shown(number(of, 'spent'))})"
@@ -61,27 +56,27 @@ def information(runs: Sequence[Shown]) -> Section | None:
             if "label holder" in mapping(of.get("parties")):
                 how += ". The label holder's own columns have values by its true labels"
         rows = shown(number(of, "rows"), ",.0f")
-        notes += [f"{named}{rows} rows, {how}.", *(named + each for each in _refused(run, of))]
+        said = f"{rows} rows, {how}."
+        notes += [run.among(runs, ": ") + each for each in (said, *_refused(run, of))]
     notes.append(
         "Strength is a rule of thumb: none below 0.02, weak below 0.1, medium below 0.3, strong "
         "below 0.5. More is too good: check whether the feature knows the label."
     )
-    found = [(run, mapping(run.information)) for run in runs]
-    return _section("Information value of features", found, "information value", notes)
+    return _section("Information value of features", runs, found, "information value", notes)
+
+
+def _written(runs: Sequence[Shown], command: str) -> list[tuple[Shown, dict[str, Any]]]:
+    """Return the runs that a command has written about, and what it has written."""
+    return [(run, of) for run in runs if (of := run.beside(command))]
 
 
 def in_terminal(folder: Path, what: str) -> str:
     """Return the section of ``information`` or ``explanation`` for a terminal, from a folder."""
     of = json_of(folder / f"{what}.json")
     named = [{"party": n, "name": each} for n, each in from_json(of.get("names")).items()]
-    run = Shown("", folder, {"by_party": named}, explanation=of, information=of)
+    run = Shown("", folder, {"by_party": named})
     section = information([run]) if what == "information" else importance([run])
     return section.in_terminal() if section else ""
-
-
-def _metric(of: Mapping[str, Any]) -> str:
-    name = text(of.get("metric"))
-    return ASSESSED.get(name, (name, ""))[0]
 
 
 def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
@@ -98,21 +93,24 @@ def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
 
 
 def _section(
-    title: str, found: Sequence[tuple[Shown, dict[str, Any]]], called: str, notes: Sequence[str]
+    title: str,
+    runs: Sequence[Shown],
+    found: Sequence[tuple[Shown, dict[str, Any]]],
+    called: str,
+    notes: Sequence[str],
 ) -> Section | None:
     """Show the features of each run, the greatest first."""
-    tables, more, several = [], {}, len(found) > 1
-    any_found = False
+    tables, more = [], {}
     for run, of in found:
-        any_found |= bool(of)
         rows = _rows(run, of, called == "information value")
         bins = ["bins", "strength"] if called == "information value" else []
         head = ["feature", called, "95 % interval", *bins, "drawn"]
-        tables.append(Table(head, [rows[:_SHOWN]], 1, run.title if several else ""))
+        title_of_run = run.among(runs)
+        tables.append(Table(head, [rows[:_SHOWN]], 1, title_of_run))
         if rest := rows[_SHOWN:]:
-            which = f"{len(rest)} more features" + (f" of {run.title}" if several else "")
+            which = f"{len(rest)} more features" + (f" of {title_of_run}" if title_of_run else "")
             more[which] = Table(head, [rest])
-    return Section(title, tables, notes, more=more) if any_found else None
+    return Section(title, tables, notes, more=more) if found else None
 
 
 def _rows(run: Shown, of: Mapping[str, Any], binned: bool) -> list[Row]:
@@ -149,20 +147,15 @@ def _called(run: Shown, who: str, feature: Mapping[str, Any]) -> str:
 
 def drift(runs: Sequence[Shown]) -> Section | None:
     """Show the population stability index of predicted rows, compared with the run's rows."""
-    found = [(run, of) for run in runs if (of := mapping(run.predictions.get("drift")))]
-    several = len(runs) > 1
     tables, notes = [], []
-    for run, of in found:
-        title = run.title if several else ""
-        rows: list[Row] = [_index("scores", number(of, "scores"))]
-        embeddings = mapping(of.get("embeddings"))
-        for party in embeddings:
-            called = (
-                "sum of all embeddings" if party == "sum" else f"embeddings of {run.called(party)}"
-            )
-            rows.append(_index(called, number(embeddings, party)))
-        tables.append(Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, title))
-        columns = mapping(of.get("columns"))
+    for run, predicted in _written(runs, "predictions"):
+        if not (of := mapping(predicted.get("drift"))):
+            continue
+        embeddings, columns = mapping(of.get("embeddings")), mapping(of.get("columns"))
+        names = {party: f"embeddings of {run.called(party)}" for party in embeddings}
+        names |= {"sum": "sum of all embeddings"}
+        rows = [_index("scores", number(of, "scores"))]
+        rows += [_index(names[party], number(embeddings, party)) for party in embeddings]
         counts: list[Row] = [
             [
                 "label holder" if party == _OWN else run.called(party),
@@ -171,27 +164,30 @@ def drift(runs: Sequence[Shown]) -> Section | None:
             for party in columns
             if mapping(columns[party])
         ]
-        tables.append(
+        tables += [
+            Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, run.among(runs)),
             Table(
                 ["columns of", "moderate drift", "large drift"],
                 [counts],
                 1,
-                f"{run.title}: columns" if several else "",
-            )
-        )
-        named = f"{run.title}: " if several else ""
-        missing = "" if number(of, "scores") is not None else " There is no index of their scores."
-        notes.append(f"{named}{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}")
-        flagged = mapping(run.predictions.get("inconsistent"))
-        said = ((run.called(each), number(flagged, each)) for each in flagged)
-        notes += [
-            f"{named}{who} does not fit the others in {n:,.0f} scores." for who, n in said if n
+                run.among(runs, ": columns"),
+            ),
         ]
-        unknown = [each for each in columns if each != _OWN and not mapping(columns[each])]
-        if unknown:
-            silent = [f"Party {each} tells nothing of its columns." for each in unknown]
-            notes += [named + run.in_words(each) for each in silent]
-    return Section("Drift since training", tables, [SCALE, *notes, MEANING]) if found else None
+        missing = "" if number(of, "scores") is not None else " There is no index of their scores."
+        said = [f"{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}"]
+        flagged = mapping(predicted.get("inconsistent"))
+        said += [
+            f"{run.called(each)} does not fit the others in {n:,.0f} scores."
+            for each in flagged
+            if (n := number(flagged, each))
+        ]
+        said += [
+            run.in_words(f"Party {each} tells nothing of its columns.")
+            for each in columns
+            if each != _OWN and not mapping(columns[each])
+        ]
+        notes += [run.among(runs, ": ") + each for each in said]
+    return Section("Drift since training", tables, [SCALE, *notes, MEANING]) if tables else None
 
 
 SCALE = Cell("0.25: drift above it is large", line="mark")

@@ -23,29 +23,23 @@ MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 
 _RESULTS = ("test_", "validation_", "train_", "deviation")
 
-_BESIDES = "audit", "contribution", "explanation", "information", "paired", "predictions"
-
 
 @dataclass(frozen=True)
 class Shown:
-    """A run on the page.
-
-    ``summary`` is empty if the run has not finished. The others are empty if the command that
-    writes them has not seen the run: ``audit`` (`vfl audit`), ``contribution``
-    (`vfl contribution`), ``explanation`` (`vfl explain`), ``information`` (`vfl information`),
-    ``paired`` (`vfl compare`) and ``predictions`` (`vfl predict`).
-    """
+    """A run on the page. ``summary`` is empty if the run has not finished."""
 
     title: str
     folder: Path
     summary: dict[str, Any]
     history: list[dict[str, Any]] = field(default_factory=list)
-    audit: dict[str, Any] = field(default_factory=dict)
-    contribution: dict[str, Any] = field(default_factory=dict)
-    explanation: dict[str, Any] = field(default_factory=dict)
-    information: dict[str, Any] = field(default_factory=dict)
-    paired: dict[str, Any] = field(default_factory=dict)
-    predictions: dict[str, Any] = field(default_factory=dict)
+
+    def beside(self, command: str) -> dict[str, Any]:
+        """Return what another command has written beside the run, such as "audit"."""
+        return json_of(self.folder / f"{command}.json")
+
+    def among(self, runs: Sequence["Shown"], after: str = "") -> str:
+        """Return the title and a text after it; nothing if there is no other run."""
+        return f"{self.title}{after}" if len(runs) > 1 else ""
 
     @property
     def finished(self) -> bool:
@@ -78,16 +72,6 @@ class Shown:
     def config(self) -> dict[str, Any]:
         """The run configuration: option -> value."""
         return mapping(self.summary.get("config"))
-
-    @property
-    def versions(self) -> dict[str, Any]:
-        """The versions of Python and the libraries, by name."""
-        return mapping(self.summary.get("versions"))
-
-    @property
-    def attacks(self) -> list[dict[str, Any]]:
-        """The findings of an audit."""
-        return mappings(self.audit.get("attacks"))
 
     @property
     def assessment(self) -> dict[str, Any]:
@@ -194,14 +178,22 @@ def _is_run(folder: Path) -> bool:
 def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -> Shown:
     summary = {**json_of(folder / "summary.json"), **(more or {})}
     path = folder / "history.jsonl"
-    history = [_parsed(path, line) for line in _content(path).splitlines()]
+    history = [_with_megabytes(_parsed(path, line)) for line in _content(path).splitlines()]
     if not summary and not history:
         raise VflError(
             f"The run in {folder} has no summary.json and no evaluation yet: wait for it."
         )
     title = title or text(summary.get("strategy", folder.name))
-    besides = (json_of(folder / f"{name}.json") for name in _BESIDES)
-    return Shown(title, folder, summary, history, *besides)
+    return Shown(title, folder, summary, history)
+
+
+def _with_megabytes(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of a history with the megabytes up and down, as one cost."""
+    up, down = number(entry, "bytes_up"), number(entry, "bytes_down")
+    several = number(entry, "deviation", "bytes")
+    if several is not None:
+        entry["deviation"]["megabytes"] = several / 1e6
+    return entry if up is None or down is None else {**entry, "megabytes": (up + down) / 1e6}
 
 
 def json_of(path: Path) -> dict[str, Any]:
@@ -271,14 +263,6 @@ def numbers(of: Mapping[str, Any], *keys: str) -> list[tuple[float, ...]]:
     lists = [each if isinstance(each := of.get(key), list) else [] for key in keys]
     rows = ([number({"": value}, "") for value in values] for values in zip(*lists, strict=False))
     return [tuple(each for each in row if each is not None) for row in rows if None not in row]
-
-
-def spent(entry: Mapping[str, Any], what: str) -> float | None:
-    """Return how much was spent; megabytes are the sum of up and down."""
-    if what != "megabytes":
-        return number(entry, what)
-    up, down = number(entry, "bytes_up"), number(entry, "bytes_down")
-    return None if up is None or down is None else (up + down) / 1e6
 
 
 def shown(figure: float | None, form: str = ".4g") -> str:

@@ -1,7 +1,7 @@
 """The sections of the page that are tables."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vfl_flower.config.run_config import KEYS
@@ -9,7 +9,7 @@ from vfl_flower.protocol.privacy.together import in_words, of_several
 from vfl_flower.protocol.system import BY_ROWS
 from vfl_flower.results.figures import guarantee
 from vfl_flower.results.page import NOTHING, Bar, Cell, Row, Section, Table
-from vfl_flower.results.report.assessment import Estimate
+from vfl_flower.results.report.assessment import Estimate, by_run
 from vfl_flower.results.report.curves import titles
 from vfl_flower.results.report.read import (
     MEASURES,
@@ -71,21 +71,15 @@ def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def _counts(runs: Sequence[Shown]) -> list[str]:
-    """Return how few and how many parties have a row, where parties lack rows."""
-    by_parties = (mapping(run.figures.get("test_by_parties")) for run in runs)
-    counts = sorted({int(each) for found in by_parties for each in found if each.isdecimal()})
-    return list(dict.fromkeys(str(each) for each in counts[:1] + counts[-1:]))
-
-
 def comparison(runs: Sequence[Shown]) -> Section:
     """Compare what runs reached and took."""
-    counts = _counts(runs)
+    by_parties = (mapping(run.figures.get("test_by_parties")) for run in runs)
+    every = sorted({int(each) for found in by_parties for each in found if each.isdecimal()})
+    counts = list(dict.fromkeys(map(str, every[:1] + every[-1:])))  # the fewest, and the most
     found = [headlines(run, counts) for run in runs]
     for each in found:  # a table is narrow in a terminal
         each["best epoch"] = each["best epoch"].replace(" of ", "/")
-    every = dict.fromkeys(label for each in found for label in each)
-    labels = [key for key in every if any(each.get(key, NOTHING) != NOTHING for each in found)]
+    labels = dict.fromkeys(label for each in found for label in each)
     columns = [_shaded(label, [each.get(label, NOTHING) for each in found]) for label in labels]
     rows: list[Row] = [[title, *row] for title, *row in zip(titles(runs), *columns, strict=True)]
     notes = []
@@ -100,19 +94,16 @@ def comparison(runs: Sequence[Shown]) -> Section:
 
 def _shaded(label: str, figures: Sequence[str]) -> list[Cell]:
     """Return a column of figures, shaded by how far each is from the worst to the best of them."""
-    cost = label.startswith(_COSTS)
     values = [_number_in(each) for each in figures]
-    known = [each for each in values if each is not None]
-    if label in _UNSHADED or not known or min(known) == max(known):
-        return [Cell(each) for each in figures]
-    if cost:
-        least = min((each for each in known if each > 0), default=1.0)
+    if label.startswith(_COSTS):
+        least = min((each for each in values if each), default=1.0)
         values = [None if each is None else -math.log(max(each, least)) for each in values]
-        known = [each for each in values if each is not None]
-    low, high = min(known), max(known)
-    scale = 4 / ((high - low) or 1)
+    known = [each for each in values if each is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    if label in _UNSHADED or low == high:
+        return [Cell(each) for each in figures]
     return [
-        Cell(text, shade=0 if each is None else round(scale * (each - low)))
+        Cell(text, shade=0 if each is None else round(4 * (each - low) / (high - low)))
         for text, each in zip(figures, values, strict=True)
     ]
 
@@ -138,7 +129,7 @@ def differences(runs: Sequence[Shown]) -> Section | None:
             shown(number(each, "p_of_decisions"), ".2g"),
         ]
         for run in runs
-        for each in mappings(run.paired.get("tests"))
+        for each in mappings(run.beside("paired").get("tests"))
     ]
     notes = [
         "A model alone has the label holder's columns: what is above it is the federation's gain.",
@@ -173,7 +164,7 @@ def by_party(runs: Sequence[Shown]) -> Section | None:
     bodies: list[list[Row]] = [
         [
             (
-                _party(run, each, len(runs) > 1),
+                run.among(runs, ", ") + run.called(shown(number(each, "party"))),
                 measured(each, "exchanges", form=",.0f"),
                 *(megabytes(each, key) for key in (*_DIRECTIONS, "evaluation_bytes")),
                 *(measured(each, *column, form=".3g") for column in columns),
@@ -196,48 +187,36 @@ def by_party(runs: Sequence[Shown]) -> Section | None:
     return Section("By party", [Table([*head, "MB up and down"], bodies)], notes)
 
 
-def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
-    name = run.called(shown(number(party, "party")))
-    return f"{run.title}, {name}" if named else name
-
-
 # --- privacy ------------------------------------------------------------------------------------
 
 
 def privacy(runs: Sequence[Shown]) -> Section | None:
     """Show the epsilon spent, what it protects and from whom; or why none is claimed."""
     runs = [run for run in runs if run.summary]
-    if not runs:
-        return None
-    said: dict[str, list[str]] = {}
-    rows = []
-    for run in runs:
-        if number(run.summary, "epsilon") is None:
-            words = _NO_NOISE if run.config.get("privacy") == "none" else _NO_CLAIM
-        else:
-            words = guarantee(run.summary)
-        said.setdefault(words, []).append(run.title)
-        if any(number(run.summary, key) is not None for key in ("epsilon", *_OTHERS)):
-            rows.append(run)
-    keys = [key for key in _OTHERS if any(number(run.summary, key) is not None for run in rows)]
-    heads = ["run", "epsilon", "delta", *(_OTHERS[key] for key in keys)]
-    keys = ["epsilon", "delta", *keys]
-    bodies = [[(run.title, *(measured(run.summary, key) for key in keys)) for run in rows]]
-    named = len(runs) > 1
-    notes = [f"{', '.join(names)}: {words}" if named else words for words, names in said.items()]
-    if named and list(said) == [_NO_NOISE]:
-        notes = [_NO_NOISE]
+    keys = ("epsilon", "delta", *_OTHERS)
+    rows = [(run.title, *(measured(run.summary, key) for key in keys)) for run in runs]
+    notes = by_run([(run, _claims(run)) for run in runs])
     together = map(in_words, of_several(run.summary for run in runs))
     notes += [f"If all are of the same people: {each}" for each in together]
-    tables = [Table(heads, bodies)] if rows else []
-    return Section("Privacy spent", tables, list(filter(None, notes)))
+    table = Table(["run", "epsilon", "delta", *_OTHERS.values()], [rows])
+    return Section("Privacy spent", [table], notes) if runs else None
+
+
+def _claims(run: Shown) -> list[str]:
+    """Return what a run's epsilon protects, or why it has none."""
+    if number(run.summary, "epsilon") is None:
+        return [_NO_NOISE if run.config.get("privacy") == "none" else _NO_CLAIM]
+    return [each for each in [guarantee(run.summary)] if each]
 
 
 def audits(runs: Sequence[Shown]) -> Section | None:
     """Show the findings of an audit, without its picture of a party's rows."""
     tables, claims, said = [], list[str](), dict[str, None]()
-    for run in (run for run in runs if run.attacks):
-        pair, words = _HOSTILE if run.audit.get("seeds") else _CURIOUS
+    for run in runs:
+        audit = run.beside("audit")
+        if not (attacks := mappings(audit.get("attacks"))):
+            continue
+        pair, words = _HOSTILE if audit.get("seeds") else _CURIOUS
         said |= dict.fromkeys([pair[1], *words])
         head = ["attack", "attacker: what it has", "measure", *pair, "0 to 1"]
         rows: list[Row] = [
@@ -247,10 +226,10 @@ def audits(runs: Sequence[Shown]) -> Section | None:
                 shown(guessing := number(each, "guessing"), ".4f"),
                 Cell(bar=Bar([min(success or 0, 1)], mark=guessing)),
             )
-            for each in run.attacks
+            for each in attacks
         ]
-        tables.append(Table(head, [rows], 3, run.title if len(runs) > 1 else ""))
-        if claim := mapping(run.audit.get("epsilon")):
+        tables.append(Table(head, [rows], 3, run.among(runs)))
+        if claim := mapping(audit.get("epsilon")):
             most = measured(claim, "at_most", form=".3g")
             between = f" and at most {most}" if number(claim, "at_most") is not None else ""
             claims.append(
@@ -301,20 +280,19 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         for key in every
         if key not in differ and key not in changed
     ]
-    tables = []
-    if differ:
-        rows: list[Row] = [(run.title, *(_setting(run, key) for key in differ)) for run in runs]
-        tables.append(Table(["run", *differ], [rows], len(differ) + 1))
-    if changed:
-        rows = [
-            (
-                Cell(key, code=True),
-                _setting(runs[0], key),
-                _value(default[key]) if key in default else NOTHING,
-            )
-            for key in changed
-        ]
-        tables.append(Table(["option", "value", "default"], [rows], 3))
+    of_each = [(run.title, *(_setting(run, key) for key in differ)) for run in runs if differ]
+    of_all: list[Row] = [
+        (
+            Cell(key, code=True),
+            _setting(runs[0], key),
+            _value(default[key]) if key in default else NOTHING,
+        )
+        for key in changed
+    ]
+    tables = [
+        Table(["run", *differ], [of_each], len(differ) + 1),
+        Table(["option", "value", "default"], [of_all], 3),
+    ]
     cells = (cell for table in tables for body in table.bodies for row in body for cell in row)
     texts = {cell if isinstance(cell, str) else cell.text for cell in cells}
     notes = ["°: the default of this strategy."] if any("°" in each for each in texts) else []
@@ -342,10 +320,9 @@ def versions(runs: Sequence[Shown]) -> Section | None:
     runs = [run for run in runs if run.summary]
     if not runs:
         return None
-    names = dict.fromkeys(name for run in runs for name in run.versions)
-    found: dict[str, list[str]] = {
-        name: [text(run.versions.get(name)) for run in runs] for name in names
-    }
+    of_runs = [mapping(run.summary.get("versions")) for run in runs]
+    names = dict.fromkeys(name for of in of_runs for name in of)
+    found = {name: [text(of.get(name)) for of in of_runs] for name in names}
     found["code digest"] = [text(run.summary.get("code"))[:16] for run in runs]
     found["peak memory, MB"] = [measured(run.summary, "peak_memory_mb") for run in runs]
     found["folder"] = [str(run.folder) for run in runs]

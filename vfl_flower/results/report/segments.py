@@ -189,14 +189,14 @@ def people(runs: Sequence[Shown]) -> Section | None:
     """Show which people of the label holder's file were aligned and scored, and why not others."""
     tables, notes = [], list[str | Cell]()
     for run in runs:
-        of = {"": run.figures, "predictions": run.predictions}
+        of = {"": run.figures, "predictions": run.beside("predictions")}
         for kind, covered in ((kind, mapping(each.get("coverage"))) for kind, each in of.items()):
             if not covered:
                 continue
             rules, covered = mappings(covered.get("rules")), {**covered, "rules": ()}
             covered |= {each: mapping(covered.get(each)) for each in _MAPPINGS}
             names = {each: run.called(each) for each in covered["by_party"]}
-            title = ", ".join(filter(None, (run.title if len(runs) > 1 else "", kind)))
+            title = ", ".join(filter(None, (run.among(runs), kind)))
             said = dict(lines(covered, names))
             rows: list[Row] = [(what, shown(number(said, what), ",.0f")) for what in said]
             tables.append(Table(["people", "number"], [rows], caption=title))
@@ -234,12 +234,12 @@ def _rules(run: Shown, rules: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 def subsets(runs: Sequence[Shown]) -> Section | None:
     """Show how models do by how many parties have a row, and by each party alone."""
-    tables = [table for run in runs if (table := _by_subset(run, len(runs) > 1))]
+    tables = [table for run in runs if (table := _by_subset(run, run.among(runs)))]
     note = "A party alone is tested on the rows that it has."
     return Section("By who has a row", tables, [note]) if tables else None
 
 
-def _by_subset(run: Shown, named: bool) -> Table | None:
+def _by_subset(run: Shown, caption: str) -> Table | None:
     found = {key: mapping(run.figures.get(key)) for key in _WHO}
     every = [mapping(each) for by in found.values() for each in by.values()]
     kinds = [kind for kind in _KINDS if any(number(each, kind) is not None for each in every)]
@@ -262,37 +262,22 @@ def _by_subset(run: Shown, named: bool) -> Table | None:
         blank = [""] * (len(kinds) + 1)
         bodies.append([("too few: in no figure", shown(unknown, ",.0f"), *blank)])
     head = ["who has a row", "rows", *(_KINDS[kind] for kind in kinds), "0 to 1"]
-    return Table(head, [each for each in bodies if each], caption=run.title if named else "")
+    return Table(head, [each for each in bodies if each], caption=caption)
 
 
 def worth(runs: Sequence[Shown]) -> Section | None:
     """Show the Shapley values of parties that `vfl contribution` has found."""
-    found = [(run, table) for run in runs if (table := _values(run, len(runs) > 1))]
-    notes: list[str | Cell] = [Cell("where the 95 % interval begins", line="mark")]
-    for run, table in found:
-        ends = (measured(run.contribution, key, form=".4f") for key in ("all", "nobody"))
-        total = sum(number(each, "value") or 0 for each in _parties(run))
-        said = "all parties {}, nobody {}: the values add up to {:.4f}.".format(*ends, total)
-        notes.append(f"{table.caption}: {said}" if table.caption else said.capitalize())
-    meaning = "A party is worth what it adds to the parties before it, on average over all orders."
-    tables = [table for _, table in found]
-    return Section("What each party is worth", tables, [*notes, meaning]) if found else None
-
-
-def _parties(run: Shown) -> list[dict[str, float]]:
-    """Return the parties whose value and margin are numbers."""
-    every = mappings(run.contribution.get("parties"))
-    keys = ("value", "margin")
-    return [each for each in every if all(number(each, key) is not None for key in keys)]
-
-
-def _values(run: Shown, named: bool) -> Table | None:
-    parties = _parties(run)
-    most = max((abs(each["value"]) for each in parties), default=0.0)
-    rows: list[Row] = []
-    for each in parties:
-        value, margin = each["value"], each["margin"]
-        rows.append(
+    tables, notes = list[Table](), list[str | Cell]()
+    for run in runs:
+        of = run.beside("contribution")
+        parties = [
+            (each, value, margin)
+            for each in mappings(of.get("parties"))
+            if (value := number(each, "value")) is not None
+            and (margin := number(each, "margin")) is not None
+        ]
+        most = max((abs(value) for _, value, _ in parties), default=0.0)
+        rows: list[Row] = [
             (
                 run.called(shown(number(each, "party"))),
                 f"{value:.4f}",
@@ -300,7 +285,17 @@ def _values(run: Shown, named: bool) -> Table | None:
                 "" if value > margin else "not above zero",
                 Cell(bar=Bar([value], most, max(0.0, value - margin))),
             )
-        )
-    metric = _KINDS.get(text(run.contribution.get("metric")), text(run.contribution.get("metric")))
-    head = ["party", f"value ({metric})", "95 % interval", "", "value"]
-    return Table(head, [rows], caption=run.title if named else "") if rows else None
+            for each, value, margin in parties
+        ]
+        if not rows:
+            continue
+        metric = _KINDS.get(text(of.get("metric")), text(of.get("metric")))
+        head = ["party", f"value ({metric})", "95 % interval", "", "value"]
+        tables.append(Table(head, [rows], caption=run.among(runs)))
+        ends = (measured(of, key, form=".4f") for key in ("all", "nobody"))
+        total = sum(value for _, value, _ in parties)
+        said = "all parties {}, nobody {}: the values add up to {:.4f}.".format(*ends, total)
+        notes.append(run.among(runs, ": ") + said if len(runs) > 1 else said.capitalize())
+    mark = Cell("where the 95 % interval begins", line="mark")
+    meaning = "A party is worth what it adds to the parties before it, on average over all orders."
+    return Section("What each party is worth", tables, [mark, *notes, meaning]) if tables else None

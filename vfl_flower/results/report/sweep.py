@@ -1,7 +1,5 @@
 """Results of a sweep, for the page and a terminal: best trials and importance."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,18 +25,13 @@ _SHOWN = 10  # trials; the others unfold
 
 
 class Swept:
-    """The content of a ``sweep.json``, which may say anything."""
+    """The content of the ``sweep.json`` in a folder, which may say anything."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self.found = found
+    def __init__(self, folder: Path) -> None:
+        self.found = found = json_of(folder / FILE)
         self.keys = mapping(found.get("keys"))
         self.trials = mappings(found.get("trials"))
         self.metric = VALIDATED.get(text(found.get("metric")), "figure")
-
-    @classmethod
-    def read(cls, folder: Path) -> Swept:
-        """Read the sweep in a folder."""
-        return cls(json_of(folder / FILE))
 
     def page(self) -> Page:
         """Return the page about the sweep."""
@@ -69,7 +62,11 @@ class Swept:
         """Return the trials, the best first."""
         keys = list(dict.fromkeys(key for each in self.trials for key in mapping(each.get("keys"))))
         head = ["trial", *keys, self.metric, "seconds", "end"]
-        rows = [self._row(each, keys) for each in sorted(self.trials, key=self._order)]
+        best_first = sorted(
+            self.trials,
+            key=lambda each: (each.get("state") != "finished", -(number(each, "figure") or 0.0)),
+        )
+        rows = [self._row(each, keys) for each in best_first]
         notes = []
         if any(each.get("state") == "stopped" for each in self.trials):
             notes.append("A trial that was stopped early counts with the last figure of its curve.")
@@ -93,9 +90,6 @@ class Swept:
             shown(number(trial, "seconds"), ".1f"),
             text(trial.get("failure")) or _STATES.get(text(trial.get("state")), NOTHING),
         )
-
-    def _order(self, trial: Mapping[str, Any]) -> tuple[bool, float]:
-        return trial.get("state") != "finished", -(number(trial, "figure") or 0.0)
 
     def _importance(self) -> Section | None:
         rows: list[Row] = [
@@ -123,11 +117,9 @@ class Swept:
             Line("stopped early", 7, points[False], joined=False),
         ]
         lines = [each for each in lines if each.points]
-        charts = [drawn(f"{self.metric} by trial", lines, "trials so far")]
-        legend = {"best so far": 0, "finished": 2, "stopped early": 7}
+        chart = drawn(f"{self.metric} by trial", lines, "trials so far")
         cells = [
-            Cell(name, line=f"{'dot' if colour else 'line'} s{colour}")
-            for name, colour in legend.items()
+            Cell(each.name, line=f"{'line' if each.joined else 'dot'} s{each.number}")
+            for each in lines
         ]
-        row = [each for each in charts if each]
-        return Section("Course", legend=cells, charts={"": row}) if row else None
+        return Section("Course", legend=cells, charts={"": [chart]}) if chart else None

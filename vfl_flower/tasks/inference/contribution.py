@@ -10,7 +10,6 @@ label holder's own columns.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
@@ -78,7 +77,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
             for party, worth in enumerate(worths)
         ],
     }
-    write_whole(folder / FILE, (json.dumps(figures, indent=2) + "\n").encode())
+    write_json(folder / FILE, figures)
     return figures
 
 

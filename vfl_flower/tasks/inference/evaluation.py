@@ -1,7 +1,5 @@
 """Judge kept predictions by labels that are known later, in a new file of the label holder."""
 
-import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
+from vfl_flower.config.logs import notice
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.drift import LEAST, between
 from vfl_flower.data.frames import is_missing
@@ -21,8 +20,6 @@ from vfl_flower.label_holder.results import TESTED
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference.predictions import encoded, numbers_of
 from vfl_flower.tasks.inference.rows import OF_FILE, learnt_by
-
-notice = logging.getLogger("flwr.notice")
 
 
 def evaluate(
@@ -72,7 +69,7 @@ def evaluate(
         "drift": _drift(folder / TESTED, scores, found),
     }
     out = path.with_suffix(".evaluation.json")
-    write_whole(out, (json.dumps(figures, indent=2) + "\n").encode())
+    write_json(out, figures)
     return out, figures
 
 

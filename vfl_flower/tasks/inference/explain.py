@@ -10,7 +10,6 @@ The rows are the test rows of the run, or the rows with labels of another file.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, sent_by
 from vfl_flower.config.files import make_folder, told
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import People
 from vfl_flower.data.source import Preparation
@@ -44,8 +44,6 @@ from vfl_flower.transport import explain_messages
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import SMALL, Order
-
-notice = logging.getLogger("flwr.notice")  # `vfl explain` shows these records too
 
 _UPLOAD = 2**24  # bytes of the embeddings that an order asks for
 _NUMBERS = 2**25  # most outputs of permuted rows in memory

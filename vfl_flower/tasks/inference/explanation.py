@@ -1,13 +1,12 @@
 """The files of an explanation in the results folder: figures, a table and a picture."""
 
-import json
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from vfl_flower.config import names
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
 from vfl_flower.results.charts import COLOURS
 from vfl_flower.tasks.inference import bars
 
@@ -24,7 +23,7 @@ def write(folder: Path, figures: Mapping[str, Any]) -> None:
 
     Raise `VflError` if a file cannot be written.
     """
-    write_whole(folder / FILE, (json.dumps(figures, indent=2) + "\n").encode())
+    write_json(folder / FILE, figures)
     if features := ranked(figures):
         _draw(figures, features[:_DRAWN], folder / PICTURE)
     else:

@@ -8,7 +8,6 @@ whom one model alone is right, each is right half of the time if they are equall
 The checkpoint has what the top model reads, so nobody asks the parties.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.assessment import threshold
@@ -56,7 +55,7 @@ def paired(folders: Sequence[Path]) -> None:
         tests.append({"other": folder.name, **difference(one, other)})
     for name, scored in _own_models(found, labels, first):
         tests.append({"other": f"{name} alone", **difference(first, scored)})
-    write_whole(folders[0] / FILE, (json.dumps({"tests": tests}, indent=2) + "\n").encode())
+    write_json(folders[0] / FILE, {"tests": tests})
 
 
 def _tested(folder: Path) -> tuple[Checkpoint, Labels, NDArray[Any], Scored]:

@@ -11,7 +11,6 @@ has its test rows predicted.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, sent_by
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import of_people
@@ -50,8 +50,6 @@ from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import GivenReasons
 from vfl_flower.transport.gather import AvailableParties, gather
 from vfl_flower.transport.messages import Predicted, PredictOrder, ServeOrder, Serving
-
-notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 
 def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:

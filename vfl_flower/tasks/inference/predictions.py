@@ -1,6 +1,5 @@
 """Predictions file: turn outputs into labels, compute figures, and write both."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.files import locked, make_folder, told, whole, write_whole
+from vfl_flower.config.files import locked, make_folder, told, whole, write_json
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.column_types import text_of
 from vfl_flower.data.frames import is_missing
@@ -193,7 +192,7 @@ def write(path: Path, frame: Any, figures: dict[str, Any]) -> None:
         make_folder(path.parent)
     with locked(lock, f"Another process writes {path}. Name another file."), told(path):
         _check_new(path)  # another process may have written the file meanwhile
-        write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
+        write_json(of_figures, figures)
         try:
             with whole(path) as file:
                 if path.suffix == ".csv":

@@ -1,6 +1,5 @@
 """Releases of rows by predictions, under noise on embeddings: each upload of a row is one more."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
@@ -18,8 +18,6 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.records import second_count
 from vfl_flower.records.ledger import Value, no_file
-
-notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 _UPLOADS, _RUN = "uploads", "run"  # names in the ledgers
 

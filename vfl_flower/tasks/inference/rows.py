@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
@@ -25,8 +25,6 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties
-
-notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 Array = NDArray[Any]
 

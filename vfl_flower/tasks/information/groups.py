@@ -9,7 +9,6 @@ learns sums over people, and `party.label_sets` bounds what they say about one o
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, VflError, sent_by
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
+from vfl_flower.config.logs import notice
 from vfl_flower.config.names import in_words
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -34,8 +34,6 @@ from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import GroupCounts, GroupsOrder
 from vfl_flower.transport.gather import gather_all
 from vfl_flower.transport.messages import checked
-
-notice = logging.getLogger("flwr.notice")  # `vfl information` shows these records too
 
 Cells = NDArray[Any]
 """Cells of rows, [R], or counts of them, [4]."""
@@ -88,7 +86,7 @@ def segments(transport: Transport, config: RunConfig, given: Mapping[str, Any], 
         for column, counts in counted.items():
             figures = of_groups(counts, true, mechanism_of(config).kept(CELLS))
             assessment["segments"][in_words(f"party {each.party}, {column}")] = figures | noise
-    write_whole(path, (json.dumps(summary, indent=2) + "\n").encode())
+    write_json(path, summary)
     write_card(path.parent)
 
 

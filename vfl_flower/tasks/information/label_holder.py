@@ -13,7 +13,6 @@ together say about one label.
 """
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,8 @@ from numpy.typing import NDArray
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError, PartyError, VflError, sent_by
-from vfl_flower.config.files import write_whole
+from vfl_flower.config.files import write_json
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_labels, with_row_masks
 from vfl_flower.data.at_party import own_columns
@@ -59,8 +59,6 @@ from vfl_flower.transport.early_messages import (
 )
 from vfl_flower.transport.gather import gather, gather_all
 from vfl_flower.transport.messages import SMALL, checked
-
-notice = logging.getLogger("flwr.notice")  # `vfl information` shows these records too
 
 _MOST_COLUMNS = 100_000  # of one party
 _LARGEST = 1e3  # information value
@@ -133,7 +131,7 @@ class _Information:
             **names.with_names(),
             "parties": dict(sorted(parties.items(), key=lambda each: (len(each[0]), each[0]))),
         }
-        write_whole(self.folder / INFORMATION, (json.dumps(result, indent=2) + "\n").encode())
+        write_json(self.folder / INFORMATION, result)
         notice.info("information values: %s", self.folder / INFORMATION)
 
     # --- noisy ----------------------------------------------------------------------------------

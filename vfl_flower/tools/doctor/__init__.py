@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -49,5 +48,5 @@ def doctor(
         print(json.dumps({**description(), "findings": findings}, indent=2))
     else:
         drawn = tabulated(("check", "result", "finding"), found, texts=3)
-        print(re.sub("(?<! ) +$", "", drawn, flags=re.MULTILINE), in_words(found), sep="\n")
+        print(drawn, in_words(found), sep="\n")
     return int(any(each.result in (WARNING, PROBLEM) for each in found))

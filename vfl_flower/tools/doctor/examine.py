@@ -33,8 +33,9 @@ def examine(
     """Return the findings about this machine, and about all that is named."""
     given = [each.expanduser().absolute() for each in named]
     home = flower_home()
-    known = _with_inner(given or [home] * home.is_dir())
-    roles = {folder: role_of(folder) for folder in known}
+    named_here = given or [home] * home.is_dir()
+    both = (folder for each in named_here for folder in (each, each / _INNER))
+    roles = {each: role_of(each) for each in both if each in named_here or each.is_dir()}
     keys = [folder for folder, role in roles.items() if role in (KEYS, MINE)]
     where = network.address(superlink) if superlink else None
     if where and not keys:
@@ -45,14 +46,14 @@ def examine(
     ports = _ports(stream_ports, [folder for folder, role in roles.items() if role == RUN])
     ahead = network.measured(where) if where else None
     found = list(machine.about(compared))
-    found += machine.left_over(known)
+    found += machine.left_over(roles)
     for folder, role in roles.items():
         found += _of_folder(folder, role, bool(named), where, ahead[0] if ahead else 0.0)
     states = [folder for folder, role in roles.items() if role == STATES]
     for folder, role in roles.items():
         if role == RUN:
             found += runs.about(folder, states)
-    found += _withdrawn([each for each in known if each.is_dir()])
+    found += _withdrawn([each for each in roles if each.is_dir()])
     for folder in keys:
         found += _of_network(folder, roles[folder] == MINE, where, ports, ahead)
     return found
@@ -75,13 +76,6 @@ def role_of(folder: Path) -> str:
         if any(next(folder.glob(sign), None) for sign in signs):
             return role
     return ""
-
-
-def _with_inner(named: Sequence[Path]) -> list[Path]:
-    """Return folders, each followed by the folder of states inside it, if any."""
-    pairs = ((each, each / _INNER) for each in named)
-    both = [each for pair in pairs for each in pair if each in named or each.is_dir()]
-    return list(dict.fromkeys(both))
 
 
 def _of_folder(

@@ -11,9 +11,9 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -240,14 +240,9 @@ def _call(where: Address, context: ssl.SSLContext, headers: dict[str, str]) -> t
     with closing(_connection(where, context)) as connection:
         connection.request("POST", _CALL, b"", {**kind, **headers})
         reply = connection.getresponse()
-        return reply.status, _code(reply)
-
-
-def _code(reply: HTTPResponse) -> object:
-    try:
-        return json.loads(reply.read(1 << 16)).get("code")
-    except (ValueError, AttributeError):
-        return None
+        with suppress(ValueError, AttributeError):
+            return reply.status, json.loads(reply.read(1 << 16)).get("code")
+        return reply.status, None
 
 
 def free_ports(ports: range) -> Finding:

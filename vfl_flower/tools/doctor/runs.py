@@ -12,9 +12,8 @@ from vfl_flower.config.names import in_words
 from vfl_flower.data.partitioned import OF_A_FILE
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import JOURNAL, Checkpoint
-from vfl_flower.label_holder.earlier_run import PartyState, check_states
-from vfl_flower.party import state_file
-from vfl_flower.party.state import load_scalars
+from vfl_flower.label_holder.earlier_run import check_states
+from vfl_flower.launch.own_states import load_state
 from vfl_flower.protocol.privacy.journal import Journal, Mark, refused
 from vfl_flower.records import second_count
 from vfl_flower.tools.doctor.finding import OK, PROBLEM, UNKNOWN, WARNING, Finding, many
@@ -69,39 +68,26 @@ def _journal(folder: Path, mark: Mark, second: Path) -> Finding:
 
 def _states(found: Checkpoint, folder: Path, others: Sequence[Path]) -> Finding:
     """Check that the parties of this machine have the states of a checkpoint."""
-    places = {party: _place(found, party, (folder, *others)) for party in range(found.parties)}
-    here = {party: place for party, place in places.items() if place}
+    files = {party: f"run-{found.run}-party-{party}[-.]*state" for party in range(found.parties)}
+    folders = (*others[::-1], folder)  # the last one that has a state counts
+    here = {party: f for party, file in files.items() for f in folders if any(f.glob(file))}
     if not here:
         said = "The parties keep their states. Each party names its folder to `vfl doctor`."
         return Finding("party states", UNKNOWN, said)
-    kept, missing = [], sorted(places.keys() - here.keys())
+    kept, missing = [], sorted(files.keys() - here.keys())
     try:
         if folder in here.values() and missing:
             raise ConfigError(f"Party {missing[0]} has no state in {folder}. Restore a backup.")
         for party, place in here.items():
-            kept.append(_load(found, party, place))
+            node = Context(0, 0, {"partition-id": party, "states": str(place)}, RecordDict(), {})
+            node.node_config["num-partitions"] = found.parties
+            kept.append(load_state(found, party, node))
         check_states(found, kept, whole=False)
     except (VflError, KeyError, ValueError, TypeError) as error:
         said = in_words(f"The run cannot predict. {error}", found.names)
         return Finding("party states", PROBLEM, said)
     said = f"The states of parties {', '.join(map(str, here))} fit the checkpoint."
     return Finding("party states", OK, in_words(said, found.names))
-
-
-def _place(found: Checkpoint, party: int, folders: Sequence[Path]) -> Path | None:
-    pattern = f"run-{found.run}-party-{party}[-.]*state"
-    return next((each for each in folders if any(each.glob(pattern))), None)
-
-
-def _load(found: Checkpoint, party: int, place: Path) -> PartyState:
-    own: dict[str, bool | float | int | str] = {
-        "partition-id": party,
-        "num-partitions": found.parties,
-        "states": str(place),
-    }
-    node = Context(0, 0, own, RecordDict(), {})
-    state, number = state_file.load(node, found.run, found.number)
-    return PartyState(party, int(load_scalars(state)["exchange"]), number)
 
 
 def _data(found: Checkpoint) -> Iterator[Finding]:

@@ -8,37 +8,29 @@ import hashlib
 import json
 import os
 import shlex
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.config.files import opened_to_append, write_whole
+from vfl_flower.config.files import opened_to_append, write_json
 from vfl_flower.config.run_config import RunConfig, packed
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.progress import clock, say
 from vfl_flower.label_holder.results import in_use
-from vfl_flower.launch.descendants import ending_with_this_process
-from vfl_flower.launch.engines import prepare, run_local
+from vfl_flower.launch.engines import prepare
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import FEW, sized
 from vfl_flower.results.figures import NO_VALIDATION, VALIDATED
 from vfl_flower.results.report import write_report
 from vfl_flower.results.report.sweep import FILE, Swept
 from vfl_flower.results.terminal import wrapped
-from vfl_flower.tools.sweep.study import Choice, Range, Study, of_trial, search_of
-from vfl_flower.tools.sweep.trial import IMPOSSIBLE
+from vfl_flower.tools.runner import align_once, check_anew, side_by_side
+from vfl_flower.tools.sweep.study import Search, Study, ends, of_trial, search_of
 
 _WARM_UP = 0.25  # of a trial's evaluations, before which it is not stopped
-_LOOK = 0.2  # seconds between two looks at the processes
-_TERM_SECONDS = 30.0
 
 
 def sweep(
@@ -80,50 +72,37 @@ def sweep(
         try:
             if left := study.left(trials):
                 if config.data.apart:
-                    _align_once(parties, shared, node_configs)
+                    align_once(parties, shared, node_configs)
                 number = min(left, jobs or len(os.sched_getaffinity(0)))
                 _side_by_side(study, job, number, log)
         finally:
             if study.metric:
                 write(folder, study, about)
     if not study.metric:
-        failures = [each.failure for each in study.tried if each.failure]
+        failures = [each["failure"] for each in study.tried if each["failure"]]
         raise VflError(f"No trial has come to its end. The last one: {failures[-1]}")
     return folder
-
-
-def _align_once(
-    parties: int, keys: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
-) -> None:
-    """Align the parties' rows, so that all trials use the same alignment again."""
-    with tempfile.TemporaryDirectory() as place:
-        align = {**keys, "task": "align", "out": str(Path(place, "run"))}
-        run_local(parties, align, node_configs=node_configs)
 
 
 def _check(
     parties: int,
     keys: Mapping[str, Any],
-    searched: Sequence[Range | Choice],
+    searched: Search,
     node_configs: Sequence[Mapping[str, Any]],
 ) -> RunConfig:
     """Check a sweep before anything runs; return the configuration of one trial."""
     found: list[RunConfig] = []
-    for end in (0, 1):
-        own = {each.key: each.ends[end] for each in searched}
+    for last in (False, True):
         try:
-            found.append(prepare(parties, of_trial(keys, own), node_configs)[0])
+            own = of_trial(keys, ends(searched, last))
+            found.append(prepare(parties, own, node_configs)[0])
         except ConfigError:  # perhaps only the values at this end do not go together
-            if end and not found:
+            if last and not found:
                 raise
     for config in found:
         _check_ranked(config)
     config = found[0]
-    repeats = config.running.resume or config.running.rerun
-    if config.task != "train" or config.model or repeats:
-        raise ConfigError(
-            "A sweep trains every trial anew: leave task, model, resume and rerun out."
-        )
+    check_anew(config, "A sweep")
     return config
 
 
@@ -150,64 +129,30 @@ def _folder(out: str, about: Mapping[str, Any]) -> Path:
 
 
 def _side_by_side(study: Study, job: Mapping[str, Any], jobs: int, log: BinaryIO) -> None:
-    """Run trials in processes with one thread each, and show how far they are.
+    """Run trials in processes, and show how far they are.
 
-    The file ``log`` has what the processes print. Raise an error if one of them ends by itself, or
-    if no trial can be judged.
+    Raise an error if one of them ends by itself, or if no trial can be judged.
     """
-    began, before, shown = time.monotonic(), len(study.tried), -1
-    with ending_with_this_process() as mark:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "vfl_flower.tools.sweep.trial"],
-                env={**os.environ, **mark, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the sweep
-            )
-            for _ in range(jobs)
-        ]
-        try:
-            for process in processes:
-                assert process.stdin
-                with suppress(BrokenPipeError), process.stdin as job_file:
-                    job_file.write(json.dumps(job).encode())
-            while None in (codes := {process.poll() for process in processes}):
-                if codes - {0, None}:
-                    break
-                if len(study.tried) != shown:
-                    shown = len(study.tried)
-                    say(partial(_words, study, job["trials"], before, time.monotonic() - began))
-                time.sleep(_LOOK)
-            if IMPOSSIBLE in codes:
-                raise ConfigError(next(each.failure for each in study.tried[::-1] if each.failure))
-            if codes - {0, None}:
-                raise VflError(
-                    "A process of trials has ended by itself, perhaps for want of memory: see "
-                    f"{job['folder']}/workers.log, lower --jobs, and give the same command again."
-                )
-        finally:
-            _end(processes)
+    began, before, told = time.monotonic(), len(study.tried), -1
 
+    def look() -> None:
+        nonlocal told
+        if len(study.tried) != told:
+            told = len(study.tried)
+            say(partial(_words, study, job["trials"], before, time.monotonic() - began))
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TERM_SECONDS)
-        process.kill()
-        process.wait()
+    if not side_by_side("vfl_flower.tools.sweep.trial", job, jobs, log, look):
+        raise ConfigError(next(each["failure"] for each in study.tried[::-1] if each["failure"]))
 
 
 def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
     """Return how far a sweep is, the best figure so far, and the time left."""
     tried = study.tried
     said = [f"{len(tried)} of {most} trials"]
-    if finished := [each for each in tried if each.state == "finished"]:
-        best = max(finished, key=lambda each: each.figure or 0.0)
-        said.append(f"best {VALIDATED[study.metric]} {best.figure:.4f} (trial {best.number})")
+    if any(each["state"] == "finished" for each in tried):
+        first = best({"trials": tried})
+        figure = f"{VALIDATED[study.metric]} {first['figure']:.4f}"
+        said.append(f"best {figure} (trial {first['number']})")
     left = seconds * (most - len(tried)) / max(1, len(tried) - before)
     return [*said, f"about {clock(left)} left"]
 
@@ -219,11 +164,11 @@ def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
         "metric": study.metric,
         "importance": study.importance(),
         "together": [each.as_json() for each in study.together()],
-        "trials": [asdict(each) for each in study.tried],
+        "trials": study.tried,
     }
     found["best"] = best(found)["number"]
     found["line"] = line(found)
-    write_whole(folder / FILE, (json.dumps(found, indent=2) + "\n").encode())
+    write_json(folder / FILE, found)
     write_report([folder])
 
 
@@ -235,7 +180,7 @@ def best(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def table(folder: Path) -> str:
     """Return the best trials, what came of the others, and the line to paste."""
-    swept = Swept.read(folder)
+    swept = Swept(folder)
     found = [swept.best_trials().in_terminal(), wrapped(swept.sentence)]
     if swept.shares:
         shares = ", ".join(f"{key} {share or 0:.2f}" for key, share in swept.shares.items())

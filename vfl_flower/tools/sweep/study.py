@@ -5,17 +5,14 @@ a trial, the trial runs again with the same number and configuration. A configur
 the seed, the trial's number, and the trials that have ended before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,27 +22,23 @@ from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.label_holder.earlier_run import without_noise
 from vfl_flower.protocol.privacy.together import Claim, together
 
-if TYPE_CHECKING:
+try:
     import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+except ImportError:
+    raise VflError(
+        "A sweep needs Optuna, which is not installed. Run: pip install 'vfl-flower[sweep]'."
+    ) from None
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+Distribution = IntDistribution | FloatDistribution | CategoricalDistribution
+Search = dict[str, Distribution]
+"""Option -> the range or the choices of its values."""
 
 _NAME = "sweep"
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A trial that is over.
-
-    state : "finished"; "stopped", so that ``figure`` is the last of its curve; or "failed".
-    deviation : of the figure, over several seeds.
-    """
-
-    number: int
-    keys: Mapping[str, Any]
-    state: str
-    figure: float | None = None
-    deviation: float | None = None
-    seconds: float | None = None
-    failure: str = ""
+_ENDS = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped"}
 
 
 class Study:
@@ -54,20 +47,8 @@ class Study:
     No trial is stopped in the first ``warm_up`` evaluations.
     """
 
-    def __init__(
-        self, folder: Path, search: Sequence[Range | Choice], seed: int, warm_up: int
-    ) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise VflError(
-                "A sweep needs Optuna, which is not installed. Run: "
-                "pip install 'vfl-flower[sweep]'."
-            ) from None
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._optuna = optuna
-        self._states = optuna.trial.TrialState
-        self._search = {each.key: each for each in search}
+    def __init__(self, folder: Path, search: Search, seed: int, warm_up: int) -> None:
+        self._search = search
         self._folder, self._seed = folder, seed
         journal = folder / "study.journal"
         _mend(journal)
@@ -90,15 +71,15 @@ class Study:
             )
         self._study.set_user_attr("about", now)
         study_id = self._storage.get_study_id_from_name(_NAME)
-        for trial in self._trials(self._states.RUNNING):  # when the last process ended
+        for trial in self._trials(TrialState.RUNNING):  # when the last process ended
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
             begun = trial.user_attrs.get("begun", 1)
             self._storage.set_trial_user_attr(trial_id, "begun", begun + 1)
-            self._storage.set_trial_state_values(trial_id, self._states.WAITING)
+            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
 
     def left(self, most: int) -> int:
         """Return how many trials of so many have not begun."""
-        begun = [each for each in self._trials() if each.state != self._states.WAITING]
+        begun = [each for each in self._trials() if each.state != TrialState.WAITING]
         return max(0, most - len(begun))
 
     def next(self, most: int) -> tuple[optuna.Trial, dict[str, Any]] | None:
@@ -106,12 +87,11 @@ class Study:
         with alone_in(self._folder):  # else two workers would begin the last trial
             if not self.left(most):
                 return None
-            waiting = self._trials(self._states.WAITING)
+            waiting = self._trials(TrialState.WAITING)
             number = waiting[0].number if waiting else len(self._trials())
             own = np.random.SeedSequence([self._seed, number]).generate_state(1)[0]
-            self._study.sampler = self._optuna.samplers.TPESampler(seed=int(own))
-            drawn = {key: self._distribution(each) for key, each in self._search.items()}
-            trial = self._study.ask(drawn)
+            self._study.sampler = optuna.samplers.TPESampler(seed=int(own))
+            trial = self._study.ask({**self._search})
         return trial, self._keys(trial.params)
 
     def ended(self, trial: optuna.Trial, outcome: Mapping[str, Any]) -> None:
@@ -122,27 +102,16 @@ class Study:
         if "figure" in outcome:
             self._study.tell(trial, outcome["figure"])
         else:
-            self._study.tell(trial, state=self._states.PRUNED)
+            self._study.tell(trial, state=TrialState.PRUNED)
 
     @property
-    def tried(self) -> list[Tried]:
-        """The trials that are over, by number."""
-        return [
-            Tried(
-                number=trial.number,
-                keys=self._keys(trial.params),
-                state="failed"
-                if trial.user_attrs.get("failure")
-                else "finished"
-                if trial.state == self._states.COMPLETE
-                else "stopped",
-                figure=None if trial.user_attrs.get("failure") else trial.value,
-                deviation=trial.user_attrs.get("deviation"),
-                seconds=trial.user_attrs.get("seconds"),
-                failure=trial.user_attrs.get("failure", ""),
-            )
-            for trial in self._trials(self._states.COMPLETE, self._states.PRUNED)
-        ]
+    def tried(self) -> list[dict[str, Any]]:
+        """The trials that are over, by number, as the file of a sweep has them.
+
+        The figure of a trial that was stopped is the last of its curve. A trial has a deviation
+        over several seeds.
+        """
+        return [_tried(each, self._keys(each.params)) for each in self._trials(*_ENDS)]
 
     @property
     def metric(self) -> str:
@@ -167,41 +136,49 @@ class Study:
 
         Trials that were stopped count with their last figure. Empty if all figures are equal.
         """
-        trials = {each.number: each for each in self.tried if each.figure is not None}
-        if len({each.figure for each in trials.values()}) < 2:
+        failed = {each["number"] for each in self.tried if each["figure"] is None}
+        trials = [each for each in self._trials(*_ENDS) if each.number not in failed]
+        if len({each.value for each in trials}) < 2:
             return {}
-        study = self._optuna.create_study(direction="maximize")
-        for of in self._trials():
-            if of.number in trials:
-                study.add_trial(
-                    self._optuna.trial.create_trial(
-                        params=of.params,
-                        distributions=of.distributions,
-                        value=trials[of.number].figure,
-                    )
+        study = optuna.create_study(direction="maximize")
+        for each in trials:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    value=each.value, params=each.params, distributions=each.distributions
                 )
-        evaluator = self._optuna.importance.FanovaImportanceEvaluator(seed=self._seed)
-        found = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
+            )
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self._seed)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
         return {key: float(share) for key, share in found.items()}
 
-    def _trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+    def _trials(self, *states: TrialState) -> list[optuna.trial.FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=states or None)
 
-    def _keys(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: each.value(params[key]) for key, each in self._search.items()}
+    def _keys(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that were drawn, with the numbers of a range to three digits."""
+        keys = {key: drawn[key] for key in self._search}
+        for key, of in self._search.items():
+            if isinstance(of, FloatDistribution):
+                keys[key] = min(max(float(f"{keys[key]:.3g}"), of.low), of.high)
+        return keys
 
-    def _distribution(self, each: Range | Choice) -> Any:
-        of = self._optuna.distributions
-        if isinstance(each, Choice):
-            return of.CategoricalDistribution(each.values)
-        if isinstance(each.low, int) and isinstance(each.high, int):
-            return of.IntDistribution(each.low, each.high, log=each.log)
-        return of.FloatDistribution(each.low, each.high, log=each.log)
+
+def _tried(trial: optuna.trial.FrozenTrial, keys: Mapping[str, Any]) -> dict[str, Any]:
+    of = trial.user_attrs
+    failure = of.get("failure", "")
+    return {
+        "number": trial.number,
+        "keys": keys,
+        "state": "failed" if failure else _ENDS[trial.state],
+        "figure": None if failure else trial.value,
+        "deviation": of.get("deviation"),
+        "seconds": of.get("seconds"),
+        "failure": failure,
+    }
 
 
 def _backend(journal: Path) -> Any:
     """Return Optuna's journal, with a lock that ends with the process that holds it."""
-    from optuna.storages.journal import JournalFileBackend
 
     class Lock:
         def acquire(self) -> bool:
@@ -233,45 +210,7 @@ NOT_SEARCHED = {  # trials could not be compared, or would not all train
 }
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``low`` to ``high``, evenly or by their logarithms."""
-
-    key: str
-    low: float
-    high: float
-    log: bool
-
-    @property
-    def ends(self) -> tuple[Any, Any]:
-        """Return the first and the last value."""
-        return self.low, self.high
-
-    def value(self, drawn: Any) -> Any:
-        """Return a number that was drawn, to three digits."""
-        if isinstance(drawn, int):
-            return drawn
-        return min(max(float(f"{drawn:.3g}"), self.low), self.high)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Some values."""
-
-    key: str
-    values: tuple[Any, ...]
-
-    @property
-    def ends(self) -> tuple[Any, Any]:
-        """Return the first and the last value."""
-        return self.values[0], self.values[-1]
-
-    def value(self, drawn: Any) -> Any:
-        """Return the value that was drawn."""
-        return drawn
-
-
-def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Choice]:
+def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> Search:
     """Return the ranges and choices of ``--search``, which may name no option that is given."""
     try:
         words = [word for text in texts for word in shlex.split(text)]
@@ -279,15 +218,26 @@ def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Ch
         raise ConfigError(f"--search {' '.join(texts)!r} has a quote that is left open.") from None
     if not words:
         raise ConfigError(f"--search names nothing: {_HOW}.")
-    found: dict[str, Range | Choice] = {}
+    found: Search = {}
     for word in words:
-        each = _of(word)
-        if each.key in found:
-            raise ConfigError(f"--search names {each.key} twice: leave one out.")
-        if each.key in given:
-            raise ConfigError(f"{each.key} is in -c and in --search: leave it out of one.")
-        found[each.key] = each
-    return list(found.values())
+        name, equals, said = word.partition("=")
+        if not equals or not said:
+            raise ConfigError(f"--search {word!r} cannot be read: {_HOW}.")
+        if name in found:
+            raise ConfigError(f"--search names {name} twice: leave one out.")
+        if name in given:
+            raise ConfigError(f"{name} is in -c and in --search: leave it out of one.")
+        found[name] = _of(word, name, said)
+    return found
+
+
+def ends(search: Search, last: bool) -> dict[str, Any]:
+    """Return the first or the last value of each option."""
+    values = {
+        key: of.choices if isinstance(of, CategoricalDistribution) else (of.low, of.high)
+        for key, of in search.items()
+    }
+    return {key: each[-1 if last else 0] for key, each in values.items()}
 
 
 def of_trial(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,10 +246,7 @@ def of_trial(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
     return without_noise(keys) if own.get("privacy") == "none" else keys
 
 
-def _of(word: str) -> Range | Choice:
-    name, equals, said = word.partition("=")
-    if not equals or not said:
-        raise ConfigError(f"--search {word!r} cannot be read: {_HOW}.")
+def _of(word: str, name: str, said: str) -> Distribution:
     if name not in KEYS:
         parse({name: ""})  # raises, with the name that was perhaps meant
     if name in NOT_SEARCHED:
@@ -315,14 +262,15 @@ def _of(word: str) -> Range | Choice:
             raise ConfigError(f"--search {word!r} is no range: write the lower number first.")
         if match["log"] and low <= 0:
             raise ConfigError(f"--search {word!r} has no logarithm: let it begin above 0.")
-        return Range(name, low, high, bool(match["log"]))
+        of = IntDistribution if kind is int else FloatDistribution
+        return of(low, high, log=bool(match["log"]))
     values = tuple(_value(name, each) for each in said.split("|"))
     if len(values) == 1:
         what = "a..b or x|y" if kind in (int, float) else "x|y"
         raise ConfigError(f"--search {word!r} is one value: write {name}={what}, or set it by -c.")
     if len(set(values)) < len(values):
         raise ConfigError(f"--search {word!r} names a value twice: leave one out.")
-    return Choice(name, values)
+    return CategoricalDistribution(values)
 
 
 def _value(name: str, text: str) -> Any:

@@ -4,8 +4,6 @@
 trial writes to a temporary folder. The sweep gets the files of a trial that ends, and of no other.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -26,10 +24,9 @@ from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.privacy.together import Claim
 from vfl_flower.results.figures import chosen_by
+from vfl_flower.tools.runner import IMPOSSIBLE
 from vfl_flower.tools.seeds import repeated
 from vfl_flower.tools.sweep.study import Study, of_trial, search_of
-
-IMPOSSIBLE = 93  # exit code of a process that found that no trial of the sweep can be judged
 
 
 class _StoppedError(VflError):
@@ -83,15 +80,13 @@ def run_trial(
         start = partial(run_local, observers=[_Watch(report)])
         outcome: dict[str, Any] = {}
         try:
-            run = repeated(
-                start, about["parties"], keys, about["node_configs"], about["seeds"], folder
-            )
-        except _ImpossibleError:
-            raise
-        except _StoppedError:
-            pass
+            own = {**keys, "out": str(folder)}
+            run = repeated(start, about["parties"], own, about["node_configs"], about["seeds"])
         except VflError as error:
-            outcome = {"failure": error.outside}
+            if isinstance(error, _ImpossibleError):
+                raise
+            if not isinstance(error, _StoppedError):
+                outcome = {"failure": error.outside}
         else:
             summary = run.summary
             figures = {**run.history[-1], **{k: v for k, v in summary.items() if v is not None}}

@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import logging
 import socket
 import ssl
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 from cryptography import x509
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.logs import notice
 from vfl_flower.transport.nodes.certificates import names_host, names_of
-
-notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 _UNREADABLE = x509.DuplicateExtension, x509.UnsupportedGeneralNameType  # no ValueError
 

@@ -2,16 +2,14 @@
 
 import hashlib
 import hmac
-import logging
 import secrets
 import time
 from pathlib import Path
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import check_own, is_secret, told, write_whole
+from vfl_flower.config.logs import notice
 from vfl_flower.config.options import ServingConfig
-
-notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 _FILE = "serve.token"
 _LOOK = 1.0  # seconds between two looks at the file

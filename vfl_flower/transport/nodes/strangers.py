@@ -1,10 +1,9 @@
 """One line for many refused calls: strangers cannot fill a log."""
 
-import logging
 import time
 from threading import Lock
 
-log = logging.getLogger("flwr")
+from vfl_flower.config.logs import log
 
 _EVERY = 60.0  # seconds between two lines
 

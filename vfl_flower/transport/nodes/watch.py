@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -10,9 +9,8 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 from vfl_flower.config.errors import senders
+from vfl_flower.config.logs import notice
 from vfl_flower.transport.base import Transport
-
-notice = logging.getLogger("flwr.notice")
 
 _LOOK = 0.5  # seconds between two looks at the time without an answer
 _APART = 2.0  # seconds between two questions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Collection, Iterable
@@ -12,6 +11,7 @@ from typing import Any
 from flwr.app import Message
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import (
@@ -25,9 +25,6 @@ from vfl_flower.transport.stream.frames import POLL
 from vfl_flower.transport.stream.links import Link, Streams
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, said, to_message
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _STARTING = 30.0  # seconds after which to send another Flower message, if no session has begun
 _GRACE = 5.0  # seconds after a broken stream, in which the party may reconnect by itself

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import secrets
 import selectors
@@ -23,6 +22,7 @@ from flwr.common.constant import ErrorCode
 from websockets.http11 import Request
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.transport.flower_internals import from_bytes
 from vfl_flower.transport.messages import SMALL
@@ -31,8 +31,6 @@ from vfl_flower.transport.nodes.strangers import Strangers
 from vfl_flower.transport.stream.connections import Connection, context_of
 from vfl_flower.transport.stream.frames import NAME, TOKEN
 from vfl_flower.transport.stream.listen import listen
-
-log = logging.getLogger("flwr")
 
 _CUTS = 3  # times that a party may send something invalid
 _CONNECTIONS = 1024  # most connections at a time, strangers' included

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 import time
@@ -23,6 +22,7 @@ from websockets.uri import parse_uri
 
 from vfl_flower.config.checks import is_loopback, proxy_of
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.flower_internals import from_bytes, to_bytes
 from vfl_flower.transport.messages import SMALL
@@ -40,8 +40,6 @@ from vfl_flower.transport.stream.frames import (
 )
 from vfl_flower.transport.stream.listen import host_and_port
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
-
-log = logging.getLogger("flwr")
 
 _FIRST_SECONDS = 10.0  # within which a party must first reach the label holder
 _CALL_SECONDS = 5.0  # within which a call must begin

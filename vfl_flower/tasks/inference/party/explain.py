@@ -5,7 +5,6 @@ the order of its features are random, and nobody else learns them. At the end th
 the party how much the metric fell. Only the party can say which name has which figure.
 """
 
-import logging
 import secrets
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_folder, told, whole
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.on_disk import SequenceColumn
 from vfl_flower.models.rebuilt import ColumnChange
@@ -36,8 +36,6 @@ from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.transport import explain_messages
 from vfl_flower.transport.messages import checked
 from vfl_flower.transport.node import index_and_parties, refused, simulated
-
-log = logging.getLogger("flwr")
 
 _IN_MEMORY = 2**29  # bytes of samples; more samples are read again for each upload
 _AT_ONCE = 2**26  # most numbers in the permutations of an order

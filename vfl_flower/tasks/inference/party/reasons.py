@@ -5,7 +5,6 @@ computes from its own rows, and keeps all parts with the names of columns in its
 """
 
 import json
-import logging
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from vfl_flower.config import files
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.on_disk import SequenceColumn
@@ -30,8 +30,6 @@ from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.messages import LARGEST, Arrays, checked
 from vfl_flower.transport.node import states_folder
-
-log = logging.getLogger("flwr")
 
 _TOLD = 4
 """Most columns that a party tells: as many reasons as a letter usually has."""

@@ -7,7 +7,6 @@ file again, and says which rows have gone.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.seeking import OpenKeys, OpenSet
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.withdrawn import place, version
@@ -33,8 +33,6 @@ from vfl_flower.tasks.inference.party.reasons import Reasons
 from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.messages import Arrays, Scored, ScoreOrder, ServeOrder, Serving
-
-log = logging.getLogger("flwr")
 
 _SINGLES = 10_000  # most samples of single rows in memory
 _LOOK = 1.0  # seconds between two looks at the party's file

@@ -4,7 +4,6 @@ A thread asks a party as the service's start does. Only the service's own thread
 it sends the messages of this thread, and hands it the replies.
 """
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,14 +18,13 @@ from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import Places
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.data.split import Alignment
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.serving.records import PartyRecord
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties, gather
 from vfl_flower.transport.messages import ServeOrder, Serving
-
-log = logging.getLogger("flwr")
 
 _FIRST, _MOST = 2.0, 60.0  # seconds between two tries, which double while a party fails
 

@@ -4,7 +4,6 @@ At most one message is out to a party. A party that misses the deadline of an or
 for again until it answers. A party that has lost its model is asked to load it again.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -13,6 +12,7 @@ from flwr.app import Message
 
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.tasks.inference.model import TrainedModel
@@ -39,9 +39,6 @@ from vfl_flower.transport.early_messages import (
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.wire import read_reply, to_message
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")
 
 P = TypeVar("P", bound=messages.Payload)
 

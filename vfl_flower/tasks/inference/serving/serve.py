@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -20,13 +19,11 @@ import torch
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.http.tokens import tokens_of
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 PROCESS = "serve.pid"
 """File in the run's results folder, with the number of the service's process."""

@@ -6,7 +6,6 @@ for nobody. A large request takes several batches (`requests.Queue`).
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log, notice
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.tasks.inference.contribution_to_score import HOLDER
 from vfl_flower.tasks.inference.predictions import predicted_columns
@@ -34,9 +34,6 @@ from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
 from vfl_flower.tasks.inference.serving.turns import Turns, apart
 from vfl_flower.transport.http.guard import Refusals
 from vfl_flower.transport.messages import Arrays
-
-log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # `vfl serve` shows these records too
 
 _WAITING = 40_000  # most ids of a caller that wait
 _MORE = 256  # work of a batch for which parties get `score-timeout` once more

@@ -1,7 +1,6 @@
 """Threads that callers share fairly, one of them for contributions to scores."""
 
 import asyncio
-import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vfl_flower.config.errors import VflError
+from vfl_flower.config.logs import log
 from vfl_flower.tasks.inference.serving.requests import UnavailableError
-
-log = logging.getLogger("flwr")
 
 T = TypeVar("T")
 _Call = tuple[Callable[[], Any], asyncio.Future[Any]]
