@@ -41,8 +41,11 @@ from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import Predicted, PredictOrder
 
-MIXES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the scores in the student's targets. The rest is of the labels."""
+MIXES = (0.0, 0.5, 0.75, 1.0)
+"""Shares of the scores in the student's loss. The rest is of the labels."""
+_BY_SCORES = {"batch-size": 256, "server-lr": 0.002, "optimizer": "adam", "epochs": 15}
+"""Training of a student with many rows: scores have little noise, and few labels are overfitted."""
+_MANY = 5000  # rows
 _DRAWS = 200  # of a bootstrap
 _OF_ROWS = ("align", "min-parties", "presence")  # options that say which rows parties lack
 
@@ -50,7 +53,7 @@ _OF_ROWS = ("align", "min-parties", "presence")  # options that say which rows p
 class Student(Frozen):
     """Trains the label holder's model without any party.
 
-    ``targets`` are class probabilities [N, K] or numbers [N]; None for the labels.
+    ``targets`` come from `mixed`; None for the labels.
     """
 
     more: Mapping[str, Any] = {}
@@ -98,14 +101,15 @@ def distil(
         labels = _without_labels(labels, scores[of_train], scores[of_held])
     own, columns = _config(found, given), model.rows.own[extra]
     students: dict[float, Student] = {}
+    many = len(of_train) + int(extra.sum()) >= _MANY and not _BY_SCORES.keys() & given.keys()
+    by_scores = _config(found, {**_BY_SCORES, **given}) if many else own
     for mix in (1.0,) if hides else MIXES if labels.validation else (0.0, 1.0):
         learned = labels
         targets: Tensor | None = None
         if mix:  # else it is the local-only model
-            targets = mix * scores[of_train] + (1 - mix) * _given(own, labels)
-            targets = torch.cat([targets, scores[extra]])
+            targets = mixed(mix, torch.cat([scores[of_train], scores[extra]]), _given(own, labels))
             learned = _with_people(labels, scores[extra], columns, others)
-        students[mix] = Student(own, learned).learn(transport, targets)
+        students[mix] = Student(by_scores if mix else own, learned).learn(transport, targets)
     losses = {mix: each.history.chosen["validation_loss"] for mix, each in students.items()}
     mix = min(losses, key=lambda each: losses[each]) if labels.validation else 1.0
     student, local = students[mix], students.get(0.0)
@@ -224,6 +228,19 @@ def _given(config: RunConfig, labels: Labels) -> Tensor:
     targets = functional.one_hot(numbers, len(labels.classes)).float()
     weights = class_weights(config.data, labels.train, len(labels.classes))
     return targets if weights is None else targets * torch.from_numpy(weights)
+
+
+def mixed(mix: float, scores: Tensor, labels: Tensor) -> Tensor:
+    """Return targets and weights [N, K + 1] of rows with scores [N, K], the first with labels.
+
+    Their loss is ``mix`` times the mean loss of all scores, and 1 - ``mix`` times that of all
+    labels. So few labels count as much as many scores.
+    """
+    known, weights = len(labels), torch.full((len(scores), 1), mix)
+    weights[:known] += (1 - mix) * len(scores) / known
+    targets, given = (each.reshape(len(each), -1) for each in (scores, labels))
+    both = given.lerp(targets[:known], mix / weights[:known])
+    return torch.cat([torch.cat([both, targets[known:]]), weights], 1)
 
 
 def _with_people(

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import r2_score, roc_auc_score
+from torch.nn import functional
 
 from strategies import distilled
 from tests.organisations import ID, Organisations, change, cut
@@ -165,13 +166,35 @@ def test_soft_targets_of_one_class_have_the_loss_of_a_label(classes: int) -> Non
     labels = torch.arange(7) % classes
     weighted = Loss(torch.arange(1.0, 1.0 + classes))
     loss = with_soft_targets(weighted)
-    hard = torch.nn.functional.one_hot(labels).float()
+    one = torch.ones(7, 1)
+    hard = torch.cat([functional.one_hot(labels), one], 1)
     torch.testing.assert_close(loss(z, hard), Loss().per_row(z, labels))
     torch.testing.assert_close(loss(z, labels), weighted.per_row(z, labels))
-    even = torch.full_like(hard, 1 / classes)
+    even = torch.cat([torch.full((7, classes), 1 / classes), one], 1)
     at_zero = Loss(own=loss).gradient(torch.zeros_like(z), even)
     torch.testing.assert_close(at_zero, torch.zeros_like(z))  # the least loss is at the targets
     assert Loss(own=loss).gradient(torch.zeros_like(z), hard).abs().min() > 0.1
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3], ids=["numbers", "two classes", "three classes"])
+def test_few_labels_have_their_share_of_the_loss_beside_many_scores(kind: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(50, 3 if kind == 3 else 1, generator=generator, requires_grad=True)
+    scores, labels = torch.rand(50, kind, generator=generator), torch.arange(5) % max(2, kind)
+    scores, given = scores / scores.sum(1, keepdim=True), functional.one_hot(labels).float()
+    if kind == 1:  # numbers [N]
+        scores, given = torch.rand(50, generator=generator), (labels := labels.float())
+    loss = with_soft_targets(Loss())
+
+    def gradient(losses: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(losses.mean(), z)[0]
+
+    alone = torch.cat([scores.reshape(50, -1), torch.ones(50, 1)], 1)
+    of_scores, of_labels = gradient(loss(z, alone)), gradient(Loss().per_row(z[:5], labels))
+    for mix in (0.25, 1.0):
+        found = gradient(loss(z, distilled.mixed(mix, scores, given)))
+        torch.testing.assert_close(found, mix * of_scores + (1 - mix) * of_labels)
+    assert distilled.mixed(0.25, scores[:5], given)[:, -1].eq(1).all()  # everybody has a label
 
 
 def test_people_without_a_label_teach_by_their_scores(
@@ -206,6 +229,30 @@ def test_people_without_a_label_teach_by_their_scores(
     assert main(["forget", "--id-file", str(withdrawn), str(tmp_path)]) == 0
     found = {name: checkpoint.load(tmp_path / name).withdrawn for name in ("run", "few", "many")}
     assert found == {"run": (0, 170), "few": (0, 170), "many": (2, 170 + len(outside))}
+
+
+def test_many_rows_teach_by_large_batches_unless_options_say_how(
+    bank: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distilled, "MIXES", (0.0, 1.0))
+
+    def sizes(least: int, **keys: Any) -> tuple[int, ...]:
+        configs: list[int] = []
+        init = distilled.Student.__init__
+
+        def made(self: Any, config: Any, labels: Any) -> None:
+            init(self, config, labels)
+            configs.append(self.config.training.batch_size)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(distilled, "_MANY", least)
+            patch.setattr(distilled.Student, "__init__", made)
+            given = {"model": str(bank.folder / "run"), "out": str(tmp_path / f"{least}{keys}")}
+            distil_local({**given, **keys}, bank.node_configs)
+        return tuple(configs)
+
+    assert sizes(100) == (32, 256)  # the local-only model trains as ever
+    assert sizes(100, epochs=2) == sizes(10_000, epochs=2) == (32, 32)
 
 
 def test_the_share_of_the_gain_is_one_for_the_run_and_nought_for_local_only(

@@ -142,15 +142,20 @@ class Loss:
 
 
 def with_soft_targets(loss: Loss) -> RowLoss:
-    """Return the loss -sum_k t_k log q_k of targets t [R, K]. Labels [R] keep their ``loss``."""
+    """Return the loss -w sum_k t_k log q_k of targets t and weights w [R, K + 1].
+
+    A single target is a number, with w times its ``loss``. Labels [R] keep their ``loss``.
+    """
 
     def per_row(outputs: Tensor, labels: Tensor) -> Tensor:
         if labels.dim() == 1:
             return loss.per_row(outputs, labels)
-        z = outputs
+        targets, weights, z = labels[:, :-1], labels[:, -1], outputs
+        if targets.shape[1] == 1:
+            return weights * loss.per_row(z, targets[:, 0])
         if z.shape[1] == 1:
             z = torch.cat([torch.zeros_like(z), z], 1)
-        return -(labels * z.log_softmax(1)).sum(1)
+        return -weights * (targets * z.log_softmax(1)).sum(1)
 
     return per_row
 
