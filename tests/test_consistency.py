@@ -174,6 +174,17 @@ def test_outliers_for_few_validation_rows_widen_no_limit(
     assert flags()[0] < 0.5
 
 
+@pytest.mark.parametrize(("rows", "warns"), [(299, True), (3000, False)])
+def test_odd_rows_warn_where_they_break_the_confidence(rows: int, warns: bool, caplog: Any) -> None:
+    """Of 299 rows, the confidence permits none to exceed a limit; of 3,000, it permits some."""
+    honest = drawn(rows, 1)
+    Consistency(COLUMNS, linear, True).fit(honest, 0.01)
+    assert not caplog.text  # the control
+    honest.blocks[7, COLUMNS[1]] = 40.0
+    Consistency(COLUMNS, linear, True).fit(honest, 0.01)
+    assert ("1 validation rows are far" in caplog.text) == warns
+
+
 @pytest.mark.parametrize("value", [1e6, -1e6])
 def test_embeddings_that_overflow_the_score_are_flagged(value: float) -> None:
     def overflows(blocks: Tensor, own: NDArray[Any], given: NDArray[Any]) -> Tensor:

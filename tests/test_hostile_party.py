@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.early_messages import EvidenceOrder
+from vfl_flower.transport.explain_messages import GroupCounts
+from vfl_flower.transport.messages import Order, Payload, Predicted, Upload
 
 pytestmark = pytest.mark.xdist_group("hostile-party")  # its tests share trained models
 SHORT = {"dataset": "breast-cancer", "strategy": "split-nn", "epochs": 4, "party-lr": 0.1}
@@ -105,7 +109,8 @@ def of_two_classes(kind: type[Hostile]) -> tuple[torch.Tensor, torch.Tensor]:
     rows = torch.randn(600, 8, generator=generator)
     classes = np.arange(600) % 2
     rows[:, 0] += 4.0 * torch.from_numpy(classes)
-    vars(client).update(own=rows.numpy(), believed=classes, slope=-torch.eye(8)[0])
+    pulls = torch.eye(8)[:1] * torch.tensor([[-1.0], [1.0]])
+    vars(client).update(own=rows.numpy(), believed=classes, pulls=pulls)
     return client.scored(torch.as_tensor, rows.numpy()), rows
 
 
@@ -119,6 +124,31 @@ def test_an_adaptive_attacker_keeps_within_what_honest_rows_show() -> None:
     assert sent[1::2, 0].mean() < honest[1::2, 0].mean() - 1.5  # towards the target, class 0
     far, _ = of_two_classes(Triggerless)
     assert (far - honest).norm(dim=1).max() > 2 * moved.max()
+
+
+def test_a_large_step_raises_no_other_class_as_much_as_the_target() -> None:
+    """The control: the steepest step of the target class raises another one more."""
+    client = attacker()
+    vars(client).update(pulls=torch.tensor([[1.0, 0.0], [1.2, 1.5]]))
+    target, other = (client.pulls @ client.apart).tolist()
+    assert target > 0.4 and abs(other) < 1e-6
+    target, other = (client.pulls @ client.slope).tolist()
+    assert other > target > 0
+
+
+def test_no_answer_of_a_party_has_a_label() -> None:
+    """The control: an order has noisy labels. A codec decides the arrays of uploads."""
+
+    def of(kind: type[Payload]) -> set[type[Payload]]:
+        return {kind}.union(*map(of, kind.__subclasses__()))
+
+    has = {
+        each
+        for each in of(Payload)
+        if any("label" in name for name in [*(f.name for f in fields(each)), *(each.names or ())])
+    }
+    assert has == {EvidenceOrder} and issubclass(EvidenceOrder, Order)
+    assert {Upload, GroupCounts, Predicted} < of(Payload)
 
 
 def test_flagged_scores_are_counted_apart_from_success() -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from vfl_attacks.clients import Ids, Rows, Wiretap
 from vfl_attacks.labels import by_direction, complete
@@ -154,16 +155,21 @@ class Hostile(Wiretap):
         return embed(self.own[self.few])
 
     @cached_property
-    def slope(self) -> Tensor:
-        """The direction [E] that lowers the loss of rows of the target class.
+    def pulls(self) -> Tensor:
+        """A linear stand-in of the top model: directions [C, E] that lower each class's loss."""
+        of_class = [self.answered & (self.believed == c) for c in range(self.known[1].max() + 1)]
+        sums = [self.gradients[rows].sum(0) / max(int(rows.sum()), 1) for rows in of_class]
+        return -torch.from_numpy(np.stack(sums))
 
-        It is a linear stand-in of the label holder's model: the more of it an embedding has, the
-        more sure that model is of the class.
-        """
-        rows = self.answered & (self.believed == self.target)
-        mean = torch.from_numpy(-self.gradients[rows].mean(0))
-        direction: Tensor = mean / (mean.norm() + 1e-30)
-        return direction
+    @property
+    def slope(self) -> Tensor:
+        """The direction [E] that raises the target class most."""
+        return normalize(self.pulls[self.target], dim=0)
+
+    @property
+    def apart(self) -> Tensor:
+        """The direction [E] that raises the target class, and no other: for large steps."""
+        return normalize(torch.linalg.pinv(self.pulls, rtol=0.3)[:, self.target], dim=0)
 
 
 class Replaced(Hostile):
@@ -221,16 +227,11 @@ class Backdoor(Replaced):
         """Return embeddings with what the trigger adds."""
         return h + super().poisoned(h)
 
-    @cached_property
-    def most(self) -> float:
-        """The largest number of the party's training rows."""
-        return float(self.own.max())
-
     def stamped(self, rows: Rows) -> Rows:
         """Set the first quarter along each axis of the samples [n, ...] to the largest number."""
         stamped = rows.copy()
         corner = tuple(slice(-(-size // 4)) for size in rows.shape[1:])
-        stamped[(slice(None), *corner)] = self.most
+        stamped[(slice(None), *corner)] = self.own.max()
         return stamped
 
 
@@ -249,7 +250,7 @@ class Triggerless(Hostile):
     def climbed(self, h: Tensor, honest: Tensor) -> Tensor:
         """Return embeddings h moved up to a multiple of the largest honest norm."""
         most = _AMPLIFIED * float(honest.norm(dim=1).max())
-        return within(h, 2 * most * self.slope, most)
+        return within(h, 2 * most * self.apart, most)
 
 
 class Adaptive(Hostile):
@@ -304,17 +305,14 @@ class Widening(Triggerless):
 
 
 class Dominating(Hostile):
-    """Send one embedding that decides the class (dominating inputs, S&P 2023).
-
-    It lies far up the stand-in of `Triggerless`.
-    """
+    """Send one embedding, far up the stand-in of `Triggerless` (dominating inputs, S&P 2023)."""
 
     means = "honest in training; one large embedding for all rows"
 
     def scored(self, embed: Embed, rows: Rows) -> Tensor:
         """Send the embedding for each row."""
         size = _DOMINANT * float(self.honest(embed).norm(dim=1).max())
-        return (size * self.slope).expand(len(rows), -1).clone()
+        return (size * self.apart).expand(len(rows), -1).clone()
 
 
 class FreeRider(Hostile):

@@ -65,17 +65,18 @@ def robustness(
     config = checked(run_config)
     chosen = _chosen(config, parties, names)
     folder, total = results_folder(config), SEEDS * len(chosen)
-    seeds = range(config.training.seed, config.training.seed + SEEDS)
     outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen}
     with (
         in_use(folder),
         _quiet(),
+        TemporaryDirectory() as runs,
         tqdm(total=total, unit="attack", desc="audit", disable=None, leave=False) as bar,
     ):
         if any((folder / name).exists() for name in ("history.jsonl", "summary.json")):
             raise ConfigError(f"{folder} already holds a run: name another folder.")
-        for seed in seeds:
-            for name, outcome in _of_seed(parties, {**run_config, "seed": seed}, chosen, known):
+        for each in range(SEEDS):
+            keys = {**run_config, "seed": config.training.seed + each}
+            for name, _, outcome in of_seed(parties, keys, chosen, Path(runs, str(each)), known):
                 outcomes[name].append(outcome)
                 bar.update()
         findings = [each for name in chosen for each in _findings(name, known, outcomes[name])]
@@ -99,45 +100,44 @@ def _chosen(config: RunConfig, parties: int, names: Sequence[str]) -> list[str]:
     return list(ATTACKS) if "hostile" in names else list(dict.fromkeys(names))
 
 
-def _of_seed(
-    parties: int, run_config: Mapping[str, Any], names: Sequence[str], known: int
-) -> Iterator[tuple[str, Outcome]]:
-    """Yield each attack's outcome. Attacks of scoring alone share the run of an honest party."""
+def of_seed(
+    parties: int, run_config: Mapping[str, Any], names: Sequence[str], runs: Path, known: int = 4
+) -> Iterator[tuple[str, Hostile, Outcome]]:
+    """Yield attacks, party 0 and outcomes. Attacks of scoring alone share ``runs``/Hostile."""
     config = resolve(run_config)
-    labels = load_labels(config)
-    check_known(config, known, labels.train)
+    labels = load_labels(config).train
+    check_known(config, known, labels)
     generator = np.random.default_rng([config.training.seed, 11])
-    counts = np.bincount(labels.train)
-    of_class = (np.flatnonzero(labels.train == each) for each in range(len(counts)))
+    of_class = (np.flatnonzero(labels == each) for each in range(labels.max() + 1))
     ids = np.concatenate([generator.choice(each, known, False) for each in of_class])
-    target = int(counts.argmin())
-    given = config, parties, (ids, labels.train[ids]), target
+    given = config, parties, (ids, labels[ids]), int(np.bincount(labels).argmin())
+
+    def trained(kind: type[Hostile]) -> Hostile:
+        client, out = kind(*given), str(runs / kind.__name__)
+        run_local(parties, {**run_config, "out": out}, client)
+        client.run = out
+        return client
+
+    honest = trained(Hostile)
+    control = measured(honest, False)
+    for name in names:
+        kind, alone = ATTACKS[name], control
+        if kind.trains:
+            client = trained(kind)
+            alone = measured(client, False)
+        else:  # it has read the messages of the honest run
+            client = kind(*given)
+            vars(client).update(vars(honest))
+        outcome = replace(measured(client, True), accuracy=alone.accuracy, control=control)
+        yield name, client, outcome
+
+
+def measured(client: Hostile, active: bool, **keys: Any) -> Outcome:
+    """Return the figures of party 0 on the test rows, as its run's model predicts them."""
+    client.active, labels = active, load_labels(client.config).tested
     with TemporaryDirectory() as place:
-
-        def trained(kind: type[Hostile]) -> Hostile:
-            client, out = kind(*given), str(Path(place, kind.__name__))
-            run_local(parties, {**run_config, "out": out}, client)
-            client.run = out
-            return client
-
-        def measured(client: Hostile, active: bool) -> Outcome:
-            client.active = active
-            out = str(Path(place, f"{type(client).__name__}-{active}.csv"))
-            predict_local({"model": client.run, "out": out}, client=client)
-            return _outcome(pd.read_csv(out, dtype=str), labels.tested, target)
-
-        honest = trained(Hostile)
-        control = measured(honest, False)
-        for name in names:
-            kind, alone = ATTACKS[name], control
-            if kind.trains:
-                client = trained(kind)
-                alone = measured(client, False)
-            else:  # it has read the messages of the honest run
-                client = kind(*given)
-                vars(client).update(vars(honest))
-            found = measured(client, True)
-            yield name, replace(found, accuracy=alone.accuracy, control=control)
+        file = predict_local({**keys, "model": client.run, "out": f"{place}/0.csv"}, client=client)
+        return _outcome(pd.read_csv(file, dtype=str), labels, client.target)
 
 
 def _outcome(found: Any, labels: Labels, target: int) -> Outcome:

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "d2425d486d092801c4bb3f73237a2cb65ebce92d2ec6ac889771aa71815486b1"
+DIGEST = "9c30e1724a6f1db2efe4e52a72620e451bf89ceaa54c957efbbe3c56406b7965"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

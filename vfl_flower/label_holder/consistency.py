@@ -88,7 +88,7 @@ class Consistency:
         exceed = int(binom.ppf(1 - CONFIDENCE, number, rate)) - int(far.sum())
         self.limits = (largest[max(exceed, 1) - 1] * usual).clamp_min(_LEAST)
         self.limits[:, 0] = torch.minimum(self.limits[:, 0], most)
-        if far.sum() > rate * number:
+        if exceed < 1:
             said = "%d validation rows are far from the others: party %d attacks, or has odd rows."
             notice.warning(said, far.sum(), beyond[far].argmax(1).mode().values)
         return self
