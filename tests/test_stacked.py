@@ -21,11 +21,12 @@ from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.party import session as between
 from vfl_flower.party import stacked
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
-from vfl_flower.party.stacked import FEWEST, Stack
+from vfl_flower.party.stacked import FEWEST, Stack, StackedModel
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions, StackedDirections
@@ -474,6 +475,29 @@ def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(
     ways = [run(PARTIES, {**keys, **going_on}, each).summary for each in clients]
     assert ways[0]["failed_parties"] == ways[1]["failed_parties"]
     assert ways[0]["steps"] == ways[1]["steps"] > 0
+
+
+def test_products_of_linear_layers_equal_vmap_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = [[torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)] for _ in range(PARTIES)]
+    models = [BottomModel(each, ["relu", "sigmoid"]) for each in layers]
+    x, signal = torch.randn(6, PARTIES, 4), torch.randn(6, PARTIES, 3)
+    found = {}
+    mapped = Mock(side_effect=torch.func.vmap)
+    monkeypatch.setattr("vfl_flower.party.stacked.vmap", mapped)
+    for linear in (True, False):
+        stack = StackedModel(models)
+        assert stack._linear
+        stack._linear = linear
+        h = stack(x)
+        found[linear] = [h, *torch.autograd.grad(h, list(stack.parameters()), signal)]
+        assert mapped.called is not linear
+    assert all(map(torch.equal, found[True], found[False]))
+    for number, model in enumerate(models):
+        torch.testing.assert_close(found[True][0][:, number], model(x[:, number]))
+    models[1] = BottomModel([torch.nn.Linear(4, 3), torch.nn.Dropout()], ["none", "none"])
+    assert not StackedModel(models[1:2])._linear
 
 
 def test_feedback_that_fails_halfway_is_not_used_again(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -108,10 +109,11 @@ class PartyApp(ClientApp):
         kind: type[TrainOrder | EvaluateOrder] = TrainOrder if trains else EvaluateOrder
         for message, context in zip(messages, contexts, strict=True):
             try:
-                with describe_records(context):
-                    order = _read(message, kind, context)
-                    open_session = session.resume(context)
-                    turns.append((open_session, StackedTurn(open_session.party, order)))
+                own = session.current(context)  # if accepted, it has nothing to log
+                with nullcontext() if own and own.accepted else describe_records(context):
+                    order = _read(message, kind, context, own)
+                    own = session.resume(context)
+                    turns.append((own, StackedTurn(own.party, order)))
             except Exception as error:
                 turns.append(error)
         stacked.serve([turn[1] for turn in turns if isinstance(turn, tuple)])
@@ -153,13 +155,12 @@ def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
     return decorate
 
 
-def _read(message: Message, kind: type[O], context: Context) -> O:
+def _read(message: Message, kind: type[O], context: Context, own: Session | None) -> O:
     """Return the order in a message, if both sides' versions and the party's rules permit it.
 
     A session checks versions, and rules on the run of its state, once. Orders about other runs are
     checked each time.
     """
-    own = session.current(context)
     accepted = own is not None and own.accepted and not issubclass(kind, OF_OTHER_RUNS)
     if not accepted and not speaks(theirs := version_in(message)):
         raise ConfigError(
@@ -181,7 +182,7 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
     """Answer a message: read its order, check it, and serve it."""
     with describe_records(context):
         try:
-            order = _read(message, kind, context)
+            order = _read(message, kind, context, session.current(context))
             answer = serve(context, order)
             if isinstance(answer, Introduction):
                 answer = replace(answer, name=Rules.of(context.node_config).name)
@@ -205,16 +206,17 @@ def _answer_turn(
     message: Message, context: Context, turned: tuple[Session, StackedTurn] | Exception
 ) -> Message:
     """Answer a turn that was computed together with others."""
-    with describe_records(context):
-        try:
-            if isinstance(turned, Exception):
-                raise turned
-            (own, turn), order = turned, turned[1].order
-            upload = own.serve(lambda party, order: turn.upload(), order)
-            if isinstance(order, EvaluateOrder):
+    try:
+        if isinstance(turned, Exception):
+            raise turned
+        (own, turn), order = turned, turned[1].order
+        upload = own.serve(lambda party, order: turn.upload(), order)
+        if isinstance(order, EvaluateOrder):
+            with describe_records(context):
                 _keep_copy(context, order)
-            return to_reply(upload, message)
-        except Exception as error:
+        return to_reply(upload, message)
+    except Exception as error:
+        with describe_records(context):
             return failure(error, message, context)
 
 

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9c30e1724a6f1db2efe4e52a72620e451bf89ceaa54c957efbbe3c56406b7965"
+DIGEST = "821ee51cbf24d61fa841880b37170f0a287b54f53c6356ed619ebdb2efbaf519"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -209,16 +209,17 @@ class WindowTable(Table):
         return rows
 
     def _put(self, party: int, window: Window, rows: Tensor) -> None:
-        if len(rows) > len(self.rows):
+        mine, count = self._of[party], rows.shape[0]
+        if count > mine.shape[0]:
             raise VflError(
-                f"has a window of {len(rows)} rows, and `most_rows` of the sampling promises at "
-                f"most {len(self.rows)}. Correct `most_rows`."
+                f"has a window of {count} rows, and `most_rows` of the sampling promises at "
+                f"most {mine.shape[0]}. Correct `most_rows`."
             )
         if self._ids is not window.ids and not np.array_equal(self._ids, window.ids):
             self._parties.clear()
         self._ids = window.ids
         self._parties.add(party)
-        self._of[party][: len(rows)] = rows
+        (mine if count == mine.shape[0] else mine[:count]).copy_(rows)
 
     def ids_of(self, party: int) -> Ids:
         """Return the ids of all rows, which every party has."""

@@ -28,7 +28,7 @@ from vfl_flower.models.training import (
     optimizer_tensors,
 )
 from vfl_flower.party.inputs import Inputs
-from vfl_flower.protocol.batches import Window, joined, take
+from vfl_flower.protocol.batches import Window, joined
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.base import window_key
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
@@ -143,7 +143,8 @@ class Learner:
         block, places = self.inputs.block, self.inputs.places
         train = block.train
         if isinstance(train, np.ndarray) and places is None:
-            x: Samples = take(torch.from_numpy(train), window).to(self.device, non_blocking=True)
+            rows = train if window.whole else train.take(window.ids, 0)
+            x: Samples = torch.from_numpy(rows).to(self.device, non_blocking=True)
         else:
             x = samples.tensors(train[self.inputs.places_of(window.ids)], self.device)
         if block.augment is samples.none:

@@ -153,13 +153,12 @@ class LocalGrid(Transport):
             self._pushed += 1
             keys.append(str(self._pushed))
             set_message_id(message, keys[-1])
-        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
+        nodes = [message.metadata.dst_node_id for message in messages]
+        contexts = [self.contexts[node] for node in nodes]
         replies = serve_messages(self._client_app, messages, contexts, self._freeze)
-        for key, message, reply in zip(keys, messages, replies, strict=True):
-            said = message.metadata
-            node = said.dst_node_id
+        for key, node, message, reply in zip(keys, nodes, messages, replies, strict=True):
             due = max(self.clock, self._free_at[node])
-            if said.message_type in _TAKES_TIME:
+            if message.metadata.message_type in _TAKES_TIME:
                 self._activations[node] += 1
                 if self._config.schedule.delay != "none":
                     about = node - SERVER_NODE - 1, len(self.contexts), self._activations[node]

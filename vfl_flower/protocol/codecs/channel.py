@@ -192,7 +192,7 @@ def decode_many(
             form = np.dtype(link.dtype), shape
             if not all(each is not None and (each.dtype, each.shape) == form for each in sent):
                 raise VflError(f"{name!r} is missing, or has another form.")
-            rows = np.stack(cast(list[Rows], sent), axis=1)
+            rows = np.stack(cast(list[Rows], sent)).swapaxes(0, 1)  # a party's rows stay together
             checked({name: rows}, name, link.dtype, rows.shape, LARGEST)
             blocks[name] = torch.from_numpy(rows)
         else:
