@@ -190,7 +190,7 @@ def run_supernodes(
 def predict_local(
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
-    client: ClientApp = client_app.app,
+    client: ClientApp | None = None,
 ) -> Path:
     """Predict in this process, with the model of a run in process or on this machine.
 
@@ -213,7 +213,7 @@ def predict_local(
     >>> vfl_flower.predict_local({"model": folder}).name
     'predictions.csv'
     """
-    return Path(used("predict", run_config, node_configs, client).running.out)
+    return Path(used("predict", run_config, node_configs, client or client_app.app).running.out)
 
 
 def explain_local(
