@@ -16,7 +16,7 @@ from flwr.app import Message
 
 from strategies.history import History
 from strategies.party_record import PartyRecord, State
-from strategies.step_budget import StepBudget, Waiting
+from strategies.step_budget import StepBudget, UnansweredUploads
 from strategies.transcript import Transcript
 from vfl_flower.config import errors
 from vfl_flower.config.logs import log, notice
@@ -73,7 +73,7 @@ class Messenger(Outbox):
         holder: LabelHolder,
         releases: ReleaseLog | None,
         budget: StepBudget,
-        waiting: Waiting,
+        waiting: UnansweredUploads,
         history: History,
         tell: Callable[..., None],
         rejoin: RejoinOrder,

@@ -14,7 +14,7 @@ from strategies.enrolment import Member, check
 from strategies.history import RESULTS, History, metric_record
 from strategies.messenger import Messenger
 from strategies.party_record import FINAL, PartyRecord, State
-from strategies.step_budget import StepBudget, Waiting
+from strategies.step_budget import StepBudget, UnansweredUploads
 from strategies.transcript import Transcript
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.logs import log, notice
@@ -89,7 +89,7 @@ class Run:
         self.assessment: dict[str, Any] | None = None  # of the trained model on the test rows
         transport.expect(self._largest(estimator, rows, most_rows, len(labels.test), sizes))
         self.transcript = Transcript.of(self.holder, again)
-        self.waiting = Waiting(self.schedule.quorum, self.records, self.budget)
+        self.waiting = UnansweredUploads(self.schedule.quorum, self.records, self.budget)
         rejoin = messages.RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce)
         self.messenger = Messenger(
             *(config, transport, self.records, self.holder, self.releases, self.budget),

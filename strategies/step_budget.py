@@ -94,8 +94,8 @@ class StepBudget:
             setattr(self, name, state[name])
 
 
-class Waiting:
-    """Arrivals in their order, to be answered a quorum at a time."""
+class UnansweredUploads:
+    """Arrivals in their order, which await a quorum. It blocks nothing: `Messenger.gather` does."""
 
     def __init__(self, quorum: int, records: Sequence[PartyRecord], budget: StepBudget) -> None:
         self.arrivals: list[Arrival] = []

@@ -26,9 +26,8 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.estimators.first_order import descend
-from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
+from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant, epsilon_of_theorem_6
 from vfl_flower.protocol.privacy.noise import Perturbation
-from vfl_flower.protocol.privacy.scalars import epsilon_of_theorem_6
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid

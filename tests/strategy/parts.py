@@ -17,7 +17,7 @@ from strategies.history import History
 from strategies.messenger import Messenger
 from strategies.party_record import PartyRecord, State
 from strategies.run import Run
-from strategies.step_budget import StepBudget, Waiting
+from strategies.step_budget import StepBudget, UnansweredUploads
 from strategies.transcript import Transcript
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.labels import Labels
@@ -205,7 +205,7 @@ class Parts:
         self.releases, self.heard = Told(self.post), Heard()
         self.budget = StepBudget(epochs=4, per_epoch=10, parties=3)
         self.history = History()
-        self.waiting = Waiting(2, self.records, self.budget)
+        self.waiting = UnansweredUploads(2, self.records, self.budget)
         self.checked: list[Description] = []
         self.run = run = Run.__new__(Run)  # of these parts alone
         run.saving, run.can_save = False, True

@@ -5,18 +5,20 @@ from collections.abc import Iterable
 import pytest
 
 from strategies.party_record import PartyRecord, State
-from strategies.step_budget import StepBudget, Waiting
+from strategies.step_budget import StepBudget, UnansweredUploads
 from tests.strategy.parts import EMBED, EVALUATE, TRAIN, arrival, record_in
 from vfl_flower.transport.messages import Turn
 
 
-def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Waiting:
+def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> UnansweredUploads:
     """Parties in these states, with all their steps ahead of them."""
     records = [PartyRecord(party, 100 + party, state=state) for party, state in enumerate(states)]
-    return Waiting(quorum, records, StepBudget(epochs=4, per_epoch=10, parties=len(records)))
+    return UnansweredUploads(
+        quorum, records, StepBudget(epochs=4, per_epoch=10, parties=len(records))
+    )
 
 
-def groups(waiting: Waiting, *parties: int) -> list[list[int]]:
+def groups(waiting: UnansweredUploads, *parties: int) -> list[list[int]]:
     """Return the groups that were answered once these parties have arrived."""
     for party in parties:
         waiting.arrivals.append(arrival(party))
@@ -72,7 +74,7 @@ def test_near_the_end_no_more_are_waited_for_than_can_still_come(
 ) -> None:
     records = [record_in(State.AWAITS_QUORUM), other, in_flight(2, TRAIN)]
     budget = StepBudget(epochs=4, per_epoch=10, parties=3)
-    waiting = Waiting(3, records, budget)
+    waiting = UnansweredUploads(3, records, budget)
     assert groups(waiting, 0, 2) == []  # while steps are left, the other will have some
     budget.ordered = budget.limit
     assert groups(waiting) == ([[0, 2]] if most == 2 else [])

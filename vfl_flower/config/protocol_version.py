@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "821ee51cbf24d61fa841880b37170f0a287b54f53c6356ed619ebdb2efbaf519"
+DIGEST = "8c8911061f2b33c0312e9cff4a2aee347fadfe504547a137448dbecb6bc205f9"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

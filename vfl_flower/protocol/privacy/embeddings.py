@@ -12,6 +12,7 @@ the parties.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of_releases
 from vfl_flower.protocol.privacy.journal import EMBED, EVALUATE, RECEIVED, TRAIN, Event
 from vfl_flower.protocol.privacy.mechanism import Mechanism
 from vfl_flower.protocol.privacy.noise import Perturbation
-from vfl_flower.protocol.privacy.scalars import epsilon_of_theorem_6
 
 _LATEST = 2**31 - 1  # later than every step of an epoch
 
@@ -188,3 +188,15 @@ def _mu(config: RunConfig, uploads: int) -> float:
     """Return mu of this many uploads of one record."""
     privacy = config.privacy
     return mu_of_releases(privacy.embedding_noise / (2 * privacy.embedding_bound), uploads)
+
+
+def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
+    """Return epsilon by VAFL's Theorem 6, with its unstated constant taken as 1.
+
+    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed. It is for
+    embeddings of norm 1. Here their bound is R, so c / R replaces c. A mu-GDP mechanism is as
+    private as a Gaussian mechanism of deviation 1 / mu.
+    """
+    noise = config.privacy.embedding_noise / config.privacy.embedding_bound
+    mu = expected_rows(config, rows) * sqrt(samples) / (noise * rows)
+    return epsilon_of(mu, delta_of(config, rows))

@@ -347,18 +347,6 @@ class ScalarAccountant(Accountant):
         }
 
 
-def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
-    """Return epsilon by VAFL's Theorem 6, with its unstated constant taken as 1.
-
-    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed. It is for
-    embeddings of norm 1. Here their bound is R, so c / R replaces c. A mu-GDP mechanism is as
-    private as a Gaussian mechanism of deviation 1 / mu.
-    """
-    noise = config.privacy.embedding_noise / config.privacy.embedding_bound
-    mu = expected_rows(config, rows) * math.sqrt(samples) / (noise * rows)
-    return gaussian.epsilon_of(mu, delta_of(config, rows))
-
-
 def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
     """Return epsilon by DPZV's Theorem VI.5, for T = ``steps`` scalars.
 
