@@ -115,18 +115,16 @@ def digest(content: bytes) -> str:
 
 
 _TIMES = (
-    *("seconds", "reply_seconds", "began", "ended"),
+    *("seconds", "reply_seconds", "began", "ended", "written"),
     *("peak_memory_mb", "versions", "code", "config"),
 )
 
 
-def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(entry: Any) -> Any:
     """A summary or history entry, without what differs from run to run."""
-    return {
-        key: [_figures(each) for each in value] if key == "by_party" else value
-        for key, value in entry.items()
-        if key not in _TIMES
-    }
+    if isinstance(entry, Mapping):
+        return {key: _figures(each) for key, each in entry.items() if key not in _TIMES}
+    return [_figures(each) for each in entry] if isinstance(entry, list) else entry
 
 
 _AROUND = {  # which have no part in what is computed
