@@ -91,6 +91,10 @@ def distil(
     labels, hides = _labels(found, config.model), mechanism_of(found.config).hides_labels
     model = TrainedModel(transport, config, given, run, found)
     at, extra, others = _places(model, labels)
+    many = len(labels.train) + int(extra.sum()) >= _MANY
+    many = many and not {*_BY_SCORES, "warm-up"} & given.keys()
+    own = _config(found, given)
+    by_scores = _config(found, {**_BY_SCORES, **given}) if many else own
     epsilon = UploadCount(config, found).add()
     outputs = model.embed(PredictOrder, Predicted)[0].outputs
     scores = outputs[:, 0]
@@ -99,10 +103,8 @@ def distil(
     of_train, of_held = at[: len(labels.train)], at[len(labels.train) :]
     if hides:
         labels = _without_labels(labels, scores[of_train], scores[of_held])
-    own, columns = _config(found, given), model.rows.own[extra]
+    columns = model.rows.own[extra]
     students: dict[float, Student] = {}
-    many = len(of_train) + int(extra.sum()) >= _MANY and not _BY_SCORES.keys() & given.keys()
-    by_scores = _config(found, {**_BY_SCORES, **given}) if many else own
     for mix in (1.0,) if hides else MIXES if labels.validation else (0.0, 1.0):
         learned = labels
         targets: Tensor | None = None
@@ -234,7 +236,8 @@ def mixed(mix: float, scores: Tensor, labels: Tensor) -> Tensor:
     """Return targets and weights [N, K + 1] of rows with scores [N, K], the first with labels.
 
     Their loss is ``mix`` times the mean loss of all scores, and 1 - ``mix`` times that of all
-    labels. So few labels count as much as many scores.
+    labels. So few labels count as much as many scores. Numbers with a loss that is not the squared
+    one have mixed targets instead.
     """
     known, weights = len(labels), torch.full((len(scores), 1), mix)
     weights[:known] += (1 - mix) * len(scores) / known

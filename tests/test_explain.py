@@ -34,6 +34,7 @@ from vfl_flower.tasks.inference.party.explain import Explanation
 from vfl_flower.tasks.inference.party.features import features_of
 from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.explain_messages import PermuteOrder
 
 pytestmark = pytest.mark.xdist_group("explain")  # its tests share a trained model
 
@@ -546,3 +547,80 @@ def test_two_records_differ_in_no_more_uploads_than_epsilon_counts(
     shown = epsilon_of(float(np.sqrt(sum(squares))) / sigma, delta)
     once = epsilon_of(2 * np.sqrt(1 + 1 + 2 * 5) / sigma, delta)  # the control: own uploads only
     assert once < shown <= said["epsilon"]
+
+
+def test_a_run_that_protects_labels_tells_parties_no_figures(tmp_path: Path) -> None:
+    keys = {**SHORT, "epochs": 1, "privacy": "labels", "epsilon": 3.0, "dataset": "breast-cancer"}
+    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
+    said = explain_local({"model": str(run.folder)})
+    assert any(each["value"] for each in said["parties"]["0"]["features"])
+    table = pd.read_csv(run.folder / "party-0-explanation.csv")
+    assert list(table) == ["feature", "name"]
+    assert not (run.folder / "party-0-explanation.png").exists()
+
+
+# --- what a label holder may ask ------------------------------------------------------------------
+
+
+def order(**values: Any) -> PermuteOrder:
+    given = {"party": 0, "first": 0, "count": 2, "repeat": 0, "start": 0, "stop": 10}
+    return PermuteOrder(**{**given, **values})
+
+
+@pytest.fixture
+def asked(plain: Path, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+    """A party's explanation, as it was at the end."""
+    kept: list[Explanation] = []
+    before = Explanation.embed
+
+    def embed(self: Explanation) -> Any:
+        kept.append(self)
+        return before(self)
+
+    monkeypatch.setattr(Explanation, "embed", embed)
+    explain_local({"model": str(plain)})
+    party = kept[0].party
+    return Explanation(party, np.arange(20, dtype=np.int32), kept[0].features, 2)
+
+
+def test_a_party_permutes_no_feature_of_a_row_twice(asked: Explanation) -> None:
+    first = asked.permuted(order())
+    assert first.shape == (20, 4)
+    for again in (order(), order(start=5, stop=12), order(count=1), order(first=1, repeat=1)):
+        with pytest.raises(VflError, match="twice"):
+            asked.permuted(again)
+    asked.permuted(order(start=10, stop=20))
+    asked.permuted(order(repeat=1))
+    asked.permuted(order(first=2))
+    with pytest.raises(VflError, match="twice"):
+        asked.permuted(order(repeat=1, start=10, stop=20))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"first": 14}, {"stop": 21}, {"start": 10}, {"repeat": 2}, {"first": 4000}]
+)
+def test_a_party_refuses_features_and_rows_that_it_does_not_have(
+    asked: Explanation, wrong: dict[str, int]
+) -> None:
+    with pytest.raises(VflError, match=r"does not have|agreed to"):
+        asked.permuted(order(**wrong))
+
+
+def test_rows_as_they_are_are_repeated_no_more_often_than_permuted_rows(
+    asked: Explanation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = asked.embed()
+    assert np.array_equal(asked.repeated(order(party=1)), np.tile(plain[:10], (2, 1)))
+    with pytest.raises(VflError, match="does not have"):
+        asked.repeated(order(party=1, stop=21))
+    monkeypatch.setattr("vfl_flower.tasks.inference.party.explain._AT_ONCE", 60)
+    asked.repeated(order(party=1, count=3))
+    with pytest.raises(VflError, match="agreed to"):
+        asked.repeated(order(party=1, count=4))
+
+
+def test_permutations_follow_from_a_secret_that_is_new_each_time(asked: Explanation) -> None:
+    again = Explanation(asked.party, np.arange(20, dtype=np.int32), asked.features, 2)
+    assert not np.array_equal(asked.permutation(0, 0), again.permutation(0, 0))
+    assert not np.array_equal(asked.permutation(0, 0), asked.permutation(1, 0))
+    np.testing.assert_array_equal(asked.permutation(1, 1), asked.permutation(1, 1))

@@ -176,10 +176,12 @@ def test_a_deleted_ledger_is_another_one_and_an_older_copy_counts_what_it_has(
     budget.close()
     assert number_in(path) == 60
     path.write_bytes(older)
+    path.chmod(0o644)  # as a backup may restore it
     budget = Budget(partial(opened, path), [Limit("n", 10_000, "n = 10000")])
     budget.take_some(1)
     budget.close()
     assert number_in(path) == 101  # the control, which gives back
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("begun", [True, False])

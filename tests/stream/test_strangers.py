@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import socket
@@ -351,6 +352,24 @@ def test_a_party_that_reads_nothing_takes_no_memory(port: links.Streams) -> None
         eventually(lambda: port.links[FIRST].cuts)
         assert not port.links[FIRST].stream and len(stream._out) < 10_000
         made.recv_flow_control.release()
+
+
+def test_bytes_after_the_end_of_tls_take_no_memory(port: links.Streams) -> None:
+    """OpenSSL reads nothing after the end, so nothing else would take the bytes away."""
+    with suppress(OSError, ValueError, EOFError), call(at(port), "first", ping_interval=None) as up:
+        eventually(lambda: port.links[FIRST].stream)
+        stream: Any = port.links[FIRST].stream
+        up.recv_flow_control.acquire()  # its thread reads no more
+        up.socket.settimeout(0.2)
+        raw = socket.socket(fileno=os.dup(up.socket.fileno()))
+        with raw, suppress(OSError):
+            with suppress(OSError):
+                up.socket.unwrap()
+            for _ in range(400):
+                raw.sendall(bytes(2**16))
+                port.receive({"none"}, 0)
+        up.recv_flow_control.release()
+    assert stream._sealed._in.pending < 2**20
 
 
 def test_a_silent_stream_is_pinged_and_its_machine_must_confirm(

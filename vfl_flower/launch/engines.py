@@ -213,13 +213,13 @@ def predict_local(
     >>> vfl_flower.predict_local({"model": folder}).name
     'predictions.csv'
     """
-    return Path(used("predict", run_config, node_configs, client or client_app.app).running.out)
+    return Path(used("predict", run_config, node_configs, client).running.out)
 
 
 def explain_local(
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
-    client: ClientApp = client_app.app,
+    client: ClientApp | None = None,
 ) -> dict[str, Any]:
     """Explain the model of a run on this machine, and return the content of `FILE`.
 
@@ -241,7 +241,7 @@ def used(
     task: str,
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]],
-    client: ClientApp = client_app.app,
+    client: ClientApp | None = None,
 ) -> RunConfig:
     """Do a task in this process, with the ``model`` of a run on this machine.
 
@@ -252,7 +252,8 @@ def used(
         config = config.with_values({"out": str(predictions_file(config))})
     run_config = {**run_config, "task": task, "out": config.running.out}
     folder = Path(config.model).expanduser().absolute()
-    with in_process(parties, run_config, config, node_configs, folder, client) as grid:
+    app = client or client_app.app
+    with in_process(parties, run_config, config, node_configs, folder, app) as grid:
         server_app.app(grid, of_server(run_config, grid.run_id))
     return config
 

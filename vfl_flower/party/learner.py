@@ -143,7 +143,7 @@ class Learner:
         block, places = self.inputs.block, self.inputs.places
         train = block.train
         if isinstance(train, np.ndarray) and places is None:
-            rows = train if window.whole else train.take(window.ids, 0)
+            rows = train if window.whole else train[window.ids]
             x: Samples = torch.from_numpy(rows).to(self.device, non_blocking=True)
         else:
             x = samples.tensors(train[self.inputs.places_of(window.ids)], self.device)

@@ -168,13 +168,15 @@ def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
     ``earlier`` reads what an earlier version wrote.
     """
     path = path.absolute()
-    with told(path):
-        make_folder(path.parent)
     try:
-        if not _is_ledger(path):
-            with told(path), alone_in(path.parent):
-                if not _is_ledger(path):
-                    _make(path, earlier)
+        with told(path):
+            make_folder(path.parent)
+            if not _is_ledger(path):
+                with alone_in(path.parent):
+                    if not _is_ledger(path):
+                        _make(path, earlier)
+            if path.stat().st_mode & 0o077:  # as a backup may have restored it
+                path.chmod(0o600)
         with closing(_connection(path)) as connection:
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA secure_delete = ON")

@@ -83,6 +83,7 @@ def side_by_side(
             for _ in range(number)
         ]
         for process in processes:
+            ended.callback(process.terminate)
             assert process.stdin
             with suppress(BrokenPipeError), process.stdin as job_file:
                 job_file.write(json.dumps(job).encode())

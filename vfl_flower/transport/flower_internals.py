@@ -226,7 +226,7 @@ def to_bytes(message: Message) -> bytes:
         if size > _LARGEST:
             raise ValueError
         head = ProtoMessage(metadata=metadata_to_proto(message.metadata)).SerializeToString()
-        content = b"".join([_scalar(name, value) for name, value in scalars.items()])
+        content = b"".join([_scalar_of(value)(name, value) for name, value in scalars.items()])
         content = _sized(b"\x0a", _SCALARS + _sized(b"\x22", content))
         content += _sized(b"\x0a", _ARRAYS + _sized(b"\x12", b"", size), size)
         return b"".join((head, _sized(b"\x12", content, size), *arrays))
@@ -256,6 +256,11 @@ def _scalar(name: str, value: Any) -> bytes:
     found = record_value_dict_to_proto(values, types, ConfigRecordValue)  # type: ignore[arg-type]
     made.items.add(key=name, value=found[name])
     return bytes(made.SerializeToString())
+
+
+def _scalar_of(value: Any) -> Any:
+    """Return `_scalar`; without its cache for -0.0, which equals 0.0, and for lists."""
+    return _scalar.__wrapped__ if isinstance(value, float | list) else _scalar
 
 
 @lru_cache(maxsize=1024)

@@ -95,7 +95,8 @@ def check_folder(context: Context, folder: Path, what: str) -> Path:
 def refused(context: Context, what: str) -> errors.ConfigError:
     """Log that a party refuses something, and return the error."""
     sentence = f"Party {context.node_config.get('partition-id')} refuses {what}."
-    log.warning("%s", sentence)
+    with describe_records(context):
+        log.warning("%s", sentence)
     return errors.ConfigError(sentence)
 
 

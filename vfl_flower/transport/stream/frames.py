@@ -106,6 +106,7 @@ class Sealed(Messages):
             while plain := self._tls.read(_RECORD):
                 if largest := self._largest():
                     yield from self.received(plain, largest)
+            raise ConnectionError("the other side has ended TLS")  # OpenSSL reads no more of it
 
     def to_send(self) -> bytes:
         """Return the bytes that the socket has to send."""

@@ -162,7 +162,7 @@ class StreamEnd:
         with plain:
             plain.settimeout(_CALL_SECONDS)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket, data = plain, b""
+            self._socket, data, deadline = plain, b"", Deadline(_CALL_SECONDS)
             while True:
                 for event in self._sealed.opened(data):
                     if isinstance(event, Response):
@@ -173,6 +173,8 @@ class StreamEnd:
                         for _ in self._sealed.frames(self._serve(message)):
                             self._flush()
                 self._flush()
+                if not self.reached:  # TLS and the answer take no longer in all
+                    plain.settimeout(deadline.timeout())
                 if protocol.close_rcvd or not (data := plain.recv(CHUNK)):
                     break
             if not protocol.close_rcvd or protocol.close_rcvd.code != 1000:
@@ -222,7 +224,7 @@ class StreamEnd:
             try:
                 body = to_bytes(self.app(message, self.context))
             except Exception as error:  # as Flower does: an error reply, not a crash
-                reason = str(error) if isinstance(error, VflError) else type(error).__name__
+                reason = error.outside if isinstance(error, VflError) else type(error).__name__
                 failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
                 body = to_bytes(Message(failed, reply_to=message))
             self.last = message.metadata.message_id, body
