@@ -322,6 +322,7 @@ def test_without_out_the_same_sweep_finds_its_folder(
         folders = [sweep(2, {**BASE, "seed": n}, SEARCH, 2) for n in (0, 0, 1)]
     assert folders[0] == folders[1] != folders[2]
     assert folders[0].parent == tmp_path / "runs" and "split-nn" in folders[0].name
+    assert set((tmp_path / "runs").iterdir()) == set(folders)  # a check leaves none
 
 
 def test_if_all_fail_the_last_sentence_is_told(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _check(
     found: list[RunConfig] = []
     for last in (False, True):
         try:
-            own = of_trial(keys, ends(searched, last))
+            own = {**of_trial(keys, ends(searched, last)), "out": "trial"}  # else it makes a folder
             found.append(prepare(parties, own, node_configs)[0])
         except ConfigError:  # perhaps only the values at this end do not go together
             if last and not found:
