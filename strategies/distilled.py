@@ -235,9 +235,9 @@ def _given(config: RunConfig, labels: Labels) -> Tensor:
 def mixed(mix: float, scores: Tensor, labels: Tensor) -> Tensor:
     """Return targets and weights [N, K + 1] of rows with scores [N, K], the first with labels.
 
-    Their loss is ``mix`` times the mean loss of all scores, and 1 - ``mix`` times that of all
-    labels. So few labels count as much as many scores. Numbers with a loss that is not the squared
-    one have mixed targets instead.
+    The loss is the scores' mean loss times ``mix``, plus the labels' mean loss times 1 - ``mix``.
+    So few labels count as much as many scores. If numbers have another loss than the squared one,
+    their targets are mixed instead.
     """
     known, weights = len(labels), torch.full((len(scores), 1), mix)
     weights[:known] += (1 - mix) * len(scores) / known

@@ -11,8 +11,8 @@ compare an embedding with its prediction:
 VFLIP (Cho et al., ESORICS 2024) measures the first by an autoencoder that also learns from training
 rows. Each measure has a limit, in proportion to its usual size. A row is flagged if a measure
 exceeds its limit. Validation rows set the limits by cross-fitting: their measures come from a
-Gaussian of other rows. A hostile party sends validation rows too. So the Gaussian is that of their
-bulk (FAST-MCD, Rousseeuw and Van Driessen, 1999).
+Gaussian of other rows. A hostile party sends validation rows too. So the Gaussian describes the
+bulk of these rows (FAST-MCD, Rousseeuw and Van Driessen, 1999).
 """
 
 from __future__ import annotations
