@@ -12,7 +12,6 @@ from vfl_flower.config.logs import log, notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import withdrawn
 from vfl_flower.data.ids import People
-from vfl_flower.label_holder import drift
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.protocol.privacy.journal import Mark
@@ -20,6 +19,7 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.records import second_count
 from vfl_flower.results.figures import of_rerun as sentence
+from vfl_flower.tasks.drift import label_holder as drift
 from vfl_flower.transport.messages import Arrays, CheckpointOrder
 
 

@@ -31,11 +31,11 @@ from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.party.drift import DriftReports, keep
 from vfl_flower.party.state_file import Saved
+from vfl_flower.tasks.drift.label_holder import DriftWatch
+from vfl_flower.tasks.drift.party import DriftReports, keep
 from vfl_flower.tasks.inference.model import Predictor
 
 pytestmark = pytest.mark.xdist_group("drift")  # its tests share a trained model

@@ -22,11 +22,11 @@ from tests.ledgers import numbers_in
 from vfl_flower.alignment import asked_ids
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.party import drift
 from vfl_flower.party.label_sets import count_labels
 from vfl_flower.party.limits import Limits, PredictionBudget
 from vfl_flower.records.budget import Budget, Limit
 from vfl_flower.records.ledger import opened
+from vfl_flower.tasks.drift import party as drift
 from vfl_flower.tasks.inference import told_figures
 from vfl_flower.tasks.inference.party import explained_people
 

@@ -26,10 +26,10 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import of_people
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.results.figures import coverage
+from vfl_flower.tasks.drift.label_holder import DriftWatch
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
 from vfl_flower.tasks.inference.model import TrainedModel
 from vfl_flower.tasks.inference.predictions import (

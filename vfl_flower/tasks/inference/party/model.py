@@ -14,9 +14,9 @@ from vfl_flower.config.errors import OutOfStepError
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source
 from vfl_flower.party import builder, state, state_file
-from vfl_flower.party.drift import DriftReports
 from vfl_flower.party.inputs import own_source
 from vfl_flower.protocol.aggregation.masks import alike
+from vfl_flower.tasks.drift.party import DriftReports
 from vfl_flower.transport.messages import Arrays, Predicted, PredictOrder, Serving
 from vfl_flower.transport.node import index_and_parties
 

@@ -6,8 +6,8 @@ import numpy as np
 from flwr.app import Context
 
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.party.drift import of_block
 from vfl_flower.party.limits import counted_predictions
+from vfl_flower.tasks.drift.party import of_block
 from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.transport.messages import Predicted, PredictOrder
 

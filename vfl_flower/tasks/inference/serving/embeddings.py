@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import SumError, VflError
-from vfl_flower.label_holder.drift import DriftWatch
 from vfl_flower.protocol.aggregation.base import Collection
+from vfl_flower.tasks.drift.label_holder import DriftWatch
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.tasks.inference.serving.parties import Parties

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.withdrawn import place, read, version
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.drift import DriftWatch
+from vfl_flower.tasks.drift.label_holder import DriftWatch
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
 from vfl_flower.tasks.inference.model import Predictor, TrainedModel
 from vfl_flower.tasks.inference.releases import Releases
