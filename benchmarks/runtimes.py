@@ -4,23 +4,16 @@ MNIST, four quadrant parties 196-128, top model 512-128-10, batch 64, `split-nn`
 first evaluation to the last, so they leave out the start and include evaluations. SuperNodes use
 TLS and authenticate themselves, all on this machine. Over streams, as in process, an epoch has all
 60,000 rows. Over Flower's messages it has as many as take some two minutes. Engine "supernodes"
-runs by streams, and "supernodes-messages" by messages. With ``--delays``,
-SuperNodes reach the label holder through a relay that delays every byte by so much, each way.
-Window 0 is the one that the run chooses by measured times and by its losses. Then a figure is also
-the time to a test accuracy of 90 %, with an evaluation each eighth of an epoch. It counts from the
-first evaluation, since the start of nodes takes longer than the training. Prints one JSON object as
-its last line.
+runs by streams, and "supernodes-messages" by messages. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import CASCADED_MODEL, PARTIES, mnist_of, parser, quiet_run, report
-from tests.relay import Relay
-from vfl_flower.launch.processes import reserved_port
 
 ENGINES = ("local", "ray", "supernodes", "ray-messages", "supernodes-messages")
 ROWS = {  # of an epoch over messages, by engine and window
@@ -31,11 +24,6 @@ ROWS = {  # of an epoch over messages, by engine and window
     ("supernodes", 8): 64 * 48,
     ("supernodes", 32): 64 * 192,
 }
-
-
-def always(port: int) -> Callable[[int], int]:
-    """Where a relay brings each connection."""
-    return lambda number: port
 
 
 def per_step(history: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -55,39 +43,13 @@ def per_step(history: Sequence[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
-    made.add_argument("--windows", nargs="+", type=int, choices=(0, 1, 8, 32), default=[1, 8])
-    made.add_argument("--delays", nargs="+", type=float, default=[], metavar="MS", help="each way")
+    made.add_argument("--windows", nargs="+", type=int, choices=(1, 8, 32), default=[1, 8])
     made.add_argument("--epochs", type=int, default=3, help="over streams; the first warms up")
     options = made.parse_args()
     if options.epochs < 2:
         made.error("--epochs: time is taken from the end of the first to that of the last")
     figures: dict[str, Any] = {}
-    for delay in options.delays:
-        with mnist_of(options) as mnist, reserved_port() as port:
-            for window in options.windows:
-                with Relay(always(port), delay / 1000) as relay:
-                    through = {"stream-address": f"127.0.0.1:{relay.port}"}
-                    keys = {**CASCADED_MODEL, **through, "stream-ports": str(port)}
-                    keys |= {"epochs": options.epochs, "dataset": f"npz:{Path(mnist).absolute()}"}
-                    keys |= {"window": window} if window else {}
-                    keys |= {"eval-every": 0.125}
-                    summary, history = quiet_run(PARTIES, keys, "supernodes")
-                name = f"{delay:g} ms each way, window {window or 'auto'}"
-                figures[name] = {
-                    **per_step(history),
-                    "seconds_to_90_percent": next(
-                        (
-                            round(each["seconds"] - history[0]["seconds"], 1)
-                            for each in history
-                            if each["test_accuracy"] >= 0.9
-                        ),
-                        None,
-                    ),
-                    "measured": summary["window_measured"],
-                    "test_accuracy": round(history[-1]["test_accuracy"], 4),
-                }
-                print(f"{name:32}", figures[name], flush=True)
-    for named in options.engines if not options.delays else ():
+    for named in options.engines:
         engine, _, messages = named.partition("-")
         for window in options.windows:
             keys = {

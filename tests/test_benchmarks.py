@@ -56,6 +56,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "codecs": "--mnist {mnist} --repeats 1",
     "contributions": "--requests 5 --parties 2",
     "defaults": "--only breast-cancer --seeds 1 --trials 2 --systems split-nn",
+    "delays": "--mnist {mnist} --seeds 1 --epochs 1 --delays 5",
     "distil": "--credit {credit} --mnist {mnist} --only table --seeds 1 --scale 0.1",
     "explain": "--rows 500 --columns 6",
     "gpu": "--quick",
@@ -97,7 +98,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
 }
 
 TRAINS = {  # these only train, so that they run in this process; the others measure or start some
-    *("calibration", "clock", "contributions", "images", "information", "losslessness"),
+    *("calibration", "clock", "contributions", "delays", "images", "information", "losslessness"),
     *("overhead", "partial_rows", "secure_sum", "texts", "windows", "worth", "zeroth_order"),
 }
 
