@@ -1,1 +1,1 @@
-"""Drift: the columns of rows that are scored now, beside those of training, at both ends."""
+"""Drift of columns between training and the people that are scored: both halves of the task."""
