@@ -81,7 +81,7 @@ def _digest(labels: Labels) -> str:
     every.sort()  # in place: copies of the ids of many rows would be the run's peak of memory
     if (every[1:] == every[:-1]).any():  # the test repeats training rows
         every = np.unique(every)
-    return hashlib.sha256(every).hexdigest()
+    return hashlib.sha256(every.data).hexdigest()
 
 
 def _shares(labels: Labels, mechanism: Mechanism) -> list[float]:
