@@ -1,5 +1,6 @@
 """Provenance of a run: code, package versions and memory."""
 
+import ctypes
 import hashlib
 import json
 import logging
@@ -106,6 +107,17 @@ def free_memory() -> float:
     """Return the bytes of available memory; infinite if the system hides them."""
     found = _linux("/proc/meminfo", "MemAvailable:")
     return float("inf") if found is None else found
+
+
+def return_memory() -> None:
+    """Give freed memory back to the system: after a large file, a tenth of the process.
+
+    Many small pieces of a table are freed, and C's allocator keeps them for later ones.
+    """
+    if pyarrow := sys.modules.get("pyarrow"):
+        pyarrow.default_memory_pool().release_unused()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)  # glibc has it, and musl has not
 
 
 def peak_memory_mb() -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
+from vfl_flower.config.provenance import return_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import memory
 from vfl_flower.data.at_party import load_own_features
@@ -78,6 +79,7 @@ def own_labels(
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     labels = labels if about is None else as_known(data, labels, about)
+    return_memory()
     people, whole, present = None, "", common.present
     if own.has_ids:
         numbers = own.people(common.rows)

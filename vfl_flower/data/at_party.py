@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
+from vfl_flower.config.provenance import return_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.drift import Watch, sampled
@@ -122,6 +123,7 @@ def load_own_features(
     background = np.zeros(len(few), np.uint64)
     background[few >= 0] = own.names(few[few >= 0])
     own.forget_ids()  # before anything else takes much memory
+    return_memory()
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
@@ -131,6 +133,7 @@ def load_own_features(
     if watched:
         few = train[sampled(len(train), len(preparation.mean))]
         shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
+    return_memory()
     about: dict[str, Any] = {"row_masks": known, "validation": validation, "shares": shares}
     about |= {"count": count, **({"background": background} if watched else {})}
     return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names, **about)
