@@ -59,10 +59,7 @@ def _limits_of_services(rules: Rules) -> list[Limit]:
 
 
 def count(context: Context, rules: Rules, points: Points) -> None:
-    """Count the ids of the points that a party was sent, [n, 32].
-
-    Raise `ConfigError` if its rules allow no more, and leave the count as it was.
-    """
+    """Count the ids of the points, [n, 32], or raise `ConfigError` if the rules allow no more."""
     if not _counts(context):
         return
     with _opened(context) as ledger:
@@ -89,10 +86,7 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
 
 
 class ServiceCount:
-    """Counts the ids that a service asks about, some ahead (`Budget`).
-
-    It writes hashes of new ids to the disk when it closes. After a crash, they count once more.
-    """
+    """Counts a service's ids, some ahead. After a crash, ids since the start count once more."""
 
     def __init__(self, context: Context, rules: Rules) -> None:
         self._context = context
@@ -102,10 +96,7 @@ class ServiceCount:
         self._new: list[int] = []
 
     def count(self, points: Points) -> tuple[NDArray[np.bool_], str]:
-        """Count the ids of the points, [n, 32]: the first new ids, as far as the rules allow.
-
-        Return which ids are allowed, [n], and the sentence that refuses the others, if any.
-        """
+        """Count ids of points [n, 32]; return which are allowed, [n], and what refuses others."""
         allowed = np.ones(len(points), bool)
         if not _counts(self._context):
             return allowed, ""
@@ -151,10 +142,7 @@ class ServiceCount:
 
 
 def _counts(context: Context) -> bool:
-    """Return whether the party counts ids.
-
-    If one owner has all parties, only a party with a named rule counts.
-    """
+    """Return whether the party counts: if one owner has all parties, only by a named rule."""
     named = {"max-ids", "max-ids-per-day"} & context.node_config.keys()
     return bool(named) or not simulated(context)
 
@@ -181,10 +169,7 @@ def _keep(ledger: Ledger, hashes: NDArray[np.uint64]) -> None:
 
 
 def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
-    """Return the keyed hash of each point, 64 bits.
-
-    Nobody without the key can make two points collide.
-    """
+    """Return a hash of 64 bits of each point. Without the key, nobody makes two of them collide."""
     return digests(cut(points.tobytes(), 32), 8, key).view("<u8")[:, 0].astype(np.uint64)
 
 

@@ -51,20 +51,12 @@ def align(
     order: RowOrder | None = None,
     node: int | None = None,
 ) -> Alignment:
-    """Align all parties; return the label holder's rows that every party has.
+    """Align all parties; return the label holder's rows that all, or `min-parties`, have.
 
-    The parties then use their rows of the same ids. With align = 'any', return the rows that at
-    least `min-parties` parties have.
-
-    run : number of this Flower run.
-    available : the available parties, for predictions with align = 'any'. The alignment then uses
-        all rows, and leaves out a party that fails.
+    available : the parties to predict with, by align = 'any': all rows are used, and a party that
+        fails is left out. ``node`` is then the only one to align.
     lasting : whether to keep blinded ids and use them again.
     order : reorders the rows. Without it, their order is random, or the order of their ids.
-    node : the only node to align, for predictions.
-
-    Raise `ConfigError` or `PartyError` if ids cannot be used or compared, if no row is common, or
-    if a party refuses.
     """
     steps = _Steps(transport, config, own, available)
     if config.data.match and config.data.align == "ids":
@@ -84,14 +76,10 @@ def align(
 class _Steps:
     """The steps of one alignment, and the label holder's knowledge after each step.
 
-    blinding : the label holder's secret a. With method "ids" it answers questions, so it must be
-        fresh.
-    sets : node -> the label holder's knowledge of the party's ids, in the order of the parties.
-        Empty with method "ids".
-    rows : the rows to use. Until step 4, these are all rows.
-    present : row mask of these rows, [N, M], with align = 'any'.
+    blinding : the label holder's secret a; fresh with method "ids", where it answers questions.
+    sets : node -> what is known of the party's ids; empty with method "ids".
+    rows, present : the rows to use, all rows until step 4, and their row mask [N, M].
     known : party -> number of the label holder's ids that it has.
-    held_out : number of test rows, with split = 'time'.
     """
 
     def __init__(
@@ -116,10 +104,7 @@ class _Steps:
     # --- method "ids" ---------------------------------------------------------------------------
 
     def ask_about_all(self) -> Questions:
-        """Send one blinded digest of all ids; return the parties' questions.
-
-        Each party asks whether its ids are the same.
-        """
+        """Send one blinded digest of all ids; return the parties' questions about theirs."""
         arrays = {"ids": self.blinding.of_ids([psi.digest_of_all(self.own.ids)])}
         order = AlignOrder(method="ids", config=self.about, arrays=arrays)
         return gather_all(self.transport, order, Aligned, self.config.running)
@@ -316,10 +301,7 @@ class _Steps:
 
 
 def lasting_blinding() -> Blinding:
-    """Return the blinding that all alignments by "psi" share.
-
-    So an id is the same point each time, and a party counts the id once (`alignment.asked_ids`).
-    """
+    """Return the blinding of all alignments by "psi", so that parties count an id once."""
     try:
         return Blinding(lasting_secret(lasting_home() / "blinding.key"))
     except ConfigError:  # the folder is another user's too

@@ -178,10 +178,7 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
 
 
 def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None:
-    """Return a set with the file's new ids, and the row of each place, or -1.
-
-    Return None if the set has gone, or if more than half of its ids have gone from the file.
-    """
+    """Return a set with the file's new ids, and each place's row; None if most ids have gone."""
     stored = _usable(path, rules)
     if not stored:
         return None
@@ -255,10 +252,7 @@ def _usable(path: Path, rules: Rules) -> IdSet | None:
 
 
 def _write(path: Path, stored: IdSet) -> bool:
-    """Write a set; return whether it was written. Forget a set that cannot be written.
-
-    The caller is `alignment.store.alone`.
-    """
+    """Write a set, inside `alignment.store.alone`, or forget it; return whether it was written."""
     try:
         files.write(path, stored, files.every_of_party(int(path.stem.rpartition("-")[2])))
         utime(path, (stored.made, stored.made))  # `alignment-days` count from then

@@ -23,10 +23,7 @@ from vfl_flower.transport.early_messages import SetKept, SetOrder
 
 
 class PartySet:
-    """The label holder's knowledge of one party's set, either stored or fresh.
-
-    new : mask of the label holder's ids that it has not asked about with this set, bool [N].
-    """
+    """The label holder's knowledge of a party's set; ``new`` masks own ids not asked about, [N]."""
 
     def __init__(self, party: int, ids: Sequence[bytes], path: Path, stored: IdSet | None) -> None:
         self.party, self.path, self.stored = party, path, stored
@@ -48,12 +45,7 @@ class PartySet:
             known[name] = np.concatenate([known[name], each]) if len(known[name]) else each
 
     def places(self, gone: Places) -> NDArray[np.int32]:
-        """Return the place of each own id in the party's order, [N], or -1.
-
-        ``gone`` : places without a row.
-
-        Raise `VflError` if a point is there twice.
-        """
+        """Return each own id's place in the party's order, [N], or -1, also for places ``gone``."""
         points = self.arrays["points"]
         there = np.ones(len(points), bool)
         there[gone] = False
@@ -72,10 +64,7 @@ class PartySet:
 
 
 def stored_sets(whose: str) -> dict[int, tuple[Path, IdSet]]:
-    """Return the label holder's sets: party -> (path, set).
-
-    For each party, a set of this file comes before sets of other files.
-    """
+    """Return party -> (path, set) of the label holder; sets of this file come first."""
     found: dict[int, tuple[Path, IdSet]] = {}
     folder = files.home("sets")
     of_file = files.newest_first(folder, f"{OF_HOLDER}{files.digest_of_path(whose)}-*.npz")
@@ -94,10 +83,7 @@ def path_of(whose: str, party: int) -> Path:
 
 
 def set_order(stored: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "") -> SetOrder:
-    """Return the order that asks parties for these sets.
-
-    ``about`` is the run's configuration.
-    """
+    """Return the order that asks parties for these sets, with the run's configuration ``about``."""
     names = np.frombuffer(secrets.token_bytes(NAMES * 16), np.uint8).reshape(NAMES, 16).copy()
     proofs = np.frombuffer(secrets.token_bytes(NAMES * 32), np.uint8).reshape(NAMES, 32).copy()
     rows = secrets.SystemRandom().sample(range(NAMES), len(stored))
@@ -116,10 +102,7 @@ def is_proved(answer: SetKept, stored: IdSet, run: str) -> bool:
 
 
 def check_answer(points: NDArray[Any], gone: NDArray[Any], known: int) -> None:
-    """Raise `VflError` unless points and ``gone`` extend a set of ``known`` places.
-
-    The message continues a sentence that names the sender.
-    """
+    """Raise `VflError`, about a sender, unless points and ``gone`` extend a set of known places."""
     check_points(points)
     places = known + len(points)
     if places > MOST:

@@ -70,11 +70,7 @@ def aligned(
     available: AvailableParties | None = None,
     order: RowOrder | None = None,
 ) -> Alignment:
-    """Return the label holder's rows that every party has; reuse a valid alignment.
-
-    Parties that come and go (``available``) align anew. Stored rows in another ``order`` are not
-    reused. Raise errors as `align` does, or if another user can write to the folder of alignments.
-    """
+    """Return the rows that every party has: by a stored alignment that all still have, or anew."""
     in_memory = config.data.dataset.startswith("memory:")  # parties end with this process
     if in_memory or available:
         return align(transport, config, own, run, available, not in_memory, order)
@@ -108,10 +104,7 @@ def _reused(
     run: str,
     order: RowOrder | None,
 ) -> Alignment | None:
-    """Return a stored alignment, if the parties have it too.
-
-    Return None also if its rows are not in the order of ``order``, or of time.
-    """
+    """Return a stored alignment, if the parties have it too and its rows are in this order."""
     rows: Places = stored.arrays["rows"]
     if order and (np.diff(order(rows)) != 1).any():
         return None
@@ -263,8 +256,5 @@ def _are_places(rows: Places, own: Source, least: int = 0) -> bool:
 
 
 def proof_of(answer: Points, name: str, run: str) -> bytes:
-    """Return the proof of an alignment for one run, 32 bytes.
-
-    Only a side that knows the party's answer can compute it.
-    """
+    """Return the proof of an alignment for one run, 32 bytes, from the secret answer."""
     return hmac.digest(answer.tobytes(), f"vfl-flower recall|{name}|{run}".encode(), "sha256")

@@ -65,7 +65,7 @@ def _key(proof: bytes, party: int, run: str) -> bytes:
 class _Known:
     """The label holder's knowledge of one party's set.
 
-    points : outputs of all places, [n]; ``order`` sorts them, and is None after an addition.
+    points, order : outputs of all places, [n], and what sorts them, unless some were added.
     tried, used : number of rules that the party has answered, and the rules that find people.
     """
 
@@ -89,12 +89,9 @@ class _Known:
 class Seeker:
     """The label holder's half.
 
-    own : the label holder's table, which names its sets, and estimates how often keys are shared.
-    run : number of the Flower run.
     match, most : rules that find people, and the largest chance that a rule finds a stranger.
-        Without rules, ids find people.
     by_text : text of a rule -> rule, for rules that the label holder has the columns of.
-    rules : the texts in their order. Without rules, there is only the empty text.
+    rules : the texts in their order. Without rules, there is only the empty text: ids.
     """
 
     def __init__(self, own: Table, run: str, match: str = "", most: float = 0.0) -> None:
@@ -116,10 +113,7 @@ class Seeker:
         timeout: float,
         lax: bool,
     ) -> None:
-        """Open the sets of parties: node -> party; ``about`` is the run's configuration.
-
-        Raise `ConfigError` or `PartyError` if a party fails. With ``lax``, leave it out.
-        """
+        """Open the sets of parties, node -> party. With ``lax``, leave out a party that fails."""
         orders = {node: self.order(party, about, anew=True) for node, party in parties.items()}
         while asked := {node: order for node, order in orders.items() if order}:
             answers = gather(transport, asked, SetKept, timeout, lax)
@@ -175,10 +169,7 @@ class Seeker:
         return self._blinding.of_ids(encoded)
 
     def places(self, party: int, encoded: Sequence[bytes], answer: Arrays) -> tuple[Places, Points]:
-        """Return the place of each id or key in a party's set, or -1, [n], and its points [n, 32].
-
-        Raise `VflError`, about the party, if the answer does not fit.
-        """
+        """Return each id's or key's place in a party's set, or -1, [n], and its points [n, 32]."""
         again = answer.get("again", np.zeros(0))
         psi.check_points(again)
         if len(again) != len(encoded):
@@ -223,10 +214,7 @@ class Opened:
         raise NotImplementedError
 
     def again(self, points: Points, known: int, rule: str = "") -> tuple[Arrays, str]:
-        """Return the label holder's points, blinded again, and the places after ``known``.
-
-        Further come the positions of points that a rule forbids, if any, and its sentence.
-        """
+        """Return points blinded again, places after ``known``, and points a rule forbids: why."""
         if rule not in self._secrets:
             raise VflError("keeps no set of blinded ids with this label holder.")
         with pieces.sent():
@@ -240,10 +228,7 @@ class Opened:
         return {"again": again[allowed], "own": self._points[known:]} | refused, why
 
     def rows(self, places: Places, proofs: Points) -> Places:
-        """Return the rows of these places in the party's data, or -1.
-
-        Raise an error if a place does not exist, or a proof is wrong.
-        """
+        """Return the rows of proven places in the party's data, or -1."""
         if not self._secrets:
             raise VflError("keeps no set of blinded ids with this label holder.")
         if len(proofs) != len(places) or not len(places):
@@ -315,10 +300,7 @@ class OpenKeys(Opened):
         self.use(own, Keys(self._at, _NONE, _NONE, _NONE))
 
     def open(self, own: Source, rule: str) -> tuple[Arrays, str]:
-        """Open a rule; return the outputs of its keys, and the party's rule that forbids it.
-
-        Raise `VflError` if the rule is open, or if as many rules are open as a run can have.
-        """
+        """Open a rule; return the outputs of its keys, and the party's rule that forbids it."""
         rule = str(by_rules.one_rule(rule))
         if rule in self._secrets or len(self._secrets) >= MOST_RULES:
             raise VflError("was asked to open a rule twice, or too many. Start the service anew.")

@@ -1,1 +1,1 @@
-"""Drift: the columns of rows that are scored now, beside those of training, at both ends."""
+"""Drift: columns of rows that are scored now, beside columns of training, at both ends."""

@@ -42,10 +42,7 @@ class ColumnDrift(NamedTuple):
 
 @torch.no_grad()
 def shares(holder: LabelHolder, own: Watch | None) -> dict[str, Any]:
-    """Return the shares of scores and embeddings at the held-out rows, in JSON types.
-
-    ``own`` has the label holder's own columns at the training rows.
-    """
+    """Return the shares of scores, embeddings and own columns at the held-out rows, as JSON."""
     table, top = holder.held_out.table, holder.top
     columns, width = _groups(table.columns), table.rows.shape[1]
     rows = torch.from_numpy(sampled(len(table.rows), width)).to(table.rows.device)
@@ -86,8 +83,7 @@ def _values(
 class DriftWatch:
     """Drift between the held-out rows of training and new rows.
 
-    ``is_known`` is false for checkpoints of older versions, which have no shares. ``latest`` has
-    `figures` as they last changed in a service.
+    ``is_known`` is false for checkpoints of older versions, which have no shares.
     """
 
     def __init__(self, found: Checkpoint, columns: Columns) -> None:

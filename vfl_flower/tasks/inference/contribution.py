@@ -37,13 +37,10 @@ FILE = "contribution.json"
 
 
 def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str, Any]:
-    """Return Shapley values of a run's parties, and write them as `FILE`.
+    """Return Shapley values of a run's parties by a metric, and write them as `FILE`.
 
-    metric : accuracy, auc, log-loss (its decrease) or r2. The default is AUC for two classes,
-        accuracy for more, and R2 for numbers.
+    metric : by default, AUC for two classes, accuracy for more, and R2 for numbers.
     exact : largest number of parties for which all subsets are evaluated.
-
-    Raise `ConfigError` if the model does not predict with any subset, or if its data have changed.
     """
     found, labels = _evaluated(folder)
     metric = _metric(metric, labels)

@@ -89,12 +89,7 @@ class Explainer:
 
     @torch.no_grad()
     def explain(self, rows: ScoredRows, predictions: list[Any]) -> list[dict[str, Any]]:
-        """Return the contributions to each row's score, as fields of an answer.
-
-        predictions : predicted class of each row, or number.
-
-        Raise `ConfigError` if the model has no contributions (`refusal`).
-        """
+        """Return the contributions to the score of each row's predicted class, for an answer."""
         if self.refusal:
             raise ConfigError(self.refusal)
         return [self._one(rows.at([row]), each) for row, each in enumerate(predictions)]
@@ -193,10 +188,9 @@ class Explainer:
     def rows(
         self, row: ScoredRows, sets: Mask, shown: Places
     ) -> tuple[Tensor, NDArray[np.float32], Mask]:
-        """Return blocks, own columns and row masks for sets of participants, as `Predictor` takes.
+        """Return inputs of `Predictor`, where participants of ``sets`` [K, P] show the person.
 
-        sets : whether a participant shows the person, [K, P].
-        shown : background row that the others show, [K].
+        The others show the background rows ``shown``, [K].
         """
         here = np.zeros((len(sets), row.given.shape[1]), bool)
         here[:, row.given[0]] = sets[:, : sets.shape[1] - self._owner]

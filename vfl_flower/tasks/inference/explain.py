@@ -52,14 +52,7 @@ Floats = NDArray[np.float64]
 
 
 def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
-    """Write the importance of each party's features, and tell each party its own figures.
-
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-
-    Raise `ConfigError` or `PartyError` if the run's checkpoint, a party's checkpoint, a file or its
-    labels do not fit.
-    """
+    """Write the importance of each party's features, and tell each party its own figures."""
     are_tested, model = _loaded(transport, config, given, run)
     found, predictor, rows = model.found, model.predictor, model.rows
     folder = Path(config.running.out or config.model).expanduser()
@@ -164,14 +157,7 @@ def _check_features(answers: Iterable[explain_messages.Explained], found: Checkp
 
 
 class _Plain:
-    """The rows as they are, and the model's outputs for them.
-
-    rows : the rows, and their outputs.
-    known : numbers of the rows that count in the metric.
-    fresh : mask of the known rows that parties may be told about.
-
-    shares : shares of the known rows in the metric.
-    """
+    """Rows as they are, and their outputs; ``known`` rows count, and parties learn of ``fresh``."""
 
     def __init__(
         self,
@@ -188,11 +174,7 @@ class _Plain:
 
 
 class _Turns:
-    """The features of one party, which are permuted in turn, and their figures.
-
-    party, features : number of the party, and of its features.
-    repeats : number of permutations of each feature.
-    """
+    """The features of one party, which are permuted in turn, and their figures."""
 
     def __init__(self, plain: _Plain, party: int, features: int, repeats: int) -> None:
         self.party, self.features, self.repeats = party, features, repeats
@@ -224,10 +206,7 @@ class _Turns:
                     )
 
     def take(self, order: explain_messages.PermuteOrder, block: Tensor) -> None:
-        """Take the columns of the party's embeddings, [count * (stop - start), width of columns].
-
-        Under masked sums, these columns are the sum over all parties.
-        """
+        """Take embeddings [count * (stop - start), width]; masked, they are all parties' sum."""
         plain, predictor = self._plain, self._plain.predictor
         if not order.start:
             self._outputs = np.repeat(plain.outputs[None], order.count, 0)
@@ -274,10 +253,7 @@ class _Turns:
 def _of_label_holder(
     plain: _Plain, preparation: dict[str, Any] | None, repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of the label holder's own columns by their names, if it has some.
-
-    preparation : preparation of its columns (`Preparation.as_json`).
-    """
+    """Return the figures of the label holder's own columns by their names, if it has some."""
     columns = Preparation(**preparation).columns if preparation else {}
     if not columns:
         return {}
@@ -302,12 +278,7 @@ def _permuted(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _permute(model: TrainedModel, turns: Mapping[int, _Turns]) -> None:
-    """Have each party permute its features, and take what it uploads.
-
-    Parties upload side by side. Under masked sums, all parties take part in each upload.
-
-    Raise `PartyError` or `SumError` if a party fails, or sends what does not fit.
-    """
+    """Have parties permute side by side; under masked sums, all take part in each upload."""
     transport, aggregation = model.transport, model.predictor.aggregation
     timeout, masked = model.config.running.party_timeout, aggregation.abreast
     sizes = [each.size for each in turns.values()]
@@ -342,12 +313,7 @@ def _tell(
     people: People,
     found: Checkpoint,
 ) -> str:
-    """Tell each party the figures of its features, with noise; return a sentence about that.
-
-    In a simulation, one owner may see them all, and figures have no noise.
-
-    people : numbers of the people of the known rows.
-    """
+    """Tell each party its figures, with noise unless one owner has all; return what to report."""
     shown = {node: each for node, each in turns.items() if each.features}
     rows, said = int(plain.fresh.sum()), ""
     figures = {node: (each.values, each.margins, 0.0) for node, each in shown.items()}

@@ -36,11 +36,7 @@ _ROWS = 320  # with more, the bound on a p-value is below `_LEAST`
 
 
 def paired(folders: Sequence[Path]) -> None:
-    """Test the first run against the others, and against models of the label holder's columns.
-
-    Write the tests into the first run's folder, as `FILE`. Raise `ConfigError` if a run has no
-    model or test rows, if its data have changed, or if two runs have no test rows in common.
-    """
+    """Test the first run against others, and models of own columns; write `FILE` in its folder."""
     (found, labels, people, first), tests = _tested(folders[0]), []
     for folder in folders[1:]:
         _, labels_there, people_there, second = _tested(folder)
@@ -99,11 +95,7 @@ def difference(one: Scored, other: Scored) -> dict[str, Any]:
 
 
 def _own_models(found: Checkpoint, labels: Labels, run: Scored) -> Iterator[tuple[str, Scored]]:
-    """Yield models of the label holder's own columns: a name, and the test rows by the model.
-
-    They learn from the training rows of the run. There are none without own columns, or where
-    noise protects the labels of these rows: the models would learn from labels without noise.
-    """
+    """Yield names of models of own columns, and test rows by them; none if noise hides labels."""
     if labels.features is None or mechanism_of(found.config).hides_labels:
         return
     from sklearn import ensemble, linear_model  # lazy: they are slow to import

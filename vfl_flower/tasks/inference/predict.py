@@ -58,14 +58,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     The first column has the ids, under its name in the label holder's file, or ``id``. Then come
     ``prediction``, in units of the labels, and for classes ``probability_CLASS``. A model of any
     subset adds ``parties``: the parties used, such as ``0+2``, or ``none``. The option
-    ``flag-rate`` adds ``inconsistent``: the party that does not fit the others, if any. Rows are in
-    the order of the label holder's file.
-
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-
-    Raise `ConfigError` or `PartyError` if the run's checkpoint, a party's checkpoint or a file does
-    not fit. Nothing is written then.
+    ``flag-rate`` adds ``inconsistent``: the party that does not fit the others, if any.
     """
     if not config.model:
         raise ConfigError("There is no model to predict with. Set model to a run's results folder.")

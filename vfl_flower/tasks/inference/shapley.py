@@ -19,10 +19,7 @@ ORDERS = 200
 
 @lru_cache
 def all_sets(players: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return all sets of players [2 ** P, P], from nobody to all, and their weights.
-
-    The players' values are weights.T @ the sets' values.
-    """
+    """Return all sets of players, [2 ** P, P], and weights: values are weights.T @ the sets'."""
     sets = np.array(list(product((False, True), repeat=players)), bool)
     sets = sets.reshape(2**players, players)
     by_size = np.array(

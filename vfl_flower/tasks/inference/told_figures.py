@@ -48,11 +48,7 @@ _OF_COUNT = 0.1  # part of the squared mu that the count of the second class tak
 
 
 class FiguresToTell:
-    """The exact sums of one party's figures, and the largest change of them by a row's label.
-
-    outputs : outputs of the rows as they are, [R, C].
-    fresh : mask of the rows that parties may be told about, [R].
-    """
+    """The exact sums of one party's figures, and the largest change of them by a row's label."""
 
     def __init__(
         self, score: Score, outputs: Outputs, fresh: NDArray[np.bool_], features: int
@@ -64,10 +60,7 @@ class FiguresToTell:
         self._sums, self._squares = np.zeros(features), np.zeros(len(self._plain))
 
     def add(self, first: int, outputs: Outputs, repeat: int, repeats: int) -> None:
-        """Add the outputs of one permutation of some features, [count, R, C].
-
-        first : number of the first of the features.
-        """
+        """Add the outputs of a permutation of features from ``first`` on, [count, R, C]."""
         if not repeat:
             self._falls = np.zeros((len(outputs), *self._plain.shape), np.float32)
         for falls, each in zip(self._falls, outputs, strict=True):
@@ -92,12 +85,7 @@ class FiguresToTell:
 
 
 class Noise:
-    """The noise on all figures of an explanation, for several parties.
-
-    second : mask of the rows that the figures are about and that have the second class, [R].
-
-    unit : a sum times this is the fall of the metric.
-    """
+    """The noise on all parties' figures. A sum times ``unit`` is the fall of the metric."""
 
     def __init__(
         self, score: Score, fresh: NDArray[np.bool_], parties: int, epsilon: float, delta: float

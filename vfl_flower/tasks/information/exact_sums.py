@@ -22,10 +22,7 @@ class Shown:
         self._rows, self._most = rows, most
 
     def add(self, rows: NDArray[Any], groups: list[NDArray[np.uint8]]) -> bool:
-        """Show the sums of groups [n] of each column, over rows [n], unless they say too much.
-
-        They may not say too much about one label. Return whether they are shown.
-        """
+        """Show the sums of groups [n] of each column over rows [n], unless they tell too much."""
         number = len(self.sums) + sum(int(each.max()) + 1 for each in groups)
         if number > min(_MOST_SUMS, self._most * self._rows + len(groups)):
             return False

@@ -70,10 +70,7 @@ Events = NDArray[np.uint8]
 def information(
     transport: Transport, config: RunConfig, own: Table | None, run: str, folder: Path
 ) -> None:
-    """Have parties compute the information value of their columns; write ``information.json``.
-
-    A party that refuses is left out.
-    """
+    """Have parties compute the information value of their columns; write ``information.json``."""
     with in_use(folder):
         _Information(transport, config, folder).write(own, run)
 
@@ -137,10 +134,7 @@ class _Information:
     # --- noisy ----------------------------------------------------------------------------------
 
     def _noisy_labels(self, labels: Labels) -> tuple[Events, float | None]:
-        """Return the labels with noise, and the sum of all epsilons spent on them.
-
-        The draw is on the disk, and each further run repeats it (`protocol.privacy.draws`).
-        """
+        """Return labels with noise, the same in each run, and the sum of epsilons spent on them."""
         config = self.config
         noisy, spent = randomised(config, labels)
         kept = mechanism_of(config).kept(2)

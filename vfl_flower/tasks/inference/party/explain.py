@@ -46,12 +46,9 @@ Rows = NDArray[np.float32]
 class Explanation:
     """The rows and the features of a party that are being explained.
 
-    places : places of the rows among the party's samples, [n].
     features : the features, in a random order that only the party knows.
-    repeats : number of permutations of each feature.
     secret : all permutations follow from it; fresh by default.
     people : numbers of the rows' people, [n]. Their order decides who gets whose value.
-
     plain : embeddings of the rows as they are, float32 [n, E].
     """
 
@@ -83,10 +80,7 @@ class Explanation:
         """Do nothing: an explanation counts nothing ahead."""
 
     def permutation(self, feature: int, repeat: int) -> NDArray[np.int64]:
-        """Return the row whose value each row gets, [n].
-
-        It follows from the secret, the feature's name, and the people's order.
-        """
+        """Return whose value each row gets, [n], by secret, feature's name and people's order."""
         said = f"explain|{repeat}|{self.features[feature].name}|".encode()
         drawn = secret_generator(said + self._secret).permutation(self.rows)
         donors = np.empty_like(drawn)
@@ -105,11 +99,7 @@ class Explanation:
         return self.plain
 
     def permuted(self, order: explain_messages.PermuteOrder) -> Rows:
-        """Return embeddings [count * (stop - start), E] of rows with permuted features.
-
-        Raise `VflError` if the party does not have these features or rows, or has embedded them
-        already.
-        """
+        """Return embeddings [count * (stop - start), E] of rows with permuted features."""
         self._begin(order)
         rows = self._read(np.arange(order.start, order.stop))
         learner, found = self.party.learner, []
@@ -129,13 +119,7 @@ class Explanation:
         return np.concatenate(found)
 
     def repeated(self, order: explain_messages.PermuteOrder) -> Rows:
-        """Return embeddings [count * (stop - start), E] of rows as they are, and count them.
-
-        They equal an earlier upload, also in its noise, so they tell nothing new.
-
-        Raise `ConfigError` or `VflError` if the rule allows no more uploads, or the order cannot be
-        served.
-        """
+        """Return embeddings of rows as they are, which tell nothing new, and count them."""
         self._check(order)
         self.party.count_uploads(self._places[order.start : order.stop], order.count)
         return np.tile(self.plain[order.start : order.stop], (order.count, 1))
@@ -178,11 +162,7 @@ class Explanation:
 
 
 def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_messages.Explained:
-    """Load a saved model and the rows, embed them, and say how many features there are.
-
-    Raise `ConfigError` or `VflError` if the party's columns, rows or model differ from training, or
-    if a rule forbids a prediction of these rows.
-    """
+    """Load a saved model and the rows, embed them, and say how many features there are."""
     model = LoadedModel(context, order)
     party, places, asked = model.party, model.places, order.arrays.get("rows")
     if asked is not None:
@@ -219,11 +199,7 @@ def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_mes
 
 
 def permute(context: Context, order: explain_messages.PermuteOrder) -> explain_messages.Permuted:
-    """Embed rows with permuted features, or as they are if another party permutes its own.
-
-    Raise `OutOfStepError` if this process has loaded nothing to explain. Raise `VflError` if the
-    order cannot be served.
-    """
+    """Embed rows with permuted features, or as they are if another party permutes its own."""
     index, _ = index_and_parties(context)
     found = current(context)
     if order.party == index:
@@ -240,11 +216,7 @@ def permute(context: Context, order: explain_messages.PermuteOrder) -> explain_m
 
 
 def note(context: Context, order: explain_messages.FiguresOrder) -> explain_messages.Noted:
-    """Write the party's own table and picture of its features.
-
-    Raise `OutOfStepError` or `VflError` if this process has explained nothing, or the files cannot
-    be written.
-    """
+    """Write the party's own table and picture of its features."""
     index, parties = index_and_parties(context)
     found = current(context)
     figures = {
@@ -315,12 +287,6 @@ def _features(model: LoadedModel) -> tuple[list[Feature], str]:
 def _count(
     context: Context, party: Party, places: NDArray[np.int32], uploads: int, times: int
 ) -> None:
-    """Count what the party computes of these rows, before it does so.
-
-    uploads : number of uploads that have a row's values in them.
-    times : number of embeddings of each row.
-
-    Raise `ConfigError` if a rule allows no more. Then nothing is counted.
-    """
+    """Count uploads with a row's values, and ``times`` embeddings of each, before they happen."""
     with counted_predictions(context, Rules.of(context.node_config), times * len(places)):
         party.count_uploads(places, uploads)

@@ -19,8 +19,6 @@ def of(features: Sequence[Feature], figures: Mapping[str, NDArray[np.float64]]) 
 
     ``feature`` is the number under which the label holder knows the feature. The figures are
     missing if labels are protected.
-
-    figures : ``values`` and ``margins`` of the features, [features].
     """
     import pandas as pd
 

@@ -28,12 +28,7 @@ class LoadedModel:
 
     places : places of the rows among the samples of ``block``, int32 [n].
     background : numbers of the people in `background_rows` of training, for own data.
-    source, in_source : the party's own data, and the place of each row there, [n]. A party
-        without own data has None and no places.
-
-    Raise `OutOfStepError` if the party was not told its rows, as after a start of its process.
-    Raise `ConfigError` or `VflError` if its columns, rows or model differ from training, or a rule
-    forbids it.
+    source, in_source : the party's own data, if it has some, and the place of each row there, [n].
     """
 
     def __init__(self, context: Context, order: PredictOrder) -> None:
@@ -98,10 +93,7 @@ in_use: dict[tuple[int, Any], Any] = {}
 
 
 def current(context: Context, kind: type[U], what: str) -> U:
-    """Return what the party has loaded, or raise `OutOfStepError`.
-
-    what : what it has not loaded, for the error.
-    """
+    """Return what the party has loaded, or raise `OutOfStepError`: it has loaded no ``what``."""
     loaded = in_use.get((context.run_id, context.node_config.get("partition-id")))
     if not isinstance(loaded, kind):
         raise OutOfStepError(f"has loaded no {what}.")

@@ -13,11 +13,7 @@ from vfl_flower.transport.messages import Predicted, PredictOrder
 
 
 def predict(context: Context, order: PredictOrder) -> Predicted:
-    """Embed rows with a saved model: the rows just aligned, or the test rows.
-
-    Raise `ConfigError` or `VflError` as `LoadedModel`; or if a rule allows no more predictions or
-    uploads.
-    """
+    """Embed rows with a saved model: the rows just aligned, or the test rows."""
     model = LoadedModel(context, order)
     party, block, rows = model.party, model.block, model.places
     with counted_predictions(context, Rules.of(context.node_config), len(rows)):

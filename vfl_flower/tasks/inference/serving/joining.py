@@ -104,8 +104,7 @@ class Joining:
 
     model : its row mask gets the rows of parties that join.
     parties : the service's records. It lacks those without a node, but for excluded parties.
-    load : what a party is asked to load.
-    opens : whether parties are asked to find ids.
+    load, opens : what a party is asked to load, and whether it is asked to find ids.
     """
 
     def __init__(

@@ -18,12 +18,7 @@ _DAY = "day"  # name in the ledger: the last day
 
 
 class NewIds:
-    """Counts new ids by caller, for a day of UTC. The counts outlive the service.
-
-    Raise `ConfigError` if the file is damaged.
-
-    path : the file of the counts. After a restart, ids of the same day count again.
-    """
+    """Counts new ids by caller and day of UTC, in a file. After a restart, ids count again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,11 +34,7 @@ class NewIds:
             ) from None
 
     def count(self, caller: str, ids: Set[int | str | bytes], most: int) -> None:
-        """Count new ids before parties are asked about them.
-
-        Raise `UnavailableError` if the caller has fewer ids left today. Then none is counted. Raise
-        `VflError` if the file cannot be written.
-        """
+        """Count new ids before parties are asked about them, or raise `UnavailableError`."""
         if today() > self._day:  # a clock that is set back must not start a new day
             self._day, self._asked = today(), {}
         new = ids - self._asked.get(caller, set())

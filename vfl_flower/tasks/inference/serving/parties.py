@@ -73,11 +73,7 @@ class Parties:
     # --- the beginning ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Have all parties load their models and rows.
-
-        Raise `ConfigError` or `PartyError` if a party that the model needs is missing, refuses, or
-        has another model or rows.
-        """
+        """Have all parties load their models and rows, and open their sets."""
         model = self._model
         self._load_order = model.order(messages.ServeOrder)
         per_row = 4 * max(model.predictor.sizes, default=0) + 4
@@ -144,10 +140,7 @@ class Parties:
             self._lose(party)
 
     def _loaded(self, party: PartyRecord, answer: messages.Serving) -> None:
-        """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
-
-        The message continues a sentence that names the party.
-        """
+        """Take a party's answer that it has loaded its model, or raise `VflError` about it."""
         check_states(self._model.found, [answer], whole=False)
         mine = int(self._model.rows.known_by(len(self._all))[:, party.number].sum())
         known = party.number, party.alignment, mine

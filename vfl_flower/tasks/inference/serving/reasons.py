@@ -61,10 +61,7 @@ class Explained(NamedTuple):
 
 
 class Asking:
-    """The orders for reasons that wait for the service's thread.
-
-    wake : ends a wait of the service's thread for parties.
-    """
+    """The orders for reasons that wait for the service's thread, which ``wake`` wakes."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -23,7 +23,6 @@ READY, ASKED, LATE, LOADING, DOWN = "ready", "asked", "late", "loading", "down"
 class PartyRecord:
     """The label holder's knowledge of one party.
 
-    node : Flower's node; None if the party has not come yet.
     key, order, sent : the message that is out to it, what it asks, and when it was sent.
     why : the reason of the party's last refusal.
     alignment, shown : the alignment of its rows, and the label holder's answer in it.

@@ -44,10 +44,7 @@ Contributions to the score can follow (`contribution_to_score.Explainer`)."""
 
 
 class UnavailableError(VflError):
-    """No answer now. ``outcome`` is for metrics and the audit log, ``status`` is HTTP's.
-
-    retry : seconds after which the caller may try again.
-    """
+    """No answer now: an outcome for metrics and audit log, HTTP's status, and seconds to wait."""
 
     def __init__(
         self, sentence: str, outcome: str = "unavailable", status: int = 503, retry: int = 1
@@ -57,12 +54,7 @@ class UnavailableError(VflError):
 
 
 class Answers(NamedTuple):
-    """The answers of one request.
-
-    model : the model's version.
-    scores : an answer for each id.
-    explain : add the contributions to the scores, if the request asks for them. Each may take long.
-    """
+    """A model's scores for the ids of a request, and what adds contributions to them, slowly."""
 
     model: str
     scores: list[Score]
@@ -73,11 +65,9 @@ class Answers(NamedTuple):
 class Request:
     """The ids of one call, and where its answer goes.
 
-    answer : is called once, from the service's thread, with the answers, or with the reason why
-        there are none.
+    answer : is called once, from the service's thread, with the answers or the reason for none.
     explain : whether the answers need the contributions to the scores; ``columns`` for reasons.
-    new : people outside the alignment. The parties are asked about them.
-    each : the work for one of them.
+    new, each : people outside the alignment, and the work for one of them.
     """
 
     name: str
@@ -137,11 +127,10 @@ class Piece(NamedTuple):
 
 
 class Queue:
-    """Requests that wait for their batches.
+    """Requests that wait for their batches; ``wake`` is called after each.
 
     most : most ids of a caller that wait. A request may take half of the places that its caller has
         left, so that large requests keep out no small ones.
-    wake : is called after each request.
     """
 
     def __init__(self, most: int, wake: Callable[[], None]) -> None:
@@ -185,10 +174,7 @@ class Queue:
         return True
 
     def take(self, begun: bool = False) -> list[Piece]:
-        """Return the pieces of the next batch, the smallest first.
-
-        begun : whether to take only requests that an earlier batch has begun.
-        """
+        """Return the pieces of the next batch, the smallest first; only of ``begun`` requests."""
         pieces: list[Piece] = []
         with self._lock:
             self._lines = {

@@ -44,12 +44,7 @@ _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
 class Service:
-    """Answers requests by the current version of a model.
-
-    load : loads the current version, given where to put figures.
-    wake : ends a wait for parties.
-    audit : gets a line for each request. The count of new ids lies beside it.
-    """
+    """Answers requests by the current version of a model, with a line in ``audit`` for each."""
 
     def __init__(
         self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
@@ -103,11 +98,7 @@ class Service:
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
     async def admit(self, request: requests.Request) -> None:
-        """Take a request of the web. Its ``answer`` will be called.
-
-        Raise `UnavailableError` if the caller has no place left, or has asked about too many new
-        ids today. Raise `VflError` if the count of new ids cannot be written.
-        """
+        """Take a request, whose ``answer`` will be called, or raise `UnavailableError`."""
         with self.queue.room(request) as has_room:
             if not has_room:
                 raise requests.UnavailableError(
@@ -148,13 +139,7 @@ class Service:
         found: requests.Answers | None,
         outcome: str,
     ) -> Callable[[], None]:
-        """Return what writes a request to the audit log, once, before it is answered.
-
-        It raises `VflError` if the log cannot be written.
-
-        ids : ids of the request; none of a request that is refused as invalid.
-        found : the answers; None if there are none.
-        """
+        """Return what writes a request to the audit log, once, before it is answered."""
         asked = () if outcome in requests.UNASKED else ids  # else refused calls could fill the disk
         model, scores, explain = found or requests.Answers(self.loaded.name, [])
         used = Counter(chain.from_iterable(score["parties"] for score in scores))
@@ -310,12 +295,7 @@ class Service:
         scored: ScoredRows,
         who: Callable[[int, int], Arrays],
     ) -> None:
-        """Give each request of a batch its scores.
-
-        places : place of each id among the scores, or -1 for an id outside the alignment.
-        of_new : person outside the alignment -> place of the score.
-        who : as of `Explained`.
-        """
+        """Give each request of a batch its scores, from the place of each id or new person."""
         loaded = self.loaded
         unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), requests.UNKNOWN)
         nobody_asked = _without_score({HOLDER: requests.UNKNOWN})  # the parties were not asked

@@ -22,11 +22,8 @@ _MANY = 2048  # ids of a call that the web's thread does not make itself
 class Turns:
     """A thread that makes calls, one after the other. Callers that wait take turns, a call each.
 
-    Only the web's thread uses it, but for `submit`.
-
-    name : name of the thread.
-    together : calls at most that the thread makes before the web's thread looks again. Short calls
-        are made together, since each change of threads takes longer than they do.
+    Only the web's thread uses it, but for `submit`. Short calls are made ``together``, since each
+    change of threads takes longer than they do.
     """
 
     def __init__(self, name: str, together: int = 1) -> None:
@@ -98,10 +95,7 @@ class Explaining:
 
     @contextmanager
     def counted(self, caller: str) -> Iterator[None]:
-        """Count a request of a caller for contributions within the block.
-
-        Raise `UnavailableError` if too many requests of the caller wait.
-        """
+        """Count a caller's request within the block, or raise `UnavailableError`: many wait."""
         if self._requests[caller] >= _MOST:
             sentence = "Too many requests of this caller wait for contributions. Try again later."
             raise UnavailableError(sentence, "full", 429)
@@ -112,10 +106,7 @@ class Explaining:
             self._requests[caller] -= 1
 
     async def run(self, caller: str, pieces: Sequence[Callable[[], None]]) -> None:
-        """Compute the contributions of a request.
-
-        Raise `VflError` if that fails.
-        """
+        """Compute the contributions of a request, or raise `VflError`."""
         for piece in pieces:
             try:
                 await self._turns.run(caller, piece)
