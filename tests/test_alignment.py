@@ -326,19 +326,6 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     assert given == ["ids", "ids", "psi", "ids", None, None]
 
 
-def test_a_party_takes_no_more_ids_than_it_allows(
-    node: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.node_config["max-ids"] = 59
-    order = by("psi")
-    with monkeypatch.context() as patch:
-        patch.setattr(psi, "_libsodium", None)  # it computes nothing
-        with pytest.raises(VflError, match="asked about 60 more ids: its rule is max-ids = 59"):
-            asked(node, order, Aligned)
-    node.node_config["max-ids"] = 60
-    LabelHolder(node, IDS).all()
-
-
 def test_the_label_holder_takes_no_more_ids_than_it_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

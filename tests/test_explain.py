@@ -29,7 +29,6 @@ from vfl_flower.tasks.inference import explain, explanation
 from vfl_flower.tasks.inference.importance import Score
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.party import explain as party_explain
-from vfl_flower.tasks.inference.party import explained_table
 from vfl_flower.tasks.inference.party.explain import Explanation
 from vfl_flower.tasks.inference.party.features import features_of
 from vfl_flower.tasks.inference.releases import UploadCount
@@ -50,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Draw no pictures, except in the tests of them."""
     if "name_stays" not in request.node.name:
         monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
-        monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
+        monkeypatch.setattr(party_explain, "_draw", lambda table, order, path: None)
 
 
 # --- equal to scikit-learn ----------------------------------------------------------------------
@@ -528,11 +527,7 @@ def test_two_records_differ_in_no_more_uploads_than_epsilon_counts(
     x, y = generator.standard_normal((60, 4)).astype(np.float32), np.arange(60) % 2
     tested = np.random.default_rng(0).permutation(60)[:6]
     x[tested, :2], y[tested] = 0, [0, 1, 0, 1, 0, 1]
-    keys: dict[str, Any] = {
-        "dataset": f"npz:{tmp_path}/rows.npz",
-        "test-fraction": 0.1,
-        "epochs": 1,
-    }
+    keys: dict[str, Any] = {"dataset": f"npz:{tmp_path}/rows.npz", "epochs": 1}
     keys |= {"privacy": "perturbed-embedding", "embedding-noise": sigma, "bottom-model": "linear"}
     keys |= {"embedding-size": 4, "embedding-activation": "none", "validation-fraction": 0.0}
     keys |= {"test-fraction": 0.1}

@@ -32,7 +32,7 @@ from vfl_flower.tasks.inference import explain as at_label_holder
 from vfl_flower.tasks.inference import explanation, told_figures
 from vfl_flower.tasks.inference.importance import Score
 from vfl_flower.tasks.inference.model import TrainedModel
-from vfl_flower.tasks.inference.party import explain, explained_people, explained_table
+from vfl_flower.tasks.inference.party import explain, explained_people
 from vfl_flower.tasks.inference.party.model import forget
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
@@ -48,7 +48,7 @@ FEW = {**SHORT, "epochs": 6, "noise-seed": 0}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
-    monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
+    monkeypatch.setattr(explain, "_draw", lambda table, order, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
 
 

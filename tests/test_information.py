@@ -35,13 +35,8 @@ from vfl_flower.protocol.privacy.draws import path_of_draws
 from vfl_flower.protocol.privacy.labels import kept_share
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.information import party as at_party
-from vfl_flower.tasks.information.exact_sums import Shown
-from vfl_flower.tasks.information.label_holder import of_column
-from vfl_flower.transport.early_messages import (
-    ColumnBinsOrder,
-    EvidenceOrder,
-    InformationOrder,
-)
+from vfl_flower.tasks.information.label_holder import Shown, of_column
+from vfl_flower.transport.early_messages import ColumnBinsOrder, EvidenceOrder, InformationOrder
 from vfl_flower.transport.messages import Arrays, Payload
 from vfl_flower.transport.wire import to_reply
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.organisations import Organisations, cancer, cut, read, write
-from tests.serving import Served, served
+from tests.serving import Served, served, serving
 from tests.test_contribution_to_score import model, people, predicted
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.launch.engines import predict_local, run_local
@@ -56,9 +56,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 def service(
     request: pytest.FixtureRequest, trained: Organisations, tmp_path_factory: Any
 ) -> Iterator[Served]:
-    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 5.0}
-    folder = trained.folder / request.param
-    with served(folder, tmp_path_factory.mktemp("s"), keys, trained.node_configs) as found:
+    folder = tmp_path_factory.mktemp("s")
+    with serving(trained, folder, request.param, score_timeout=5.0) as found:
         yield found
 
 
@@ -218,9 +217,8 @@ def test_a_request_for_reasons_counts_one_upload_more(
 ) -> None:
     words: Any = [{**each, "max-uploads": 10**6} for each in RULES]
     counted = replace(trained, words=words)
-    folder = counted.run("counted", {**RUNS["run"], "epochs": 1}).folder
-    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 5.0}
-    with served(folder, tmp_path, keys, counted.node_configs) as found:
+    counted.run("counted", {**RUNS["run"], "epochs": 1})
+    with serving(counted, tmp_path, "counted", score_timeout=5.0) as found:
         one, counts = int(found.loaded.rows.ids[0]), []
         for explain in (None, False, True, "columns", "columns"):
             asked = {"ids": [one], "explain": explain} if explain is not None else {}

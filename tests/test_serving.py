@@ -30,7 +30,7 @@ from flwr.app import Context, Message
 from tests.fleet import until
 from tests.ledgers import numbers_in
 from tests.organisations import ID, Organisations, cancer, change, cut, read, write
-from tests.serving import TOKEN, Served, SlowGrid, served
+from tests.serving import TOKEN, Served, SlowGrid, served, serving, with_newcomers
 from vfl_flower import client_app
 from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import find, verify
@@ -50,9 +50,17 @@ from vfl_flower.tasks.inference.serving.requests import Piece, Request, Unavaila
 from vfl_flower.tasks.inference.serving.serve import lasting, serve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.gather import gather
 from vfl_flower.transport.http import listening as listening_module
 from vfl_flower.transport.http.tokens import Tokens
-from vfl_flower.transport.messages import Predicted, PredictOrder, Scored, ServeOrder, Serving
+from vfl_flower.transport.messages import (
+    Predicted,
+    PredictOrder,
+    Scored,
+    ScoreOrder,
+    ServeOrder,
+    Serving,
+)
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, to_failure, to_reply
 
@@ -71,16 +79,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 @pytest.fixture
 def whole(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
     """A service whose model needs both parties."""
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "run", tmp_path, keys, nodes) as found:
+    with serving(trained, tmp_path) as found:
         yield found
 
 
 @pytest.fixture
 def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
     """A service whose model needs no party."""
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(trained, tmp_path, "any") as found:
         yield found
 
 
@@ -92,10 +98,8 @@ def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
 def test_answers_equal_what_vfl_predict_writes(
     trained: Organisations, tmp_path: Path, run: str
 ) -> None:
-    keys = {"dataset": f"files:{trained.labels}"}
-    out = {"model": str(trained.folder / run), "out": str(tmp_path / "p.csv"), **keys}
-    table = read(predict_local(out, trained.node_configs)).set_index(ID)
-    with served(trained.folder / run, tmp_path, keys, trained.node_configs) as found:
+    table = trained.predict(run, out=str(tmp_path / "p.csv")).set_index(ID)
+    with serving(trained, tmp_path, run) as found:
         answers = found.ask(*table.index.tolist())
     assert [each["id"] for each in answers] == table.index.tolist()
     assert [each["prediction"] for each in answers] == table["prediction"].tolist()
@@ -123,9 +127,8 @@ def test_numbers_are_served_in_units_of_the_labels(tmp_path: Path) -> None:
     table["label"] = 100 * table["f0"] + 7
     organisations = cut(tmp_path, table, known=1.0)
     organisations.run("run", {**SHORT, "target": "regression"})
-    keys = {"dataset": f"files:{organisations.labels}"}
     predicted = organisations.predict("run").set_index(ID)["prediction"]
-    with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path) as found:
         answers = found.ask(*predicted.index.tolist())
     np.testing.assert_allclose([each["prediction"] for each in answers], predicted, rtol=1e-5)
     assert "probabilities" not in answers[0]
@@ -179,14 +182,7 @@ def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Se
 def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
     """Organisations whose label holder does not know the last 40 people of its table."""
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
-    table = cancer(columns=6, rows=200)
-    organisations = cut(tmp_path / "new", table, known=1.0)
-    everyone = read(organisations.labels)
-    write(everyone, tmp_path / "everyone.csv")
-    write(everyone[:160], organisations.labels)
-    organisations.run("run", SHORT)
-    organisations.run("any", {**SHORT, "subsets": "sampled"})
-    return organisations, everyone[ID][160:].tolist()
+    return with_newcomers(tmp_path, SHORT, {**SHORT, "subsets": "sampled"})
 
 
 @pytest.mark.one_by_day
@@ -195,8 +191,7 @@ def test_ids_outside_the_alignment_are_found_in_one_more_round_trip(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path, run: str
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
-    with served(organisations.folder / run, tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path, run) as found:
         old = int(found.loaded.rows.ids[0])
         answers = found.ask(new[0], old, *new[1:], -5)
         again = found.ask(*new)
@@ -212,11 +207,9 @@ def test_an_id_that_one_party_lacks_is_scored_without_it(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
     for run, scored in (("any", True), ("run", False)):
         change(organisations.files[1], lambda frame: frame[frame[ID] != new[0]])
-        nodes = organisations.node_configs
-        with served(organisations.folder / run, tmp_path, keys, nodes) as found:
+        with serving(organisations, tmp_path, run) as found:
             first, second = found.ask(*new[:2])
         assert first["missing"] == {"1": "unknown"} and (first["prediction"] is not None) == scored
         assert second["missing"] == {}
@@ -227,11 +220,10 @@ def test_people_who_come_to_a_partys_file_are_found_while_it_serves(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
     path = organisations.files[1]
     whole = read(path)
     write(whole[whole[ID] != new[0]], path)
-    with served(organisations.folder / "any", tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path, "any") as found:
         assert found.ask(new[0])[0]["missing"] == {"1": "unknown"}
         write(whole, path)
         until(lambda: found.ask(new[0])[0]["missing"] == {})
@@ -241,11 +233,10 @@ def test_made_up_ids_count_and_stop_at_the_partys_rule(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    nodes: list[dict[str, Any]] = [dict(each) for each in organisations.node_configs]
+    nodes: list[Any] = [dict(each) for each in organisations.node_configs]
     nodes[1] |= {"max-ids": 6}  # half of them for services
-    keys = {"dataset": f"files:{organisations.labels}"}
     for _ in range(2):  # the count outlives the service, and an id counts once
-        with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+        with serving(organisations, tmp_path, "any", nodes) as found:
             assert found.ask(new[0], new[1])[0]["missing"] == {}
             assert found.ask(new[0])[0]["missing"] == {}
             first, *others = found.ask(*range(-9, 0))  # one id is left
@@ -266,8 +257,7 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
 ) -> None:
     organisations, new = newcomers
     nodes = [{**each, "max-ids": 1000} for each in organisations.node_configs]
-    keys = {"dataset": f"files:{organisations.labels}"}
-    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "any", nodes) as found:
         assert found.ask(new[0])[0]["missing"] == {}  # control
         seeker = found.loaded.parties.seeker
         assert seeker is not None
@@ -287,10 +277,9 @@ def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
     """A batch has the requests of several callers, and a party refuses to look for the new ids."""
     organisations, new = newcomers
     nodes: list[dict[str, Any]] = [{**each, "max-ids": 0} for each in organisations.node_configs]
-    keys = {"dataset": f"files:{organisations.labels}"}
     found_of: dict[str, Any] = {}
     batch: list[Piece] = []
-    with served(organisations.folder / "run", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, nodes=nodes) as found:
         old = int(found.loaded.rows.ids[0])
         found.service.queue.close()  # so that only this test scores
         for name, ids in (("honest", [old]), ("other", [new[0]]), ("both", [old, new[1]])):
@@ -308,9 +297,7 @@ def test_a_party_that_is_slow_to_find_an_id_does_not_cost_the_others(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}", "score-timeout": 2.0}
-    nodes = organisations.node_configs
-    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "any", score_timeout=2.0) as found:
         old = int(found.loaded.rows.ids[0])
         until(lambda: found.ask(old, new[0])[1]["missing"] == {})
         found.grid.late[found.node(1)] = 30.0
@@ -324,11 +311,10 @@ def test_a_limit_of_epochs_does_not_limit_new_ids_and_a_limit_of_uploads_does(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
     for rule, missing in (("max-epochs", {}), ("max-uploads", {"1": "refused"})):
         organisations.words = [{}, {rule: 1000}]  # type: ignore[dict-item]
-        run = organisations.run(rule, {**SHORT, "subsets": "sampled"}).folder
-        with served(run, tmp_path, keys, organisations.node_configs) as found:
+        organisations.run(rule, {**SHORT, "subsets": "sampled"})
+        with serving(organisations, tmp_path, rule) as found:
             old = int(found.loaded.rows.ids[0])
             assert found.ask(old)[0]["missing"] == {}
             assert found.ask(new[0])[0]["missing"] == missing
@@ -339,10 +325,8 @@ def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
 ) -> None:
     organisations, new = newcomers
     organisations.run("sum", {"epochs": 3, "aggregation": "secure", "top-model": "sum"})
-    keys = {"dataset": f"files:{organisations.labels}"}
     table = organisations.predict("sum").set_index(ID)["probability_1"]
-    nodes = organisations.node_configs
-    with served(organisations.folder / "sum", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "sum") as found:
         old = int(found.loaded.rows.ids[0])
         for _ in range(2):
             first, second = found.ask(old, new[0])
@@ -365,10 +349,8 @@ def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
 def test_a_late_party_costs_one_deadline_and_is_flagged(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 1.0}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as some:
-        both = some.loaded.embeddings.present.all(1)
-        ids = some.loaded.rows.ids[both][:3].tolist()
+    with serving(trained, tmp_path, "any", score_timeout=1.0) as some:
+        ids = some.known(3)
         until(lambda: some.ask(*ids)[0]["missing"] == {})
         some.grid.late[some.node(1)] = 3.0
         began = time.monotonic()
@@ -385,9 +367,8 @@ def test_a_late_party_costs_one_deadline_and_is_flagged(
 def test_scores_without_a_party_are_those_that_predict_gives_without_it(
     trained: Organisations, some: Served, tmp_path: Path
 ) -> None:
-    keys = {"model": str(trained.folder / "any"), "dataset": f"files:{trained.labels}"}
-    keys |= {"without": "1", "out": str(tmp_path / "without.csv")}
-    table = read(predict_local(keys, trained.node_configs)).set_index(ID)
+    out = str(tmp_path / "without.csv")
+    table = trained.predict("any", without="1", out=out).set_index(ID)
     some.grid.away.add(some.node(1))
     answers = some.ask(*table.index.tolist())
     chances = [each["probabilities"]["1"] for each in answers]
@@ -396,8 +377,7 @@ def test_scores_without_a_party_are_those_that_predict_gives_without_it(
 
 
 def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
-    both = some.loaded.embeddings.present.all(1)
-    one = int(some.loaded.rows.ids[both][0])
+    (one,) = some.known()
     kept = in_use.pop((some.grid.run_id, 1))
     kept.audit.close()  # as the end of a process does
     assert some.ask(one)[0]["missing"] == {"1": "down"}
@@ -425,12 +405,10 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     every = SlowGrid.get_node_ids
     monkeypatch.setattr(joining, "_FIRST", 0.1 if joins else 3600.0)
     monkeypatch.setattr(SlowGrid, "get_node_ids", lambda grid: list(every(grid))[: 1 + len(here)])
-    keys = {"dataset": f"files:{trained.labels}", "model": str(trained.folder / "any")}
-    table = read(predict_local({**keys, "out": f"{tmp_path}/p.csv"}, trained.node_configs))
+    table = trained.predict("any", out=f"{tmp_path}/p.csv")
     table = table[table["parties"] == "0+1"].set_index(ID)
     ids = table.index[:20].tolist()
-    timed: dict[str, Any] = {**keys, "party-timeout": 0.5}
-    with served(trained.folder / "any", tmp_path, timed, trained.node_configs) as found:
+    with serving(trained, tmp_path, "any", party_timeout=0.5) as found:
         assert {tuple(each["parties"]) for each in found.ask(*ids)} == {(0,)}
         found.grid.late[found.node(1)] = 0.2
         here.append(1)
@@ -465,10 +443,8 @@ def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in
         return client_app.app(message, context)
 
     monkeypatch.setattr(joining, "_FIRST", 0.1)
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "any", tmp_path, keys, nodes, client) as found:
-        loaded = found.loaded
-        one = int(loaded.rows.ids[loaded.embeddings.present.all(1)][0])
+    with serving(trained, tmp_path, "any", client=client) as found:
+        loaded, (one,) = found.loaded, found.known()
         assert set(loaded.rows.nodes or ()) == ({1} if fails else {0, 1})
         until(lambda: found.ask(one)[0]["parties"] == [0, 1])
         started_anew(found, 1)
@@ -487,12 +463,9 @@ def test_a_party_that_started_anew_with_another_file_is_aligned_again(
     monkeypatch.setattr(joining, "_FIRST", 0.1 if again else 3600.0)
     if not again:
         monkeypatch.setattr(Parties, "must_align", False)
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / run, tmp_path, keys, own.node_configs) as found:
-        both = found.loaded.embeddings.present.all(1)
-        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+    own = trained.copy(tmp_path / "copy")
+    with serving(own, tmp_path, run) as found:
+        gone, kept = found.known(2)
         before = found.ask(kept)[0]
         change(own.files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
         started_anew(found, 1)
@@ -525,10 +498,9 @@ def test_a_party_that_answers_as_another_harms_only_itself(
     """The control: party 1 gives its own number."""
     monkeypatch.setattr(joining, "_FIRST", 3600.0)
     monkeypatch.setattr("vfl_flower.alignment.reuse.Reused", lost(number))
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(trained, tmp_path, "any") as found:
         records = found.loaded.parties._all
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+        (one,) = found.known()
         started_anew(found, 1)
         assert found.ask(one)[0]["missing"] == {"1": "down"}
         until(lambda: "aligned anew" in records[1].why)
@@ -557,19 +529,15 @@ def test_a_party_that_loads_as_another_is_left_out(
             return reply
         return to_reply(replace(read_reply(reply, kind), party=number), message)
 
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
     if not serves:
-        model = {"model": str(trained.folder / "any"), **keys}
-        first = predict_local({**model, "without": "1", "out": f"{tmp_path}/1.csv"}, nodes)
+        alone = trained.predict("any", without="1", out=f"{tmp_path}/1.csv").set_index(ID)
         monkeypatch.setattr(client_app, "app", client)
-        table = read(predict_local({**model, "out": f"{tmp_path}/2.csv"}, nodes)).set_index(ID)
-        alone = read(first).set_index(ID)
-        table = table.loc[alone.index]
+        table = trained.predict("any", out=f"{tmp_path}/2.csv").set_index(ID).loc[alone.index]
         equal = np.allclose(table["probability_1"], alone["probability_1"], atol=1e-6)
         assert equal == (number != 1)
         return
-    with served(trained.folder / "any", tmp_path, keys, nodes, client) as found:
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+    with serving(trained, tmp_path, "any", client=client) as found:
+        (one,) = found.known()
         assert found.ask(one)[0]["parties"] == ([0, 1] if number == 1 else [0])
         assert found.loaded.parties._all[0].node == found.node(0)
 
@@ -583,8 +551,7 @@ def test_equal_ids_are_compared_with_all_parties_again(
     monkeypatch.setattr(joining, "_FIRST", 0.1)
     own = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
     own.run("run", {**SHORT, "subsets": "sampled", "align": "ids"})
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(tmp_path / "run", tmp_path, keys, own.node_configs) as found:
+    with serving(own, tmp_path) as found:
         first, one = found.loaded, int(found.loaded.rows.ids[0])
         before = found.ask(one)
         with monkeypatch.context() as patched:
@@ -617,8 +584,7 @@ def test_a_changed_file_of_a_party_stalls_no_request(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
     """The control: the party reads its file while it answers."""
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    own = trained.copy(tmp_path / "copy")
     reading, read_on = threading.Event(), threading.Event()
 
     def slow(context: Context) -> Any:
@@ -626,10 +592,8 @@ def test_a_changed_file_of_a_party_stalls_no_request(
         assert read_on.wait(30)
         return inputs.own_source(context)
 
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        both = found.loaded.embeddings.present.all(1)
-        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+    with serving(own, tmp_path, "any") as found:
+        gone, kept = found.known(2)
         before = found.ask(gone, kept)
         monkeypatch.setattr(scoring, "own_source", slow)
         monkeypatch.setattr(scoring, "_LOOK", 0.0)
@@ -662,18 +626,16 @@ def _done(value: Any) -> Future[Any]:
 def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
+    nodes: list[Any] = [dict(each) for each in trained.node_configs]
     states = tmp_path / "states"
     shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
     nodes[1] |= {"max-predictions": 1000, "states": str(states)}
-    keys = {"dataset": f"files:{trained.labels}"}
 
     def counted() -> int:
         return numbers_in(states / "party-1.predictions", "rows")[0]
 
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-        both = found.loaded.embeddings.present.all(1)
-        assert found.ask(int(found.loaded.rows.ids[both][0]))[0]["missing"] == {}
+    with serving(trained, tmp_path, "any", nodes) as found:
+        assert found.ask(*found.known())[0]["missing"] == {}
         assert counted() == 10  # a hundredth of the limit, ahead
         found.service.queue.close()
         over = SessionEnd(connected=True, served=1, cause="")
@@ -690,12 +652,11 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
 def test_each_request_is_in_the_audit_logs_of_both_ends(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    keys, states = {"dataset": f"files:{trained.labels}"}, tmp_path / "states"
+    states = tmp_path / "states"
     shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
     nodes = [{**each, "states": str(states)} for each in trained.node_configs]
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-        both = found.loaded.embeddings.present.all(1)
-        one, other = found.loaded.rows.ids[both][:2].tolist()
+    with serving(trained, tmp_path, "any", nodes) as found:
+        one, other = found.known(2)
         name = found.http.post("/v1/predict", json={"ids": [one]}).json()["request"]
         found.ask(other)
     log = tmp_path / "audit" / "audit.jsonl"
@@ -717,12 +678,11 @@ def test_each_request_is_in_the_audit_logs_of_both_ends(
 def test_a_new_version_of_the_model_is_served_without_a_restart(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+    own = trained.copy(tmp_path / "copy")
+    with serving(own, tmp_path, "any") as found:
+        (one,) = found.known()
         first, name = found.ask(one)[0], found.loaded.name
+        folder = own.folder
         own.run("grown", {**SHORT, "grow": str(folder / "any")})
         for path in (folder / "grown").glob("run-*.state"):
             shutil.copy2(path, folder / "any")
@@ -736,13 +696,11 @@ def test_a_new_version_of_the_model_is_served_without_a_restart(
 def test_a_version_that_cannot_be_loaded_leaves_the_last_in_service(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+    own = trained.copy(tmp_path / "copy")
+    with serving(own, tmp_path, "any") as found:
+        (one,) = found.known()
         before, files = found.ask(one), found.loaded.files
-        (folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
+        (own.folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
         until(lambda: found.loaded.files != files)
         until(lambda: found.ask(one) == before)
 
@@ -751,10 +709,9 @@ def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> Non
     organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
     noise = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "subsets": "sampled"}
     organisations.run("run", {**SHORT, **noise, "bottom-model": "linear"})
-    keys = {"dataset": f"files:{organisations.labels}"}
     spent = []
     for _ in range(2):
-        with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+        with serving(organisations, tmp_path) as found:
             ids = found.loaded.rows.ids[:3].tolist()
             for asked in (ids[:1], ids[1:2], ids[:1]):
                 found.ask(*asked)
@@ -767,9 +724,7 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, _ = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
-    nodes = organisations.node_configs
-    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "any") as found:
         gone, kept = found.loaded.rows.ids[:2].tolist()
         before = found.ask(kept)
 
@@ -792,15 +747,13 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
 def test_a_party_refuses_more_predictions_than_its_rule_allows(
     trained: Organisations, tmp_path: Path, rule: str
 ) -> None:
-    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
+    nodes: list[Any] = [dict(each) for each in trained.node_configs]
     nodes[1] |= {rule: 5, "states": str(tmp_path / "states")}
     shutil.copytree(trained.folder / "any", tmp_path / "states")
-    keys = {"dataset": f"files:{trained.labels}"}
 
     def asked() -> list[dict[str, Any]]:
-        with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-            both = found.loaded.embeddings.present.all(1)
-            one = int(found.loaded.rows.ids[both][0])
+        with serving(trained, tmp_path, "any", nodes) as found:
+            (one,) = found.known()
             answers = [found.ask(one)[0]["missing"] for _ in range(4)]
             text = found.http.get("/metrics").text
         refused = answers.count({"1": "refused"})
@@ -979,34 +932,25 @@ def test_a_full_queue_answers_429(some: Served, monkeypatch: pytest.MonkeyPatch)
 def test_embeddings_that_do_not_fit_are_left_out(
     trained: Organisations, tmp_path: Path, how: str
 ) -> None:
+    arrays = {"embedding": np.ones((2 + (how == "shape"), 4), np.float32)}
+    if how in ("nan", "huge"):
+        arrays["embedding"][0, 0] = {"nan": np.nan, "huge": 1e30}[how]
+    elif how == "type":
+        arrays = {"embedding": np.ones((2, 4))}
+    elif how == "extra":
+        arrays["gone"] = np.array([5], np.int32)
     lies = False
 
     def lying(message: Message, context: Context) -> Message:
         reply: Message = client_app.app(message, context)
-        if not lies or message.metadata.message_type != "query.score":
-            return reply
-        if context.node_config["partition-id"] != 1:
-            return reply
-        rows = 2
-        arrays = {"embedding": np.ones((rows, 4), np.float32)}
-        if how == "shape":
-            arrays = {"embedding": np.ones((rows + 1, 4), np.float32)}
-        elif how == "nan":
-            arrays["embedding"][0, 0] = np.nan
-        elif how == "huge":
-            arrays["embedding"][0, 0] = 1e30
-        elif how == "type":
-            arrays = {"embedding": np.ones((rows, 4), np.float64)}
-        else:
-            arrays["gone"] = np.array([5], np.int32)
-        return to_reply(Scored(arrays=arrays), message)
+        is_score = message.metadata.message_type == ScoreOrder.kind
+        if lies and is_score and context.node_config["partition-id"] == 1:
+            return to_reply(Scored(arrays=arrays), message)
+        return reply
 
-    keys = {"dataset": f"files:{trained.labels}"}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs, lying) as found:
-        both = found.loaded.embeddings.present.all(1)
-        ids = found.loaded.rows.ids[both][:2].tolist()
-        honest = found.ask(*ids)
-        assert honest[0]["missing"] == {}
+    with serving(trained, tmp_path, "any", client=lying) as found:
+        ids = found.known(2)
+        assert found.ask(*ids)[0]["missing"] == {}
         lies = True
         assert [each["missing"] for each in found.ask(*ids)] == [{"1": "faulty"}] * 2
         lies = False
@@ -1014,23 +958,18 @@ def test_embeddings_that_do_not_fit_are_left_out(
 
 
 def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_path: Path) -> None:
-    from vfl_flower.transport.gather import gather
-    from vfl_flower.transport.messages import ScoreOrder
-
-    keys = {"dataset": f"files:{trained.labels}"}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
-        node = found.node(0)
-        most = int(found.loaded.embeddings.present[:, 0].sum())
+    with serving(trained, tmp_path, "any") as found:
+        node, most = found.node(0), int(found.loaded.embeddings.present[:, 0].sum())
         found.service.queue.close()  # so that only this test uses the grid
-        for rows in (np.array([most]), np.array([-1]), np.zeros(0), np.zeros((1, 1))):
-            order = ScoreOrder(arrays={"rows": rows.astype(np.int32)})
+
+        def ask(rows: Any) -> Scored:
+            order = ScoreOrder(arrays={"rows": np.array(rows, np.int32)})
+            return gather(found.grid, {node: order}, Scored, 5)[node]
+
+        for rows in ([most], [-1], [], [[0]]):
             with pytest.raises(PartyError, match=r"rows that it does not serve|list of rows"):
-                gather(found.grid, {node: order}, Scored, 5)
-        order = ScoreOrder(arrays={"rows": np.array([most - 1], np.int32)})  # control
-        assert gather(found.grid, {node: order}, Scored, 5)[node].arrays["embedding"].shape == (
-            1,
-            4,
-        )
+                ask(rows)
+        assert ask([most - 1]).arrays["embedding"].shape == (1, 4)  # control
 
 
 # --- files of the service -----------------------------------------------------------------------
@@ -1082,12 +1021,8 @@ def test_files_of_tokens_that_only_their_owner_can_use_are_read(tmp_path: Path, 
 def test_addresses_that_cannot_serve_are_refused(
     trained: Organisations, tmp_path: Path, keys: dict[str, str], said: str
 ) -> None:
-    keys = {"dataset": f"files:{trained.labels}", **keys}
-    nodes = trained.node_configs
-    with (
-        pytest.raises(ConfigError, match=said),
-        served(trained.folder / "any", tmp_path, keys, nodes),
-    ):
+    options = {name.replace("-", "_"): value for name, value in keys.items()}
+    with pytest.raises(ConfigError, match=said), serving(trained, tmp_path, "any", **options):
         pass
 
 
@@ -1203,21 +1138,3 @@ def test_every_system_serves_what_it_predicts(tmp_path: Path, strategy: str) -> 
     with served(run.folder, tmp_path) as found:
         chances = [each["probabilities"]["1"] for each in found.ask(*table["id"].tolist())]
     np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
-
-
-def test_masked_sums_are_served_and_a_missed_order_needs_new_keys(tmp_path: Path) -> None:
-    keys = {"epochs": 1, "aggregation": "secure", "top-model": "sum", "dataset": "breast-cancer"}
-    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
-    table = read(predict_local({"model": str(run.folder)}))
-
-    def are_right(answers: list[dict[str, Any]]) -> bool:
-        chances = [each["probabilities"]["1"] for each in answers]
-        return bool(np.allclose(chances, table["probability_1"][: len(chances)], atol=1e-4))
-
-    with served(run.folder, tmp_path) as found:
-        assert are_right(found.ask(*range(20))) and are_right(found.ask(0))
-        found.grid.away.add(found.node(1))
-        assert found.http.post("/v1/predict", json={"ids": [0]}).status_code == 503
-        found.grid.away.clear()
-        until(lambda: found.http.post("/v1/predict", json={"ids": [0]}).status_code == 200)
-        assert are_right(found.ask(*range(20)))

@@ -5,9 +5,9 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,16 @@ import pytest
 import torch
 
 from tests.fleet import until
-from tests.organisations import ID, Organisations, cancer, cut, read, write
-from tests.serving import Served, served
+from tests.organisations import Organisations, cancer, cut
+from tests.serving import Served, serving, with_newcomers
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.party.limits import refused_rows
 from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
-from vfl_flower.tasks.inference.serving import new_ids, requests, turns, web
+from vfl_flower.tasks.inference.serving import requests, turns, web
 from vfl_flower.tasks.inference.serving.embeddings import Embedded, Found
 from vfl_flower.tasks.inference.serving.loaded import Loaded
-from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.requests import (
     BATCH,
     Answers,
@@ -67,19 +66,10 @@ def service(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
         yield found
 
 
-def serving(
-    trained: Organisations,
-    tmp_path: Path,
-    run: str = "run",
-    rules: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> AbstractContextManager[Served]:
-    """Serve a run, with these rules of party 1, and options of the service."""
-    keys = {"dataset": f"files:{trained.labels}"}
-    keys |= {name.replace("_", "-"): value for name, value in options.items()}
-    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
-    nodes[1] |= rules or {}
-    return served(trained.folder / run, tmp_path, keys, nodes)
+def ruled(organisations: Organisations, **rules: Any) -> list[dict[str, Any]]:
+    """Return the node configurations, with these rules of party 1."""
+    first, second = organisations.node_configs
+    return [dict(first), {**second, **{n.replace("_", "-"): each for n, each in rules.items()}}]
 
 
 def close(found: Served) -> None:
@@ -276,7 +266,7 @@ def test_a_used_up_row_costs_only_the_requests_that_name_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The control: a party that refuses a whole order costs everybody their scores."""
-    with serving(trained, tmp_path, run, {"max-uploads": 400}) as found:
+    with serving(trained, tmp_path, run, ruled(trained, max_uploads=400)) as found:
         close(found)
         bad = int(found.loaded.rows.ids[0])
         good = used_up(found, 0, found.loaded.config.model)
@@ -308,7 +298,7 @@ def test_a_used_up_row_costs_only_the_requests_that_name_it(
 def test_a_used_up_row_of_masked_sums_costs_one_batch_and_no_later_one(
     trained: Organisations, tmp_path: Path, used_up: Any
 ) -> None:
-    with serving(trained, tmp_path, "sum", {"max-uploads": 400}) as found:
+    with serving(trained, tmp_path, "sum", ruled(trained, max_uploads=400)) as found:
         close(found)
         bad = int(found.loaded.rows.ids[0])
         good = used_up(found, 0, found.loaded.config.model)
@@ -326,9 +316,9 @@ def test_a_used_up_row_of_masked_sums_costs_one_batch_and_no_later_one(
 def test_the_last_predictions_that_a_rule_leaves_are_answered(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    rules = {"states": str(tmp_path / "states"), "max-predictions": 5, "max-uploads": 400}
-    shutil.copytree(trained.folder / "any", tmp_path / "states")
-    with serving(trained, tmp_path, "any", rules) as found:
+    states = shutil.copytree(trained.folder / "any", tmp_path / "states")
+    nodes = ruled(trained, states=str(states), max_predictions=5, max_uploads=400)
+    with serving(trained, tmp_path, "any", nodes) as found:
         answers = found.ask(*found.loaded.rows.ids[:8].tolist())
         assert [each["missing"] for each in answers] == [{}] * 5 + [{"1": "refused"}] * 3
 
@@ -340,11 +330,7 @@ def test_the_last_predictions_that_a_rule_leaves_are_answered(
 def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
     """Organisations whose label holder does not know the last 40 people of its table."""
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
-    organisations = cut(tmp_path / "new", cancer(columns=6, rows=200), known=1.0)
-    everyone = read(organisations.labels)
-    write(everyone[:160], organisations.labels)
-    organisations.run("run", SHORT)
-    return organisations, everyone[ID][160:].tolist()
+    return with_newcomers(tmp_path, SHORT)
 
 
 @pytest.mark.one_by_day
@@ -354,9 +340,9 @@ def test_made_up_ids_of_one_caller_leave_the_others_theirs(
 ) -> None:
     """The control: without a limit for each caller, one of them uses up the party's rule."""
     organisations, new = newcomers
-    limit, rules = 5 if limited else 10_000, {"max-ids": 180}
+    limit, nodes = 5 if limited else 10_000, ruled(organisations, max_ids=180)
     with (
-        serving(organisations, tmp_path, rules=rules, new_ids_per_day=limit) as found,
+        serving(organisations, tmp_path, nodes=nodes, new_ids_per_day=limit) as found,
         found.shop as shop,
     ):
         statuses = []
@@ -404,7 +390,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
         ThreadPoolExecutor(1) as pool,
     ):
         service, known = found.service, [int(found.loaded.rows.ids[0])]
-        owner, name = (new_ids, "opened") if file == "new ids" else (service._audit, "write")
+        owner, name = (requests, "opened") if file == "new ids" else (service._audit, "write")
         write = getattr(owner, name)
         if not apart:
             service._counting = service.recording = _Inline("inline")
@@ -594,14 +580,14 @@ def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, path = [86_400 * 20_000.5], tmp_path / "serve.new-ids"
-    monkeypatch.setattr("vfl_flower.tasks.inference.serving.new_ids.time.time", lambda: now[0])
-    counts = NewIds(path)
+    monkeypatch.setattr("vfl_flower.tasks.inference.serving.requests.time.time", lambda: now[0])
+    counts = requests.NewIds(path)
     counts.count("bank", {1, 2, 3}, 4)
     counts.count("bank", {1, 2, 3}, 4)  # the same ids are free
     with pytest.raises(UnavailableError, match="may ask about 1 more today"):
         counts.count("bank", {3, 4, 5}, 4)
     counts.count("shop", {4, 5}, 4)
-    counts = NewIds(path)
+    counts = requests.NewIds(path)
     for day in (0, -1):  # a clock that is set back starts no new day
         now[0] += 86_400 * day
         with pytest.raises(UnavailableError):
@@ -610,7 +596,7 @@ def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
     counts.count("bank", {6, 7, 8, 9}, 4)
     path.write_bytes(b"damaged")
     with pytest.raises(ConfigError, match="Delete it"):
-        NewIds(path)
+        requests.NewIds(path)
 
 
 # --- ids and errors of any kind -----------------------------------------------------------------
@@ -760,36 +746,3 @@ def test_contributions_of_a_request_in_pieces_equal_contributions_in_one_piece(
         assert one["id"] == other["id"]
         for party, value in one["contributions"].items():
             assert np.isclose(other["contributions"][party], value, atol=1e-5)
-
-
-def test_one_callers_contributions_refuse_no_other_caller(
-    service: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "_MOST", 1)
-    begun, end = threading.Event(), threading.Event()
-    explain = service.loaded.explainer.explain
-
-    def slow(*given: Any) -> Any:
-        begun.set()
-        assert end.wait(60)
-        return explain(*given)
-
-    monkeypatch.setattr(service.loaded.explainer, "explain", slow)
-    body = {"ids": service.loaded.rows.ids[:1].tolist(), "explain": True}
-    replies: list[int] = []
-    with service.shop as shop:
-
-        def ask(client: Any) -> None:
-            replies.append(client.post("/v1/predict", json=body).status_code)
-
-        first = threading.Thread(target=ask, args=(service.http,))
-        first.start()
-        assert begun.wait(60)
-        ask(service.http)
-        assert replies == [429]
-        second = threading.Thread(target=ask, args=(shop,))
-        second.start()
-        end.set()
-        first.join()
-        second.join()
-    assert replies == [429, 200, 200]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.organisations import ID, cancer, cut, read, write
-from tests.serving import Served, served
+from tests.organisations import cancer, cut
+from tests.serving import Served, serving, with_newcomers
 from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import Scored, ScoreOrder
 
@@ -32,8 +32,7 @@ def test_no_two_scores_have_the_same_noise(
     """Equal noise of two rows would vanish in their difference. The control is without noise."""
     organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
     organisations.run("run", {**SHORT, **noise, **(seed if noise else {})})
-    keys = {"dataset": f"files:{organisations.labels}"}
-    with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path) as found:
         found.service.queue.close()  # so that only this test uses the grid
         once, again = embedded(found, 0), embedded(found, 0)
         assert np.array_equal(once, again) == (not noise)
@@ -47,14 +46,11 @@ def test_each_release_of_a_row_counts_also_of_an_id_outside_the_alignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
-    organisations = cut(tmp_path / "files", cancer(columns=6, rows=200), known=1.0)
-    everyone = read(organisations.labels)
-    write(everyone[:160], organisations.labels)
-    organisations.run("run", {**SHORT, **NOISE, "subsets": "sampled"})
-    new, other = everyone[ID][160:162].tolist()
-    keys = {"dataset": f"files:{organisations.labels}"}
+    organisations, (new, other, *_) = with_newcomers(
+        tmp_path, {**SHORT, **NOISE, "subsets": "sampled"}
+    )
     spent = []
-    with served(organisations.folder / "run", tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path) as found:
         for asked in (new, other, new, new, -1, -1, -1, -1):  # nobody has id -1
             missing = {"0": "unknown", "1": "unknown"} if asked == -1 else {}
             assert found.ask(asked)[0]["missing"] == missing

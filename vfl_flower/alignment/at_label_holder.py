@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import party_sets, pieces, psi
+from vfl_flower.alignment import blinded_ids, pieces, psi
+from vfl_flower.alignment.blinded_ids import PartySet
 from vfl_flower.alignment.by_rules import RuleSteps
-from vfl_flower.alignment.party_sets import PartySet
 from vfl_flower.alignment.psi import Blinding, Places, shuffled
 from vfl_flower.alignment.rule_figures import lines_of
 from vfl_flower.config.errors import ConfigError, VflError
@@ -113,8 +113,8 @@ class _Steps:
 
     def find_sets(self, run: str, lasting: bool, node: int | None) -> None:
         """Ask each party whether it keeps the set that the label holder keeps; or one node."""
-        stored = party_sets.stored_sets(self.own.whose) if lasting else {}
-        order = party_sets.set_order(stored, run, self.about)
+        stored = blinded_ids.stored_sets(self.own.whose) if lasting else {}
+        order = blinded_ids.set_order(stored, run, self.about)
         running = self.config.running
         if self.available and node is not None:
             asked = gather(self.transport, {node: order}, SetKept, self.timeout, self.lenient)
@@ -124,8 +124,8 @@ class _Steps:
             answers = gather_all(self.transport, order, SetKept, running, self.available)
         for node, answer in answers.items():
             path, found = stored.get(answer.party, (None, None))
-            if not path or not found or not party_sets.is_proved(answer, found, run):
-                path, found = party_sets.path_of(self.own.whose, answer.party), None
+            if not path or not found or not blinded_ids.is_proved(answer, found, run):
+                path, found = blinded_ids.path_of(self.own.whose, answer.party), None
             self.sets[node] = PartySet(answer.party, self.own.ids, path, found)
 
     # --- steps 1 to 3: blind the ids, and find them in the parties' answers ---------------------
@@ -195,7 +195,7 @@ class _Steps:
         to_ids = partial(chosen, self.own.ids)
         reply.points = pieces.outputs_of(to_ids, reply.rows, reply.points)
         try:
-            party_sets.check_answer(reply.own, reply.gone, len(known.arrays["points"]))
+            blinded_ids.check_answer(reply.own, reply.gone, len(known.arrays["points"]))
             known.learn(reply.rows, reply.points, reply.own)
             return known.places(reply.gone)
         except VflError as error:

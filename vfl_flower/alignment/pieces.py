@@ -1,13 +1,10 @@
 """Ids in pieces: steps 1 to 3 of `alignment.psi`, with a bounded number of ids in a message.
 
 A message of Flower or of a stream ends at 2 GB, and a party must answer within `party-timeout`. So
-the label holder sends its blinded ids in pieces, and the party blinds one piece at a time. After
-the last piece, the party sends its own ids in pieces too. Empty orders ask for the rest of them.
-Each side shuffles all its ids before it divides them, so that a piece says nothing about an id.
-
-The party numbers the pieces of an alignment, or of a rule, and refuses a piece out of turn. It
-counts all ids as if they had come at once, and an id that comes again counts once. It sends
-its ids after the last piece only, since its rule `min-rows` needs the number of all.
+the party blinds one piece of the label holder's ids at a time. After the last piece, it sends its
+own ids in pieces too, since its rule `min-rows` needs the number of all. Empty orders ask for the
+rest of them. Each side shuffles all its ids before it divides them, so that a piece says nothing
+about an id. The party refuses a piece out of turn, and an id that comes again counts once.
 """
 
 import hashlib

@@ -4,21 +4,19 @@ A person may be in no alignment yet. `at_label_holder` and `at_party` then find 
 by keys of rules, in these steps:
 
 1. The label holder opens a set at the party. With ids, it is the set of blinded ids that both sides
-   keep (`blinded_ids`): the label holder names and proves it, and so does the party. With rules,
-   it is a fresh set in memory (`OpenKeys`): the party blinds the keys of its people, rule by rule,
-   and sends their outputs.
-2. For new people the label holder sends its blinded ids, or keys of one rule. The party blinds them
-   again, as in steps 1 and 2 of `alignment.psi`. The label holder compares them with the party's
-   points, which it keeps, and so finds the place of each person, or that the party lacks the key.
-   With rules, it asks only about people that no earlier rule has found there.
+   keep and prove (`blinded_ids`). With rules, it is a fresh set in memory (`OpenKeys`): the party
+   sends the outputs of its people's keys, rule by rule.
+2. For new people the label holder sends its blinded ids, or keys of one rule, as in steps 1 and 2
+   of `alignment.psi`. It compares the answer with the party's points, which it keeps. So it finds
+   the place of each person, or that the party lacks the key. With rules, it asks only about people
+   that no earlier rule has found there.
 3. To have a place scored, the label holder proves that it knows the id or key. A proof of an id is
    a hash of the id, keyed by a secret of the set and by this run. A proof of a key is another
-   output of its point, as in `by_rules`. A party that compares it learns which of its people is
-   asked about, as with an aligned row. A wrong proof is counted as a question.
+   output of its point, as in `by_rules`. A wrong proof is counted as a question.
 
 So a party counts each new id or key (`asked_ids`), and the label holder cannot score rows of
-strangers. A person is found as in a file of this person alone. A key counts if it is whole, and
-stands once among all people of the party. It must not stand twice in the label holder's file.
+strangers. A key counts if it is whole, and stands once among all people of the party. It must not
+stand twice in the label holder's file.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, party_sets, pieces, psi
+from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, pieces, psi
 from vfl_flower.alignment.at_label_holder import lasting_blinding
 from vfl_flower.alignment.blinded_ids import FoundSet, keyed_hashes, where
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
@@ -100,9 +98,9 @@ class Seeker:
         rules = [rule for rule in parse(match) if not own.keys.missing(rule)] if match else []
         self.by_text = {str(rule): rule for rule in rules}
         self.rules = [*self.by_text] if match else [""]
-        stored = {} if match else party_sets.stored_sets(own.whose)
+        stored = {} if match else blinded_ids.stored_sets(own.whose)
         self._sets = {party: found for party, (_, found) in stored.items()}
-        self._opening = {} if match else party_sets.set_order(stored, run).arrays
+        self._opening = {} if match else blinded_ids.set_order(stored, run).arrays
         self._known: dict[int, _Known] = {}
 
     def open(
@@ -137,12 +135,12 @@ class Seeker:
         known, stored = self._known[party], self._sets.get(party)
         text, known.tried = self.rules[known.tried], known.tried + 1
         if not text:
-            if stored and party_sets.is_proved(answer, stored, self._run):
+            if stored and blinded_ids.is_proved(answer, stored, self._run):
                 known.points, known.used = _as_one(stored.arrays["points"]), {text}
             return
         points = answer.arrays.get("own", _NONE)
         try:
-            party_sets.check_answer(points, _GONE, len(known.points))
+            blinded_ids.check_answer(points, _GONE, len(known.points))
         except VflError as error:
             raise ConfigError(f"Party {party} sent {error}") from None
         known.add(points)
@@ -175,7 +173,7 @@ class Seeker:
         if len(again) != len(encoded):
             raise VflError("another number of blinded ids than it was sent.")
         new, known = answer.get("own", again[:0]), self._known[party]
-        party_sets.check_answer(new, _GONE, len(known.points))
+        blinded_ids.check_answer(new, _GONE, len(known.points))
         if len(new):
             known.add(new)
         points = self._blinding.undone(again)

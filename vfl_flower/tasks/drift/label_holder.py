@@ -1,9 +1,9 @@
 """Drift at the label holder: scores, and the embeddings of each party.
 
 The shares to compare with come from the held-out rows, as the final model embeds them. Embeddings
-of training rows would not do: they come from earlier models, and the scores fit these rows too
-well. Both can look like drift. Shares and indices are functions of what the label holder has got.
-So they reveal nothing more about labels or rows that noise hides.
+of training rows come from earlier models, and the scores fit these rows too well: both can look
+like drift. Shares and indices are functions of what the label holder has got, so they reveal
+nothing more about labels or rows that noise hides.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence

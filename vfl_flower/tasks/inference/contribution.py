@@ -1,11 +1,10 @@
 """Contribution of each party: Shapley values of figures on held-out rows.
 
-The model must predict with any subset of the parties. No further training is needed. v(S) is the
-model's figure with the parties S alone, on all test rows of the run. The checkpoint has the
-embeddings of the last evaluation, so nobody asks the parties. A party's value is the mean, over all
-orders of the parties, of what it adds to the parties before it (Shapley, 1953). The values add up
-to v(all) - v(none). Without any party, the model predicts by the training labels alone, or by the
-label holder's own columns.
+v(S) is the model's figure with the parties S alone, on all test rows of the run, so the model must
+predict with any subset. The checkpoint has the embeddings of the last evaluation, and nobody asks
+the parties. A party's value is the mean, over all orders of the parties, of what it adds to the
+parties before it (Shapley, 1953). The values add up to v(all) - v(none). Without any party, the
+model predicts by the training labels alone, or by the label holder's own columns.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference.contribution_to_score import EXACT, ORDERS, all_sets, sampled_sets
 from vfl_flower.tasks.inference.importance import ACCURACY, AUC, SURE, Floats, Score
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.rows import labels_of
-from vfl_flower.tasks.inference.shapley import EXACT, ORDERS, all_sets, sampled_sets
 
 FILE = "contribution.json"
 

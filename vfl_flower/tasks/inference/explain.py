@@ -1,16 +1,14 @@
 """Explain a model: how much its metric falls if one feature of a party is permuted.
 
-A party permutes a feature of the rows and uploads embeddings. The label holder evaluates the model
-on them (permutation importance: Breiman, 2001). It numbers the features of a party, and learns no
-name. At the end, each party gets its own figures, with noise (`told_figures`), and joins them with
-names.
-
-The rows are the test rows of the run, or the rows with labels of another file.
+A party permutes a feature of the test rows, or of another file's rows, and uploads embeddings. The
+label holder evaluates the model on them (permutation importance: Breiman, 2001), and learns no
+name. At the end, each party gets its own figures, with noise (`told_figures`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,13 +30,11 @@ from vfl_flower.models.threads import for_each
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference import explanation, told_figures
-from vfl_flower.tasks.inference.importance import Score
-from vfl_flower.tasks.inference.model import Predictor, TrainedModel
+from vfl_flower.tasks.inference.importance import Fall, Score
+from vfl_flower.tasks.inference.model import Predictor, TrainedModel, check_model, check_streams
 from vfl_flower.tasks.inference.predictions import labelled
 from vfl_flower.tasks.inference.releases import UploadCount, counts_uploads
-from vfl_flower.tasks.inference.rows import (
-    tested,
-)
+from vfl_flower.tasks.inference.rows import tested
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport import explain_messages
 from vfl_flower.transport.base import Transport
@@ -112,12 +108,8 @@ def _loaded(
     transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str
 ) -> tuple[bool, TrainedModel]:
     """Return the model and its rows, and whether these are the test rows of its run."""
-    if not config.model:
-        raise ConfigError("There is no model to explain. Set model to a run's results folder.")
-    if transport.medium == "messages":
-        raise ConfigError(
-            "An explanation needs streams: Flower's messages take seconds. Leave transport out."
-        )
+    check_model(config, "explain")
+    check_streams(transport, "An explanation needs")
     model = TrainedModel(transport, config, given, run)
     found, predictor = model.found, model.predictor
     are_tested = model.rows.table is not None and "dataset" not in given
@@ -156,21 +148,19 @@ def _check_features(answers: Iterable[explain_messages.Explained], found: Checkp
 # --- the model on permuted rows -----------------------------------------------------------------
 
 
+@dataclass
 class _Plain:
     """Rows as they are, and their outputs; ``known`` rows count, and parties learn of ``fresh``."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        rows: ScoredRows,
-        known: NDArray[np.int64],
-        score: Score,
-        fresh: NDArray[np.bool_],
-    ) -> None:
-        self.predictor, self.rows, self.known = predictor, rows, known
-        self.score, self.fresh = score, fresh
-        self.outputs = rows.outputs.numpy()
-        self.shares = score.shares(self.outputs[known])
+    predictor: Predictor
+    rows: ScoredRows
+    known: NDArray[np.int64]
+    score: Score
+    fresh: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        self.outputs = self.rows.outputs.numpy()
+        self.shares = self.score.shares(self.outputs[self.known])
 
 
 class _Turns:
@@ -242,12 +232,8 @@ class _Turns:
 
     def figures(self) -> list[dict[str, float]]:
         """Return the figures of all features, for the results."""
-        low, high = self.values - self.margins, self.values + self.margins
-        columns = zip(self.values.tolist(), low.tolist(), high.tolist(), strict=True)
-        return [
-            {"feature": at, "value": value, "low": low, "high": high}
-            for at, (value, low, high) in enumerate(columns)
-        ]
+        falls = map(Fall, self.values.tolist(), self.margins.tolist())
+        return [{"feature": at, **fall.ends()} for at, fall in enumerate(falls)]
 
 
 def _of_label_holder(
@@ -266,9 +252,7 @@ def _of_label_holder(
             own[:, place] = _permuted(own[:, place])
             outputs = plain.predictor.outputs(rows.blocks, own, rows.given).numpy()
             falls += plain.shares - score.shares(outputs)
-        value, margin = score.fall(falls / repeats)
-        limits = {"low": value - margin, "high": value + margin}
-        figures.append({"feature": name, "value": value, **limits})
+        figures.append({"feature": name, **score.fall(falls / repeats).ends()})
     return {explanation.LABEL_HOLDER: {"features": figures}}
 
 

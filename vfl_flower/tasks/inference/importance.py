@@ -34,6 +34,11 @@ class Fall(NamedTuple):
     value: float
     margin: float
 
+    def ends(self) -> dict[str, float]:
+        """Return the fall and its interval, for the results."""
+        low, high = self.value - self.margin, self.value + self.margin
+        return {"value": self.value, "low": low, "high": high}
+
 
 class Score:
     """The metric of outputs on rows with known labels, as a share of each row.

@@ -31,6 +31,18 @@ A = TypeVar("A", bound=Predicted | Serving)
 P = TypeVar("P", bound=Predicted)
 
 
+def check_model(config: RunConfig, task: str) -> None:
+    """Raise `ConfigError` if the run names no model for a task."""
+    if not config.model:
+        raise ConfigError(f"There is no model to {task}. Set model to a run's results folder.")
+
+
+def check_streams(transport: Transport, needs: str) -> None:
+    """Raise `ConfigError` without streams; ``needs`` begins the sentence."""
+    if transport.medium == "messages":
+        raise ConfigError(f"{needs} streams: Flower's messages take seconds. Leave transport out.")
+
+
 class Predictor:
     """The top model of a run, and the layout of the embeddings that it reads.
 

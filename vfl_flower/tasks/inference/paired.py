@@ -27,7 +27,7 @@ from vfl_flower.label_holder.assessment.of_model import scored_by
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference.contribution import outputs_of
-from vfl_flower.tasks.inference.importance import SURE, Score
+from vfl_flower.tasks.inference.importance import SURE, Fall, Score
 from vfl_flower.tasks.inference.rows import labels_of
 
 FILE = "paired.json"
@@ -78,7 +78,7 @@ def difference(one: Scored, other: Scored) -> dict[str, Any]:
     surest = -NormalDist().inv_cdf(2.0 ** -min(rows, _ROWS))
     margin = max(margin, SURE * abs(value) / surest)
     p = math.erfc(SURE * abs(value) / margin / math.sqrt(2)) if margin else 1.0
-    ends = {"value": value, "low": value - margin, "high": value + margin}
+    ends = Fall(value, margin).ends()
     found = {"metric": score.metric, "pairs": rows, **ends, "p": max(p, _LEAST)}
     if one.classes:
         from scipy.stats import binomtest  # lazy: it is slow to import

@@ -3,17 +3,16 @@
 A party chooses what it uploads in place of permuted rows, so exact figures would tell labels. The
 outputs of the model depend on no label of the explained rows. So for each row and feature, the
 label holder knows by how much that row's label can change the figure (`Score.possible`). A row's
-sensitivity is the norm of these changes over all features. Gaussian noise covers the largest one.
-If a party moves rows further than permutations do, then its own figures get more noise.
+sensitivity is the norm of these changes over all features, and Gaussian noise covers the largest.
 
 All figures of an explanation, of all parties together, are one Gaussian mechanism. It hides a
-person's label by `EPSILON`, or by the option ``epsilon``. It does not hide what the model has
-learned from the label. An AUC is divided by the number of pairs. That number follows from a noisy
-count of the second class, which is part of the mechanism.
+person's label by `EPSILON`, or by the option ``epsilon``, but not what the model has learned from
+the label. An AUC is divided by the number of pairs, from a noisy count of the second class, which
+is part of the mechanism.
 
-A file on the disk has the day on which parties were told about each person. For 30 days, no other
-explanation has a figure for parties with that person's label. So nothing averages the noise away.
-Figures of few rows would be noise alone: parties are told none about fewer than 200 people.
+A file has the day on which parties were told about each person. For 30 days, no other explanation
+has a figure with that person's label, so nothing averages the noise away. Parties are told none
+about fewer than 200 people, which would be noise alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A party's half of an explanation (the other: `vfl_flower.tasks.inference.explain`).
 
-The party permutes one feature of the rows at a time, and uploads embeddings. Its permutations and
-the order of its features are random, and nobody else learns them. At the end the label holder tells
-the party how much the metric fell. Only the party can say which name has which figure.
+The party permutes one feature of the rows at a time, and uploads embeddings. Nobody else learns its
+permutations, or the order of its features. So at the end only the party can say which name has
+which figure.
 """
 
 import secrets
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import check_task
 from vfl_flower.protocol.batches import secret_generator
-from vfl_flower.tasks.inference.party import explained_table
+from vfl_flower.tasks.inference import bars
 from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
 from vfl_flower.tasks.inference.party.features import Feature, features_of
@@ -39,6 +40,7 @@ from vfl_flower.transport.node import index_and_parties, refused, simulated
 
 _IN_MEMORY = 2**29  # bytes of samples; more samples are read again for each upload
 _AT_ONCE = 2**26  # most numbers in the permutations of an order
+_SHOWN = 30  # features in the picture
 
 Rows = NDArray[np.float32]
 
@@ -156,9 +158,8 @@ class Explanation:
 
     def _read(self, rows: NDArray[Any]) -> Rows:
         kept: Any = self._kept
-        found: Any = kept[rows] if kept is not None else self._samples[self._places[rows]]
-        rows_read: Rows = found
-        return rows_read
+        found: Rows = kept[rows] if kept is not None else self._samples[self._places[rows]]
+        return found
 
 
 def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_messages.Explained:
@@ -225,14 +226,14 @@ def note(context: Context, order: explain_messages.FiguresOrder) -> explain_mess
         if order.arrays
     }
     path = table_of(context)
-    table = explained_table.of(found.features, figures)
+    table = _table(found.features, figures)
     try:
         with told(path):
             make_folder(path.parent)
         with whole(path) as file:
             write_csv(file, table)
         if figures:
-            explained_table.draw(table, order, path.with_suffix(".png"))
+            _draw(table, order, path.with_suffix(".png"))
     except VflError as error:
         log.warning("%s", error)
         raise VflError("cannot write its table of features: its own log says why.") from None
@@ -249,6 +250,40 @@ def table_of(context: Context) -> Path:
     """Return the file of the party's own table. A new explanation replaces it."""
     party = context.node_config.get("partition-id")
     return state_file.place(context).with_name(f"party-{party}-explanation.csv")
+
+
+def _table(features: Sequence[Feature], figures: Mapping[str, NDArray[np.float64]]) -> Any:
+    """Return a frame with a line for each feature, the most important first.
+
+    ``feature`` is the number under which the label holder knows the feature. The figures are
+    missing if labels are protected.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(
+        {"feature": np.arange(len(features)), "name": [each.name for each in features]}
+    )
+    if not figures:
+        return table
+    values, margins = figures["values"], figures["margins"]
+    columns = {"value": values, "low": values - margins, "high": values + margins}
+    return table.assign(**columns).sort_values("value", ascending=False, kind="stable")
+
+
+def _draw(table: Any, order: explain_messages.FiguresOrder, path: Path) -> None:
+    """Draw the features with the largest figures as bars, with their intervals."""
+    most = table.iloc[:_SHOWN][::-1]
+    names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
+    metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
+    noise = f", with noise of deviation {order.grain:.2g}" if order.grain else ""
+    bars.draw(
+        path,
+        [name.replace("$", r"\$") for name in names],
+        most["value"],
+        (most["high"] - most["low"]) / 2,
+        ["#0a56dd"] * len(most),
+        f"fall of {metric} on {order.rows} rows if permuted{noise}",
+    )
 
 
 # --- steps of the first message -----------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A party's features as its owner calls them, and where they are in a sample.
 
-A feature is a column of a table. A text column is one feature, however many 0/1 columns encode it.
-A feature of sequences is a signal, and a feature of images is a patch.
+A feature is a column of a table, however many 0/1 columns encode a text, a signal of sequences, or
+a patch of images.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
-"""A model that a party has saved, with the rows to embed: loaded in one way for all of inference.
+"""A model that a party has saved, with the rows to embed, and predictions with it.
 
 A process keeps what a service or an explanation has loaded, until the run ends (`forget`).
 """
 
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import common_rows, is_aligned
 from vfl_flower.config.errors import OutOfStepError
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source
 from vfl_flower.party import builder, state, state_file
 from vfl_flower.party.inputs import own_source
+from vfl_flower.party.limits import counted_predictions
 from vfl_flower.protocol.aggregation.masks import alike
-from vfl_flower.tasks.drift.party import DriftReports
+from vfl_flower.tasks.drift.party import DriftReports, of_block
 from vfl_flower.transport.messages import Arrays, Predicted, PredictOrder, Serving
 from vfl_flower.transport.node import index_and_parties
 
@@ -84,6 +87,24 @@ class LoadedModel:
             arrays=arrays,
             **fields,
         )
+
+
+def predict(context: Context, order: PredictOrder) -> Predicted:
+    """Embed rows with a saved model: the rows just aligned, or the test rows."""
+    model = LoadedModel(context, order)
+    party, block, rows = model.party, model.block, model.places
+    with counted_predictions(context, Rules.of(context.node_config), len(rows)):
+        party.count_uploads(rows)
+    embedding = party.learner.embeddings(block.test, rows).cpu().numpy()
+    tags = model.agree(order)
+    arrays = model.hide(embedding) | tags
+    read, places = of_block(block), rows.astype(np.int64)
+    if model.source and block.preparation:
+        read = partial(model.source.raw_columns, dates=block.preparation.dates)
+        places = model.in_source[places]
+    people = block.test_rows.astype(np.uint64)[rows]
+    arrays |= model.drift.of_prediction(people, places, read)
+    return model.answer(Predicted, arrays)
 
 
 U = TypeVar("U")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Context
@@ -32,7 +32,18 @@ from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.tasks.inference.party.reasons import Reasons
 from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
-from vfl_flower.transport.messages import Arrays, Scored, ScoreOrder, ServeOrder, Serving
+from vfl_flower.transport.messages import (
+    Arrays,
+    Order,
+    Payload,
+    Scored,
+    ScoreOrder,
+    ServeOrder,
+    Serving,
+)
+
+O = TypeVar("O", bound=Order)  # noqa: E741
+P = TypeVar("P", bound=Payload)
 
 _SINGLES = 10_000  # most samples of single rows in memory
 _LOOK = 1.0  # seconds between two looks at the party's file
@@ -290,21 +301,12 @@ def load(context: Context, order: ServeOrder) -> Serving:
     return model.answer(Serving, tags, rows=len(model.places))
 
 
-def score(context: Context, order: ScoreOrder) -> Scored:
-    """Embed some of the loaded rows."""
-    return models.current(context, Served, "model to serve").score(order)
+def _by_served(method: Callable[[Served, O], P]) -> Callable[[Context, O], P]:
+    """Return a function that has the loaded model answer; it must be loaded."""
+    return lambda context, order: method(models.current(context, Served, "model to serve"), order)
 
 
-def give_reasons(context: Context, order: ReasonsOrder) -> GivenReasons:
-    """Split the party's contribution to one score."""
-    return models.current(context, Served, "model to serve").give_reasons(order)
-
-
-def open_set(context: Context, order: OpenSetOrder) -> SetKept:
-    """Open a set of blinded ids for a service."""
-    return models.current(context, Served, "model to serve").open_set(order)
-
-
-def seek(context: Context, order: SeekOrder) -> Sought:
-    """Blind ids for a service."""
-    return models.current(context, Served, "model to serve").seek(order)
+score = _by_served(Served.score)
+give_reasons = _by_served(Served.give_reasons)
+open_set = _by_served(Served.open_set)
+seek = _by_served(Served.seek)

@@ -22,6 +22,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
+from vfl_flower.tasks.inference.model import check_model, check_streams
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.http.tokens import tokens_of
 
@@ -39,12 +40,8 @@ _FINISHING = 15.0  # seconds that requests under way may take after a signal
 
 def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Answer requests for scores until SIGTERM or Ctrl-C."""
-    if not config.model:
-        raise ConfigError("There is no model to serve. Set model to a run's results folder.")
-    if transport.medium == "messages":
-        raise ConfigError(
-            "A service needs streams: Flower's messages take seconds. Leave transport out."
-        )
+    check_model(config, "serve")
+    check_streams(transport, "A service needs")
     try:
         from vfl_flower.tasks.inference.serving.loaded import Loaded
         from vfl_flower.tasks.inference.serving.service import Service

@@ -28,7 +28,6 @@ from vfl_flower.tasks.inference.serving import requests
 from vfl_flower.tasks.inference.serving.embeddings import Embedded
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
-from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.people import Person, identity
 from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
 from vfl_flower.tasks.inference.serving.turns import Turns, apart
@@ -54,7 +53,7 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue, self._asking = requests.Queue(_WAITING, wake), Asking(wake)
         self.metrics.queue_rows.set_function(lambda: self.queue.ids)
-        self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
+        self._new_ids = requests.NewIds(audit.path.with_name("serve.new-ids"))
         # A thread each: neither the web nor the scores wait for the disk.
         self._counting, self.recording = Turns("new ids"), Turns("audit lines", together=8)
         self._refusing = Future[None]()  # of the last calls that were refused
