@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,6 @@ from vfl_flower.alignment import at_party, pieces, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.ids import encode_ids
-from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import engines
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.state import load_about, load_arrays, load_scalars
@@ -298,24 +298,8 @@ def test_in_a_simulation_the_run_decides_unless_a_node_configuration_does(node: 
 def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
-
-    class Nowhere:
-        def __init__(self, simulation: bool) -> None:
-            pass
-
-        def __enter__(self) -> Nowhere:
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            pass
-
-        @contextmanager
-        def supernode(self, party: int, parties: int, node_config: Any) -> Iterator[None]:
-            given.append(node_config.get("align"))
-            yield
-
-    monkeypatch.setattr(engines, "SuperLink", Nowhere)
+    superlink = MagicMock()
+    monkeypatch.setattr(engines, "SuperLink", superlink)
     monkeypatch.setattr(engines, "run_on", lambda *arguments: tmp_path)
     organisations = cut(tmp_path, small())
     keys = {**organisations.keys, "out": str(tmp_path / "run"), "align": "ids"}
@@ -323,7 +307,8 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     organisations.words = [{"align": "psi"}, {}]
     engines.run_supernodes(2, keys, organisations.node_configs)
     engines.run_supernodes(2, {"dataset": "breast-cancer", "out": str(tmp_path / "other")})
-    assert given == ["ids", "ids", "psi", "ids", None, None]
+    calls = superlink.return_value.__enter__.return_value.supernode.call_args_list
+    assert [call.args[2].get("align") for call in calls] == ["ids", "ids", "psi", "ids", None, None]
 
 
 def test_the_label_holder_takes_no_more_ids_than_it_allows(
@@ -435,16 +420,6 @@ def test_a_file_that_changes_while_or_after_it_is_aligned_is_refused(
     change(path, how)
     with pytest.raises(VflError, match="has lost or changed rows of its file since they were"):
         served(node)
-
-
-def test_another_alignment_has_another_name(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, small())
-    names = set()
-    for out in ("one", "two"):
-        forget_alignments()
-        organisations.run(out, SHORT)
-        names.add(checkpoint.load(tmp_path / out).about_labels["alignment"])
-    assert len(names) == 2 and all(len(bytes.fromhex(name)) == 16 for name in names)
 
 
 # --- what follows from ids ----------------------------------------------------------------------

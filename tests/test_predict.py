@@ -612,14 +612,6 @@ def test_counts_at_once_a_full_disk_and_a_kill_lose_no_prediction(
     assert spent("run") == 16
 
 
-def test_predictions_with_copies_of_a_run_count_together(
-    spent: Callable[[str], int], tmp_path: Path
-) -> None:
-    assert spent("run") == 1
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert [spent(run) for run in ("run", "copy", "copy", "run", "copy")] == [2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("state", ["kept", "lost"])
 def test_a_journal_of_predictions_of_another_run_counts_no_less(
     spent: Callable[[str], int], tmp_path: Path, state: str

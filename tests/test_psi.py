@@ -190,8 +190,7 @@ def test_a_temporary_folder_that_cannot_be_used_is_one_sentence(
     monkeypatch.setattr("builtins.__import__", refuse)
     try:
         with pytest.raises(
-            ConfigError,
-            match=r"^libsodium cannot be loaded: .* Name another folder in",
+            ConfigError, match=r"^libsodium cannot be loaded: .* Name another folder in"
         ):
             psi._libsodium()
     finally:

@@ -46,7 +46,6 @@ from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import joining, web
 from vfl_flower.tasks.inference.serving import serve as serve_module
 from vfl_flower.tasks.inference.serving.parties import Parties
-from vfl_flower.tasks.inference.serving.requests import Piece, Request, UnavailableError
 from vfl_flower.tasks.inference.serving.serve import lasting, serve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
@@ -109,16 +108,6 @@ def test_answers_equal_what_vfl_predict_writes(
     if run == "any":
         used = ["+".join(map(str, each["parties"])) or "none" for each in answers]
         assert used == table["parties"].tolist()
-
-
-def test_a_data_sets_test_rows_are_served_without_files(tmp_path: Path) -> None:
-    run = run_local(3, {"epochs": 1, "dataset": "breast-cancer", "out": str(tmp_path / "run")})
-    table = read(predict_local({"model": str(run.folder)}))
-    with served(run.folder, tmp_path) as found:
-        answers = found.ask(*table["id"].tolist())
-        assert [each["prediction"] for each in answers] == table["prediction"].tolist()
-        unknown = found.ask(10**6)[0]
-    assert unknown["prediction"] is None and set(unknown["missing"].values()) == {"unknown"}
 
 
 @pytest.mark.nightly
@@ -271,28 +260,6 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
 
 
 @pytest.mark.nightly
-def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path
-) -> None:
-    """A batch has the requests of several callers, and a party refuses to look for the new ids."""
-    organisations, new = newcomers
-    nodes: list[dict[str, Any]] = [{**each, "max-ids": 0} for each in organisations.node_configs]
-    found_of: dict[str, Any] = {}
-    batch: list[Piece] = []
-    with serving(organisations, tmp_path, nodes=nodes) as found:
-        old = int(found.loaded.rows.ids[0])
-        found.service.queue.close()  # so that only this test scores
-        for name, ids in (("honest", [old]), ("other", [new[0]]), ("both", [old, new[1]])):
-            answer = partial(found_of.__setitem__, name)
-            asked = Request(name, name, ids, answer, new=frozenset(ids) - {old})
-            batch.append(asked.take(100))
-        found.service._score(batch)
-    assert found_of["honest"][1][0]["missing"] == {}
-    assert isinstance(found_of["other"], UnavailableError)
-    assert isinstance(found_of["both"], UnavailableError)
-
-
-@pytest.mark.nightly
 def test_a_party_that_is_slow_to_find_an_id_does_not_cost_the_others(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -374,15 +341,6 @@ def test_scores_without_a_party_are_those_that_predict_gives_without_it(
     chances = [each["probabilities"]["1"] for each in answers]
     np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
     assert {each["missing"].get("1") for each in answers} <= {"down", "unknown"}
-
-
-def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
-    (one,) = some.known()
-    kept = in_use.pop((some.grid.run_id, 1))
-    kept.audit.close()  # as the end of a process does
-    assert some.ask(one)[0]["missing"] == {"1": "down"}
-    until(lambda: some.ask(one)[0]["missing"] == {})
-    assert in_use[some.grid.run_id, 1] is not kept
 
 
 def started_anew(found: Served, party: int) -> None:
@@ -705,21 +663,6 @@ def test_a_version_that_cannot_be_loaded_leaves_the_last_in_service(
         until(lambda: found.ask(one) == before)
 
 
-def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
-    noise = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "subsets": "sampled"}
-    organisations.run("run", {**SHORT, **noise, "bottom-model": "linear"})
-    spent = []
-    for _ in range(2):
-        with serving(organisations, tmp_path) as found:
-            ids = found.loaded.rows.ids[:3].tolist()
-            for asked in (ids[:1], ids[1:2], ids[:1]):
-                found.ask(*asked)
-                spent.append(found.http.get("/v1/model").json()["epsilon"])
-    first, other, again, restarted, _, last = spent
-    assert first == other < again < restarted < last  # a restart forgets which row it was
-
-
 def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
@@ -740,28 +683,6 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
 
 
 # --- rules --------------------------------------------------------------------------------------
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("rule", ["max-predictions", "max-predictions-per-day"])
-def test_a_party_refuses_more_predictions_than_its_rule_allows(
-    trained: Organisations, tmp_path: Path, rule: str
-) -> None:
-    nodes: list[Any] = [dict(each) for each in trained.node_configs]
-    nodes[1] |= {rule: 5, "states": str(tmp_path / "states")}
-    shutil.copytree(trained.folder / "any", tmp_path / "states")
-
-    def asked() -> list[dict[str, Any]]:
-        with serving(trained, tmp_path, "any", nodes) as found:
-            (one,) = found.known()
-            answers = [found.ask(one)[0]["missing"] for _ in range(4)]
-            text = found.http.get("/metrics").text
-        refused = answers.count({"1": "refused"})
-        assert f'vfl_refusals_total{{rule="{rule}"}} {refused:.1f}' in text
-        return answers
-
-    assert asked() == [{}] * 4
-    assert asked() == [{}] + [{"1": "refused"}] * 3  # the count outlives the service
 
 
 # --- attacks ------------------------------------------------------------------------------------

@@ -619,7 +619,8 @@ def test_odd_ids_are_refused_in_a_sentence_and_the_audit_log_says_so(
             assert one.startswith('"') and reply.json()["predictions"][1]["prediction"] is None
             continue
         assert reply.status_code == 422 and reply.json()["error"].endswith("."), one[:20]
-        assert audited(tmp_path)[-1]["outcome"] == "invalid"
+        line = audited(tmp_path)[-1]
+        assert (line["outcome"], line["number"], line["ids"]) == ("invalid", 0, [])
     ids = [2**64 - 1, -(2**63), 0, -1, -1]
     assert [each["id"] for each in service.ask(*ids)] == ids
     assert audited(tmp_path)[-1]["outcome"] == "answered"
@@ -736,12 +737,13 @@ def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_contributions_of_a_request_in_pieces_equal_contributions_in_one_piece(
-    service: Served, monkeypatch: pytest.MonkeyPatch
+    service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"ids": service.loaded.rows.ids[:12].tolist(), "explain": True}
     whole = service.http.post("/v1/predict", json=body).json()["predictions"]
     monkeypatch.setattr(requests, "BATCH", 5)
     parts = service.http.post("/v1/predict", json=body).json()["predictions"]
+    assert audited(tmp_path)[-1]["explain"] is True
     for one, other in zip(whole, parts, strict=True):
         assert one["id"] == other["id"]
         for party, value in one["contributions"].items():

@@ -1,6 +1,5 @@
 """Contributions to scores in the online service: answers, refusals, and messages to parties."""
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import pytest
 from tests.organisations import Organisations, Recorder, cancer, cut
 from tests.serving import TOKEN, Served, served
 from vfl_flower.client import Scores
-from vfl_flower.config.audit_chain import verify
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_own_labels, own_table
 from vfl_flower.data.split import Alignment, background_rows
@@ -261,40 +259,6 @@ def test_a_checkpoint_has_the_own_columns_of_the_rows_that_stand_for_absent_part
 
 
 # --- records of refused calls, and of parties that do not answer ---------------------------------
-
-
-def test_refused_calls_are_in_the_audit_log_without_ids(fresh: Served, tmp_path: Path) -> None:
-    path = tmp_path / "audit" / "audit.jsonl"
-
-    def lines() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-    (one,) = fresh.known()
-    explained(fresh, one)
-    reply = fresh.http.post("/v1/predict", json={"ids": ["secret-id", 1.5]})
-    assert reply.status_code == 422
-    for _ in range(3):
-        stranger = fresh.http.post("/v1/predict", headers={"Authorization": "Bearer x"}, json={})
-        assert stranger.status_code == 401
-    fresh.service.queue.close()
-    fresh.service.work()  # as its end does
-    found = {each["outcome"]: each for each in lines() if "outcome" in each}
-    assert found["answered"]["explain"] is True and found["answered"]["number"] == 1
-    invalid = found["invalid"]
-    assert (invalid["request"], invalid["caller"]) == (reply.json()["request"], "bank")
-    assert (invalid["number"], invalid["ids"]) == (0, [])
-    strangers = [each for each in lines() if each["event"] == "stranger"]
-    assert sum(each["calls"] for each in strangers) == 3 and len(strangers) <= 3
-    assert "secret-id" not in path.read_text()
-    assert verify(path).lines == len(lines())
-
-
-def test_nothing_is_refused_that_the_audit_log_cannot_hold(
-    some: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(some.service._audit, "_failure", "The disk is full.")
-    reply = some.http.post("/v1/predict", json={"ids": []})
-    assert reply.status_code == 503 and "audit log" in reply.json()["error"]
 
 
 def test_a_service_says_each_minute_which_parties_do_not_answer(

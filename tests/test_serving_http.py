@@ -487,10 +487,7 @@ def a_folder(path: Path) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_token_is_valid_while_the_file_cannot_be_used(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    change: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     monkeypatch.setattr(tokens, "_LOOK", 0.0)
     folder = tmp_path / "own"

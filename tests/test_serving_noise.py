@@ -46,15 +46,21 @@ def test_each_release_of_a_row_counts_also_of_an_id_outside_the_alignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
-    organisations, (new, other, *_) = with_newcomers(
-        tmp_path, {**SHORT, **NOISE, "subsets": "sampled"}
-    )
+    keys = {**SHORT, **NOISE, "subsets": "sampled"}
+    organisations, (new, other, *_) = with_newcomers(tmp_path, keys)
     spent = []
-    with serving(organisations, tmp_path) as found:
-        for asked in (new, other, new, new, -1, -1, -1, -1):  # nobody has id -1
+
+    def ask(found: Served, *ids: int) -> None:
+        for asked in ids:
             missing = {"0": "unknown", "1": "unknown"} if asked == -1 else {}
             assert found.ask(asked)[0]["missing"] == missing
             spent.append(found.http.get("/v1/model").json()["epsilon"])
-    first, of_other, again, last, *of_nobody = spent
-    assert first == of_other < again < last
+
+    with serving(organisations, tmp_path) as found:
+        (one,) = found.known()
+        ask(found, new, other, one, new, one, new, -1, -1, -1, -1)  # nobody has id -1
+    with serving(organisations, tmp_path) as found:
+        ask(found, one, other)  # a restart forgets which row it was
+    first, of_other, of_one, again, also, last, *of_nobody, restarted, _ = spent
+    assert first == of_other == of_one < again == also < last < restarted
     assert of_nobody == [last] * 4

@@ -28,6 +28,7 @@ SUM = "sum"
 OWN = "own"
 """Name of the label holder's own columns."""
 _SCORES = "scores"
+_NAMED = {_SCORES: "the scores", SUM: "the sum of the embeddings"}
 _ABOVE = {"large": LARGE, "moderate": MODERATE}
 
 Columns = Mapping[int, slice]
@@ -157,7 +158,8 @@ class DriftWatch:
         for name, watch in self._watches.items():
             drift = watch.largest()
             if drift and (level := drift.level()):
-                found.append((level, name, f"{_thing(name)} ({drift.value:.3g})"))
+                thing = _NAMED.get(name, f"the embeddings of party {name}")
+                found.append((level, name, f"{thing} ({drift.value:.3g})"))
         counts = {f"of party {party}": each for party, each in sorted(self.columns.items())}
         counts |= {"of the label holder": ColumnDrift(*self._own.levels())} if self._own else {}
         for whose, numbers in counts.items():
@@ -194,8 +196,3 @@ class DriftWatch:
             self.latest = self.figures()
             self.warn()
         return changed
-
-
-def _thing(name: str) -> str:
-    named = {_SCORES: "the scores", SUM: "the sum of the embeddings"}
-    return named.get(name, f"the embeddings of party {name}")

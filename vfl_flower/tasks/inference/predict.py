@@ -70,14 +70,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             drift.take(answer.party, answer.arrays)
     known = scored.known
     if not known.all():
-        prior = found.strategy["holder"]["prior"]
-        notice.info(
-            "No party has %d of the rows: they get %s, and no figure counts them.",
-            int((~known).sum()),
-            "the class shares of training, or the mean"
-            if prior
-            else "the top model's output without any embedding",
-        )
+        _tell_of_unknown_rows(int((~known).sum()), found)
     drift.count(scored)
     of_labels = _of_labels(given, found, scored, rows)
     figures: dict[str, Any] = {
@@ -223,3 +216,10 @@ def _of_labels(
         return metrics
     known_figures = {name: each["value"] for name, each in assessment["figures"].items()}
     return {**known_figures, **metrics, "assessment": assessment}
+
+
+def _tell_of_unknown_rows(count: int, found: Checkpoint) -> None:
+    what = "the top model's output without any embedding"
+    if found.strategy["holder"]["prior"]:
+        what = "the class shares of training, or the mean"
+    notice.info("No party has %d of the rows: they get %s, and no figure counts them.", count, what)

@@ -49,12 +49,6 @@ class Found:
         proofs = np.zeros((*places.shape, 32), np.uint8)
         return cls(encoded, places, proofs, np.zeros(places.shape, bool), {})
 
-    @property
-    def at_parties(self) -> list[bytes]:
-        """Return the ids that some party has."""
-        there = np.flatnonzero((self.places >= 0).any(axis=1))
-        return [self.encoded[at] for at in there.tolist()]
-
 
 @dataclass
 class Embedded:

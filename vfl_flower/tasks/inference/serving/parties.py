@@ -16,16 +16,16 @@ from vfl_flower.config.logs import log, notice
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.tasks.inference.model import TrainedModel
-from vfl_flower.tasks.inference.serving.joining import Joining
-from vfl_flower.tasks.inference.serving.metrics import Metrics
-from vfl_flower.tasks.inference.serving.records import (
+from vfl_flower.tasks.inference.serving.joining import (
     ASKED,
     DOWN,
     LATE,
     LOADING,
     READY,
+    Joining,
     PartyRecord,
 )
+from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.requests import FAULTY, REFUSED
 from vfl_flower.transport import messages
 from vfl_flower.transport.early_messages import (

@@ -29,8 +29,7 @@ from vfl_flower.tasks.inference.serving.embeddings import Embedded
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.people import Person, identity
-from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
-from vfl_flower.tasks.inference.serving.turns import Turns, apart
+from vfl_flower.tasks.inference.serving.turns import Asking, Explained, Turns, apart
 from vfl_flower.transport.http.guard import Refusals
 from vfl_flower.transport.messages import Arrays
 
@@ -254,7 +253,8 @@ class Service:
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
         if loaded.releases.counts:
-            loaded.releases.count(rows, found.at_parties)
+            there = np.flatnonzero((found.places >= 0).any(axis=1)).tolist()
+            loaded.releases.count(rows, [found.encoded[at] for at in there])
         embedded = loaded.embeddings.embed(rows, found, until)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
