@@ -534,23 +534,6 @@ def test_no_prediction_is_made_where_its_count_is_damaged(
             spent("run")
 
 
-@pytest.mark.parametrize("how", ["deleted", "restored"])
-def test_without_the_second_count_a_lost_journal_of_predictions_says_too_little(
-    spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    # The control.
-    places = (tmp_path / "state" / f"{number}.count" for number in range(9))
-    monkeypatch.setattr(second_count, "of_run", lambda *_: next(places))
-    assert spent("run") == 1
-    earlier = (tmp_path / "run" / "predictions.journal").read_bytes()
-    shutil.rmtree(tmp_path / "state")
-    lose(tmp_path / "run", earlier, how)
-    assert spent("run") == (1 if how == "deleted" else 2)
-    shutil.rmtree(tmp_path / "state")
-    lose(tmp_path / "run", earlier, how)
-    assert spent("run") == (1 if how == "deleted" else 2)
-
-
 @pytest.mark.parametrize("state", ["kept", "cut", "lost"])
 def test_a_journal_of_an_earlier_version_is_read_once(
     spent: Callable[[str], int], tmp_path: Path, state: str

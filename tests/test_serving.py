@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from html import unescape
@@ -45,7 +45,6 @@ from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import joining, web
 from vfl_flower.tasks.inference.serving import serve as serve_module
-from vfl_flower.tasks.inference.serving.parties import Parties
 from vfl_flower.tasks.inference.serving.serve import lasting, serve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
@@ -349,19 +348,16 @@ def started_anew(found: Served, party: int) -> None:
     found.grid.contexts[found.node(party)].state.clear()
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("joins", [True, False])
 def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     trained: Organisations,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    joins: bool,
 ) -> None:
-    """The control: nobody looks for it. Requests are answered while it aligns."""
+    """Requests are answered while it aligns."""
     here: list[int] = []
     every = SlowGrid.get_node_ids
-    monkeypatch.setattr(joining, "_FIRST", 0.1 if joins else 3600.0)
+    monkeypatch.setattr(joining, "_FIRST", 0.1)
     monkeypatch.setattr(SlowGrid, "get_node_ids", lambda grid: list(every(grid))[: 1 + len(here)])
     table = trained.predict("any", out=f"{tmp_path}/p.csv")
     table = table[table["parties"] == "0+1"].set_index(ID)
@@ -370,10 +366,6 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
         assert {tuple(each["parties"]) for each in found.ask(*ids)} == {(0,)}
         found.grid.late[found.node(1)] = 0.2
         here.append(1)
-        if not joins:
-            time.sleep(0.5)
-            assert found.ask(ids[0])[0]["parties"] == [0]
-            return
         for restarts in range(2):
             until(lambda: found.ask(ids[0])[0]["parties"] == [0, 1])
             found.grid.late.clear()
@@ -385,13 +377,10 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     assert "Party 1 has joined the service." in caplog.text and "anew" not in caplog.text
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("fails", [True, False])
 def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in(
-    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: it does not fail."""
-    failures = [fails]
+    failures = [True]
 
     def client(message: Message, context: Context) -> Message:
         first, kind = context.node_config["partition-id"] == 0, message.metadata.message_type
@@ -403,7 +392,7 @@ def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in
     monkeypatch.setattr(joining, "_FIRST", 0.1)
     with serving(trained, tmp_path, "any", client=client) as found:
         loaded, (one,) = found.loaded, found.known()
-        assert set(loaded.rows.nodes or ()) == ({1} if fails else {0, 1})
+        assert set(loaded.rows.nodes or ()) == {1}
         until(lambda: found.ask(one)[0]["parties"] == [0, 1])
         started_anew(found, 1)
         assert found.ask(one)[0]["missing"] == {"1": "down"}
@@ -413,14 +402,10 @@ def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("run", ["any", "run"])
-@pytest.mark.parametrize("again", [True, False])
 def test_a_party_that_started_anew_with_another_file_is_aligned_again(
-    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, again: bool
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:
-    """The control: it is out until the service starts anew."""
-    monkeypatch.setattr(joining, "_FIRST", 0.1 if again else 3600.0)
-    if not again:
-        monkeypatch.setattr(Parties, "must_align", False)
+    monkeypatch.setattr(joining, "_FIRST", 0.1)
     own = trained.copy(tmp_path / "copy")
     with serving(own, tmp_path, run) as found:
         gone, kept = found.known(2)
@@ -432,10 +417,6 @@ def test_a_party_that_started_anew_with_another_file_is_aligned_again(
             reply = found.http.post("/v1/predict", json={"ids": [kept]})
             return reply.status_code == 200 and not reply.json()["predictions"][0]["missing"]
 
-        if not again:
-            until(lambda: not is_whole() and "aligned anew" in found.loaded.parties._all[1].why)
-            assert not is_whole()
-            return
         until(is_whole)
         after = found.ask(gone, kept)
         assert after[0]["missing"]["1"] == "unknown"
@@ -536,12 +517,9 @@ def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> No
     until(lambda: whole.http.post("/v1/predict", json={"ids": [one]}).status_code == 200)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("apart", [True, False])
 def test_a_changed_file_of_a_party_stalls_no_request(
-    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: the party reads its file while it answers."""
     own = trained.copy(tmp_path / "copy")
     reading, read_on = threading.Event(), threading.Event()
 
@@ -555,30 +533,15 @@ def test_a_changed_file_of_a_party_stalls_no_request(
         before = found.ask(gone, kept)
         monkeypatch.setattr(scoring, "own_source", slow)
         monkeypatch.setattr(scoring, "_LOOK", 0.0)
-        if not apart:
-            inline = SimpleNamespace(submit=lambda call, *given: _done(call(*given)))
-            monkeypatch.setattr(scoring, "_readers", inline)
         change(own.files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
         try:
-            with ThreadPoolExecutor(1) as pool:
-                asked = pool.submit(found.ask, gone, kept)
-                assert reading.wait(30)
-                if apart:  # by the earlier rows
-                    assert asked.result(30) == before and found.ask(gone, kept) == before
-                else:
-                    with pytest.raises(TimeoutError):
-                        asked.result(0.5)
-                read_on.set()
+            for _ in range(2):  # it answers while it reads, by the earlier rows
+                assert found.ask(gone, kept) == before
+            assert reading.wait(30)
         finally:
             read_on.set()
         until(lambda: found.ask(gone)[0]["missing"] == {"1": "unknown"})
         assert found.ask(kept)[0]["missing"] == {}
-
-
-def _done(value: Any) -> Future[Any]:
-    found = Future[Any]()
-    found.set_result(value)
-    return found
 
 
 def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
@@ -853,7 +816,7 @@ def test_a_full_queue_answers_429(some: Served, monkeypatch: pytest.MonkeyPatch)
 def test_embeddings_that_do_not_fit_are_left_out(
     trained: Organisations, tmp_path: Path, how: str
 ) -> None:
-    arrays = {"embedding": np.ones((2 + (how == "shape"), 4), np.float32)}
+    arrays: dict[str, Any] = {"embedding": np.ones((2 + (how == "shape"), 4), np.float32)}
     if how in ("nan", "huge"):
         arrays["embedding"][0, 0] = {"nan": np.nan, "huge": 1e30}[how]
     elif how == "type":
@@ -942,7 +905,7 @@ def test_files_of_tokens_that_only_their_owner_can_use_are_read(tmp_path: Path, 
 def test_addresses_that_cannot_serve_are_refused(
     trained: Organisations, tmp_path: Path, keys: dict[str, str], said: str
 ) -> None:
-    options = {name.replace("-", "_"): value for name, value in keys.items()}
+    options: Any = {name.replace("-", "_"): value for name, value in keys.items()}
     with pytest.raises(ConfigError, match=said), serving(trained, tmp_path, "any", **options):
         pass
 

@@ -41,7 +41,6 @@ from vfl_flower.tasks.inference.serving.requests import (
     Request,
     UnavailableError,
 )
-from vfl_flower.tasks.inference.serving.service import Service
 from vfl_flower.tasks.inference.serving.turns import Explaining, Turns
 from vfl_flower.transport.http import listening
 
@@ -409,49 +408,22 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
             assert due.result().status_code == 200  # and not before the disk has it
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("fair", [True, False])
-@pytest.mark.parametrize("what", ["new ids", "audit log"])
-def test_callers_take_turns_for_the_disk(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, what: str, fair: bool
+def test_each_caller_has_a_line_of_its_own_for_the_disk(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One caller lines up 40 calls. The control has one line for all callers."""
-    order: list[str] = []
-    begin = Event()
+    """Callers take turns by `Turns`, as for contributions."""
+    lines: list[str] = []
 
-    async def play(service: Service) -> None:
-        async def ask(caller: str, number: int) -> None:
-            if what == "audit log":
-                write = service.line([1], str(number), caller, None, "answered")
-                await service.recording.run(caller if fair else "", write)
-            else:
-                asked = Request("", caller, [-9 - number], lambda answer: None)
-                await service.admit(asked)
-            order.append(caller)
+    async def run(caller: str, call: Callable[[], Any]) -> Any:
+        lines.append(caller)
+        return call()
 
-        greedy = [asyncio.create_task(ask("greedy", number)) for number in range(40)]
-        await asyncio.sleep(0)
-        modest = asyncio.create_task(ask("modest", 99))
-        await asyncio.sleep(0)
-        begin.set()
-        await asyncio.gather(modest, *greedy)
-
-    def slow(*given: Any, **fields: Any) -> None:
-        assert begin.wait(30)
-
-    with serving(newcomers[0], tmp_path) as found:
-        service = found.service
-        run = service._counting.run
-        with (
-            patch.object(service._audit, "write", slow),
-            patch.object(service, "_new_ids", SimpleNamespace(count=slow)),
-            patch.object(service.queue, "put", lambda request: True),
-            nullcontext()
-            if fair
-            else patch.object(service._counting, "run", lambda _, call: run("", call)),
-        ):
-            asyncio.run(play(service))
-    assert (order.index("modest") <= 2) == fair
+    with serving(newcomers[0], tmp_path) as found, found.shop as shop:
+        monkeypatch.setattr(found.service._counting, "run", run)
+        monkeypatch.setattr(found.service.recording, "run", run)
+        for client in (found.http, shop):
+            assert client.post("/v1/predict", json={"ids": [-9]}).status_code == 200
+    assert lines == ["bank"] * 2 + ["shop"] * 2  # for the count of new ids, and for the audit log
 
 
 @pytest.mark.parametrize(("together", "changes"), [(8, 2), (1, 4)])
@@ -482,42 +454,27 @@ def test_calls_that_are_made_together_fail_and_are_given_up_alone(
     assert isinstance(outcomes[3], asyncio.CancelledError)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("held", [True, False])
 def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, held: bool
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
-    """The control: if they hold none, one caller lines up as many requests as it likes."""
-    organisations, _ = newcomers
-    counted = Event()
-
-    async def play(service: Service) -> list[Any]:
-        calls = [
-            Request("", "bank", range(-9000 * at, -9000 * at - 9000, -1), lambda answer: None)
-            for at in range(1, 9)
-        ]
-        tasks = [asyncio.create_task(service.admit(each)) for each in calls]
-        await asyncio.sleep(0)
-        tasks[1].cancel()  # its places are free again
-        await asyncio.gather(tasks[1], return_exceptions=True)
-        tasks.append(asyncio.create_task(service.admit(replace(calls[1]))))
-        tasks.append(asyncio.create_task(service.admit(replace(calls[1], caller="shop"))))
-        await asyncio.sleep(0)
-        counted.set()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    with serving(organisations, tmp_path) as found:
+    """Else one caller lines up as many requests as it likes."""
+    held: list[bool] = []
+    request = Request("", "bank", range(-10_000, 0), lambda answer: None)
+    more = replace(request, ids=range(-16_000, 0))
+    with serving(newcomers[0], tmp_path) as found:
         service, queue = found.service, found.service.queue
+
+        def count(*given: Any) -> None:
+            held.extend(fits(queue, each) for each in (more, replace(more, caller="shop")))
+            raise VflError("The disk is full.")
+
         with (
-            patch.object(service, "_new_ids", SimpleNamespace(count=lambda *_: counted.wait(30))),
-            patch.object(queue, "put", lambda request: True),
-            nullcontext() if held else patch.object(queue, "room", lambda _: nullcontext(True)),
+            patch.object(service, "_new_ids", SimpleNamespace(count=count)),
+            pytest.raises(VflError, match="disk is full"),
         ):
-            *ends, again, of_shop = asyncio.run(play(service))
-        assert not any(queue._coming.values())
-    full = [isinstance(each, UnavailableError) and each.status == 429 for each in ends]
-    assert full == [False] * 3 + [held] * 5
-    assert isinstance(ends[1], asyncio.CancelledError) and again is None and of_shop is None
+            asyncio.run(service.admit(request))
+        assert held == [False, True]
+        assert fits(queue, more)  # its places are free again
 
 
 def test_a_service_that_has_ended_leaves_no_thread(
@@ -639,29 +596,17 @@ def test_an_answer_that_is_written_in_pieces_is_the_answer_in_one(
     assert answer.body == orjson.dumps(said)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_reasons_of_all_rows_at_once_are_the_reasons_of_each(rows: int) -> None:
-    """Two of the rows are ids outside the alignment, which a party may have failed to find."""
-    found = replace(Found.nowhere([b"i:1", b"i:2"], 1), missing={0: "late"})
-    size, shape = rows + 2, (rows + 2, 1)
-    for case in range(4 ** (rows + 2)):
-        digits = np.array([case >> (2 * row) & 3 for row in range(size)])[:, None]
-        given, refused = digits == 3, digits == 2
-        has = digits > 0
-        for missing in ({}, {0: "down"}):
-            embedded = Embedded(torch.zeros(shape), given, has, refused, missing, found)
-            for row, why in enumerate(embedded.why(0)):
-                of_find = "late" if row >= rows else "unknown"
-                due = (
-                    ""
-                    if given[row, 0]
-                    else "refused"
-                    if refused[row, 0]
-                    else missing.get(0, of_find)
-                    if has[row, 0]
-                    else of_find
-                )
-                assert why == due
+@pytest.mark.parametrize("missing", [{}, {0: "down"}])
+def test_each_row_has_its_own_reason_why_a_party_has_not_given_it(missing: dict[int, str]) -> None:
+    """The last row is an id outside the alignment, which the party has failed to find."""
+
+    def column(*rows: int) -> Any:
+        return np.array(rows, bool)[:, None]
+
+    found = replace(Found.nowhere([b"i:1"], 1), missing={0: "late"})
+    given, has, refused = column(1, 0, 0, 0, 0), column(1, 1, 1, 0, 0), column(0, 1, 0, 0, 0)
+    embedded = Embedded(torch.zeros(5, 1), given, has, refused, missing, found)
+    assert embedded.why(0) == ["", "refused", missing.get(0, "unknown"), "unknown", "late"]
 
 
 def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(

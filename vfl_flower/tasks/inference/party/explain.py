@@ -158,8 +158,9 @@ class Explanation:
 
     def _read(self, rows: NDArray[Any]) -> Rows:
         kept: Any = self._kept
-        found: Rows = kept[rows] if kept is not None else self._samples[self._places[rows]]
-        return found
+        found: Any = kept[rows] if kept is not None else self._samples[self._places[rows]]
+        rows_read: Rows = found
+        return rows_read
 
 
 def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_messages.Explained:
