@@ -445,7 +445,6 @@ def sets_of(ids: list[bytes]) -> Iterator[list[bytes]]:
     yield from ([one] for one in ids)
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("method", ["psi", "ids"])
 def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, method: str) -> None:
     table = small()
@@ -463,29 +462,6 @@ def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, metho
     ]
     of_old = hashlib.sha256(b"".join(one + b"\n" for one in known[-1])).hexdigest().encode()
     assert [one for some in sets_of(known[-1]) for one in digests(some) if one in of_old]
-
-
-def test_guesses_find_an_id_by_a_digest_and_not_by_what_is_sent_now(node: Context) -> None:
-    frame = small()
-    frame.loc[0, ID] = SIX_DIGITS[0]
-    write(frame, Path(str(node.node_config["file"])))
-    node.node_config["align"] = "ids"
-    known, secret = IDS[1:], b"i:%d" % SIX_DIGITS[0]
-    answer = asked(node, of_all(Blinding(), known), Aligned)
-    sent = b"".join(array.tobytes() for array in answer.arrays.values()) + str(answer).encode()
-
-    def guessed(message: bytes) -> list[bytes]:
-        found = []
-        for number in range(SIX_DIGITS[0] - 500, SIX_DIGITS[0] + 500):
-            ids = sorted([*known, b"i:%d" % number])
-            digest = hashlib.sha256(b"\n".join(ids))
-            if digest.digest() in message or digest.hexdigest().encode() in message:
-                found.append(b"i:%d" % number)
-        return found
-
-    old = hashlib.sha256(b"\n".join(sorted([*known, secret]))).hexdigest()
-    assert guessed(old.encode()) == [secret]
-    assert guessed(sent) == []
 
 
 def test_a_partys_digest_of_its_ids_stays_in_its_own_state(node: Context) -> None:

@@ -26,9 +26,7 @@ from tests.fleet import until
 from tests.organisations import Organisations, cancer, cut
 from tests.serving import Served, serving, with_newcomers
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party.limits import refused_rows
 from vfl_flower.records.ledger import opened
-from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import requests, turns, web
 from vfl_flower.tasks.inference.serving.embeddings import Embedded, Found
@@ -254,44 +252,23 @@ def together(found: Served, *asked: list[int]) -> list[Any]:
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("run", ["whole", "any"])
 def test_a_used_up_row_costs_only_the_requests_that_name_it(
-    trained: Organisations,
-    tmp_path: Path,
-    used_up: Any,
-    run: str,
-    by_row: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Organisations, tmp_path: Path, used_up: Any, run: str
 ) -> None:
-    """The control: a party that refuses a whole order costs everybody their scores."""
     with serving(trained, tmp_path, run, ruled(trained, max_uploads=400)) as found:
         close(found)
         bad = int(found.loaded.rows.ids[0])
         good = used_up(found, 0, found.loaded.config.model)
-        if not by_row:
-            refuse = refused_rows
-
-            def whole(*given: Any) -> Any:
-                refused, why = refuse(*given)
-                if why:
-                    raise ConfigError(why)
-                return refused, why
-
-            monkeypatch.setattr(scoring, "refused_rows", whole)
         of_bad, of_good, of_both = together(found, [bad], [good], [good, bad])
         text = found.service.metrics.exposition().decode()
         assert 'vfl_refusals_total{rule="max-uploads"} 1.0' in text
+        assert (of_good.scores[0]["missing"], of_good.scores[0]["parties"]) == ({}, [0, 1])
         if run == "any":
             assert of_bad.scores[0]["missing"] == {"1": "refused"}
             assert of_bad.scores[0]["parties"] == [0]
-            assert of_good.scores[0]["missing"] == ({} if by_row else {"1": "refused"})
-            return
-        assert isinstance(of_bad, UnavailableError) and isinstance(of_both, UnavailableError)
-        if by_row:
-            assert of_good.scores[0]["parties"] == [0, 1]
         else:
-            assert isinstance(of_good, UnavailableError)
+            assert isinstance(of_bad, UnavailableError) and isinstance(of_both, UnavailableError)
 
 
 def test_a_used_up_row_of_masked_sums_costs_one_batch_and_no_later_one(
@@ -332,16 +309,14 @@ def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisa
     return with_newcomers(tmp_path, SHORT)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("limited", [True, False])
 def test_made_up_ids_of_one_caller_leave_the_others_theirs(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, limited: bool
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
-    """The control: without a limit for each caller, one of them uses up the party's rule."""
+    """Else one of them uses up the party's rule."""
     organisations, new = newcomers
-    limit, nodes = 5 if limited else 10_000, ruled(organisations, max_ids=180)
+    nodes = ruled(organisations, max_ids=180)
     with (
-        serving(organisations, tmp_path, nodes=nodes, new_ids_per_day=limit) as found,
+        serving(organisations, tmp_path, nodes=nodes, new_ids_per_day=5) as found,
         found.shop as shop,
     ):
         statuses = []
@@ -349,31 +324,20 @@ def test_made_up_ids_of_one_caller_leave_the_others_theirs(
             body = {"ids": [-3 * number, -3 * number - 1, -3 * number - 2]}
             statuses.append(found.http.post("/v1/predict", json=body))
         refused = [each for each in statuses if each.status_code == 429]
-        assert bool(refused) == limited
-        if refused:
-            assert "new-ids-per-day = 5" in refused[0].json()["error"]
-            assert 1 <= int(refused[0].headers["retry-after"]) <= 86_400
-            known = int(found.loaded.rows.ids[0])
-            assert found.ask(known)[0]["missing"] == {}  # known ids are free
-            assert found.http.post("/v1/predict", json={"ids": [known, -3]}).status_code == 200
-        reply = shop.post("/v1/predict", json={"ids": new[:2]})
-        assert reply.status_code == (200 if limited else 503)
+        assert "new-ids-per-day = 5" in refused[0].json()["error"]
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 86_400
+        known = int(found.loaded.rows.ids[0])
+        assert found.ask(known)[0]["missing"] == {}  # known ids are free
+        assert found.http.post("/v1/predict", json={"ids": [known, -3]}).status_code == 200
+        assert shop.post("/v1/predict", json={"ids": new[:2]}).status_code == 200
     outcomes = [each.get("outcome") for each in audited(tmp_path)]
     assert outcomes.count("new-ids") == len(refused)
 
 
-class _Inline(Turns):
-    """The control: it makes a call where it is asked to, in the event loop."""
-
-    async def run(self, caller: str, call: Callable[[], Any]) -> Any:
-        return call()
-
-
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("file", ["new ids", "audit log"])
 def test_while_a_file_waits_for_the_disk_the_web_answers_others(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, file: str, apart: bool
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, file: str
 ) -> None:
     organisations, new = newcomers
     writing, written = Event(), Event()
@@ -391,8 +355,6 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
         service, known = found.service, [int(found.loaded.rows.ids[0])]
         owner, name = (requests, "opened") if file == "new ids" else (service._audit, "write")
         write = getattr(owner, name)
-        if not apart:
-            service._counting = service.recording = _Inline("inline")
         with patch.object(owner, name, slow):
             ask = partial(shop.post, "/v1/predict", json={"ids": known})
             if file == "audit log":  # the answer waits for its line
@@ -400,9 +362,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
             try:
                 due = pool.submit(found.http.post, "/v1/predict", json={"ids": new[:1]})
                 assert writing.wait(30)
-                with nullcontext() if apart else pytest.raises(httpx.ReadTimeout):
-                    reply = ask(timeout=30 if apart else 0.5)
-                    assert reply.status_code == 200 and not due.done()
+                assert ask(timeout=30).status_code == 200 and not due.done()
             finally:
                 written.set()
             assert due.result().status_code == 200  # and not before the disk has it
