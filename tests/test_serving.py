@@ -1027,7 +1027,7 @@ LINEAR = {"epochs": 2, "bottom-model": "linear", "embedding-size": 4, "top-hidde
 NOISE = {"privacy": "perturbed-embedding", "embedding-noise": 4.0}
 
 
-def embedded(found: Served, *rows: int) -> NDArray[Any]:
+def embedded(found: Served, *rows: int) -> Any:
     """Return the embeddings that party 0 uploads for these rows."""
     order = ScoreOrder(arrays={"rows": np.array(rows, np.int32)})
     node = found.node(0)
