@@ -63,14 +63,6 @@ def assert_gives_no_rows(node: Context) -> None:
 # --- which rows a party gives -------------------------------------------------------------------
 
 
-def test_a_label_holder_that_keeps_to_the_protocol_is_served(node: Context) -> None:
-    LabelHolder(node, IDS[:55] + STRANGE[:5]).all()
-    description = served(node)
-    assert description.train_rows + description.test_rows == 55
-    assert description.alignment == NAME
-    assert set(load_arrays(node.state, "aligned")["rows"]) == set(range(55))
-
-
 def test_a_party_is_told_where_it_lacks_a_row(node: Context) -> None:
     node.run_config["align"] = "any"
     holder = LabelHolder(node, IDS[:55] + STRANGE[:5])

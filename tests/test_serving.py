@@ -88,6 +88,14 @@ def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def shared(trained: Organisations, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service like `some`, for tests that only ask it."""
+    folder = tmp_path_factory.mktemp("shared")
+    with serving(trained.copy(folder / "copy"), folder, "any") as found:
+        yield found
+
+
 # --- answers ------------------------------------------------------------------------------------
 
 
@@ -122,23 +130,23 @@ def test_numbers_are_served_in_units_of_the_labels(tmp_path: Path) -> None:
     assert "probabilities" not in answers[0]
 
 
-def test_repeated_and_unknown_ids_have_their_own_answers(some: Served) -> None:
-    first, second = some.loaded.rows.ids[:2].tolist()
-    answers = some.ask(second, first, second, -1)
+def test_repeated_and_unknown_ids_have_their_own_answers(shared: Served) -> None:
+    first, second = shared.loaded.rows.ids[:2].tolist()
+    answers = shared.ask(second, first, second, -1)
     assert [each["id"] for each in answers] == [second, first, second, -1]
     assert answers[0] == answers[2] != answers[1]
     assert answers[3]["prediction"] is None
-    (digits,) = some.ask(str(second))  # ids are texts: the digits of a number are its text
+    (digits,) = shared.ask(str(second))  # ids are texts: the digits of a number are its text
     assert digits["id"] == str(second)
     assert digits["probabilities"] == pytest.approx(answers[0]["probabilities"])
-    assert some.ask(f"0{second}")[0]["prediction"] is None
+    assert shared.ask(f"0{second}")[0]["prediction"] is None
 
 
-def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
-    ids = some.loaded.rows.ids.tolist()
-    alone = {one: some.ask(one)[0] for one in ids[:40]}
+def test_requests_at_the_same_time_do_not_mix(shared: Served) -> None:
+    ids = shared.loaded.rows.ids.tolist()
+    alone = {one: shared.ask(one)[0] for one in ids[:40]}
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda n: some.ask(*ids[n : n + 3]), range(37)))
+        together = list(pool.map(lambda n: shared.ask(*ids[n : n + 3]), range(37)))
     for at, answers in enumerate(together):
         for one, answer in zip(ids[at : at + 3], answers, strict=True):
             expected = alone[one]
@@ -147,19 +155,19 @@ def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
             assert got == pytest.approx(due, abs=1e-6)
 
 
-def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Served) -> None:
-    ids = np.resize(some.loaded.rows.ids, 10_001)
-    with Scores(some.url, TOKEN) as scores:
+def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(shared: Served) -> None:
+    ids = np.resize(shared.loaded.rows.ids, 10_001)
+    with Scores(shared.url, TOKEN) as scores:
         answers = scores.predict(ids.tolist())
         assert [each["id"] for each in answers] == ids.tolist()
         assert scores.model()["parties"] == 2
         assert scores.predict(["a"])[0]["prediction"] is None
         with pytest.raises(VflError, match="64 bits"):
             scores.predict([2**64])
-    with Scores(some.url, TOKEN) as scores, pytest.raises(ConfigError, match="list of ids"):
+    with Scores(shared.url, TOKEN) as scores, pytest.raises(ConfigError, match="list of ids"):
         scores.predict("C-10000")
     for wrong in ("wrong", "nowhere/serve.token"):
-        with Scores(some.url, wrong) as stranger, pytest.raises(VflError, match="check its path"):
+        with Scores(shared.url, wrong) as stranger, pytest.raises(VflError, match="check its path"):
             stranger.predict([0])
 
 
@@ -648,13 +656,15 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
 # --- attacks ------------------------------------------------------------------------------------
 
 
-def test_only_callers_with_a_token_are_served(some: Served) -> None:
+def test_only_callers_with_a_token_are_served(shared: Served) -> None:
     for header in ("", "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"):
         for path in ("/v1/predict", "/v1/model", "/metrics", "/v1/else"):
-            reply = httpx.get(some.url + path, headers={b"Authorization": header.encode("latin-1")})
+            reply = httpx.get(
+                shared.url + path, headers={b"Authorization": header.encode("latin-1")}
+            )
             assert reply.status_code == 401, (header, path)
-    assert httpx.get(f"{some.url}/healthz").status_code == 200  # control: no token needed
-    assert some.http.get("/v1/model").status_code == 200  # control: the right token
+    assert httpx.get(f"{shared.url}/healthz").status_code == 200  # control: no token needed
+    assert shared.http.get("/v1/model").status_code == 200  # control: the right token
 
 
 BODIES: list[tuple[bytes, int]] = [
@@ -671,16 +681,16 @@ BODIES: list[tuple[bytes, int]] = [
 ]
 
 
-def test_bodies_that_are_no_question_are_refused_in_a_sentence(some: Served) -> None:
+def test_bodies_that_are_no_question_are_refused_in_a_sentence(shared: Served) -> None:
     for body, status in BODIES:
-        reply = some.http.post("/v1/predict", content=body)
+        reply = shared.http.post("/v1/predict", content=body)
         assert reply.status_code == status, (body[:20], reply.text)
         if status != 200:
             assert reply.json()["error"].endswith(".") and "Traceback" not in reply.text
 
 
-def test_a_body_without_length_is_cut_off(some: Served) -> None:
-    reply = some.http.post("/v1/predict", content=(b" " * 65536 for _ in range(100)))
+def test_a_body_without_length_is_cut_off(shared: Served) -> None:
+    reply = shared.http.post("/v1/predict", content=(b" " * 65536 for _ in range(100)))
     assert reply.status_code == 413
 
 
@@ -718,24 +728,24 @@ def test_answers_are_counted_and_refused_calls_are_in_the_audit_log(
     assert [each["outcome"] for each in lines if each["event"] == "score"] == ["invalid"]
 
 
-def test_nothing_redirects_to_the_host_that_a_caller_names(some: Served) -> None:
+def test_nothing_redirects_to_the_host_that_a_caller_names(shared: Served) -> None:
     for path in ("/v1/model/", "//v1/model", "/docs/", "/healthz/", "/v1/predict/"):
-        reply = some.http.get(f"{some.url}{path}", headers={"Host": "evil.example"})
+        reply = shared.http.get(f"{shared.url}{path}", headers={"Host": "evil.example"})
         assert reply.status_code == 404, path
     for path in ("/docs", "/openapi.json", "/v1/model", "/healthz"):
         named = {"Host": "evil.example", "X-Forwarded-Prefix": "/evil.example"}
-        reply = some.http.get(path, headers={**named, "X-Forwarded-Host": "evil.example"})
+        reply = shared.http.get(path, headers={**named, "X-Forwarded-Host": "evil.example"})
         assert reply.status_code == 200 and "evil" not in reply.text + str(reply.headers)
 
 
-def test_pages_answer_head_too_and_are_rendered_once(some: Served) -> None:
+def test_pages_answer_head_too_and_are_rendered_once(shared: Served) -> None:
     for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
-        head, get = httpx.head(some.url + path), httpx.get(some.url + path)
+        head, get = httpx.head(shared.url + path), httpx.get(shared.url + path)
         assert head.status_code == get.status_code == 200 and head.content == b""
         assert head.headers["content-length"] == str(len(get.content))
-    assert httpx.head(f"{some.url}/v1/model").status_code == 401
+    assert httpx.head(f"{shared.url}/v1/model").status_code == 401
     with patch.object(web, "_page", side_effect=AssertionError):
-        assert httpx.get(f"{some.url}/docs").status_code == 200
+        assert httpx.get(f"{shared.url}/docs").status_code == 200
 
 
 def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
@@ -923,23 +933,23 @@ def test_a_service_over_flowers_messages_is_refused() -> None:
     assert lasting(resolve({"task": "serve", "model": "runs/a"})).running.transport == "stream"
 
 
-def test_the_page_about_the_calls_loads_nothing_from_elsewhere(some: Served) -> None:
-    page = httpx.get(f"{some.url}/docs")
-    schema = httpx.get(f"{some.url}/openapi.json").json()
+def test_the_page_about_the_calls_loads_nothing_from_elsewhere(shared: Served) -> None:
+    page = httpx.get(f"{shared.url}/docs")
+    schema = httpx.get(f"{shared.url}/openapi.json").json()
     assert page.status_code == 200 and "POST /v1/predict" in page.text
     assert all(
         f"<h2>GET {path}</h2>" in page.text for path in set(schema["paths"]) - {"/v1/predict"}
     )
     assert not re.search(r"<script|<link|src=|url\(|https?://", page.text)
-    assert len(page.content) < 16_000 and page.content == httpx.get(f"{some.url}/docs").content
+    assert len(page.content) < 16_000 and page.content == httpx.get(f"{shared.url}/docs").content
 
 
-def test_the_calls_on_the_page_give_the_answers_on_the_page(some: Served) -> None:
-    page = httpx.get(f"{some.url}/docs").text
+def test_the_calls_on_the_page_give_the_answers_on_the_page(shared: Served) -> None:
+    page = httpx.get(f"{shared.url}/docs").text
     shown = [unescape(each) for each in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    answers = some.ask(*some.loaded.rows.ids[:50].tolist())
+    answers = shared.ask(*shared.loaded.rows.ids[:50].tolist())
     known = [each["id"] for each in answers if not each["missing"]][:1]
-    environment = {**os.environ, "URL": some.url, "TOKEN": TOKEN, "NO_PROXY": "*"}
+    environment = {**os.environ, "URL": shared.url, "TOKEN": TOKEN, "NO_PROXY": "*"}
     for shell, python, text in zip(shown[0:9:3], shown[1:9:3], shown[2:9:3], strict=True):
         expected = json.loads(text)
         if "predictions" in expected:
