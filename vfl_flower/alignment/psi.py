@@ -236,7 +236,7 @@ def _digest(encoded: bytes, of: bytes = b"id") -> bytes:
 
 
 def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
-    """Return points [n, 32] that ``blind`` writes. Each core runs a thread: ctypes can."""
+    """Return points [n, 32] that ``blind`` writes in threads: ctypes takes no lock."""
     from tqdm import tqdm
 
     blinded = np.empty((n, 32), np.uint8)

@@ -212,7 +212,7 @@ class Opened:
         raise NotImplementedError
 
     def again(self, points: Points, known: int, rule: str = "") -> tuple[Arrays, str]:
-        """Return points blinded again, places after ``known``, and points a rule forbids: why."""
+        """Return points blinded again and places after ``known``; why a rule refuses others."""
         if rule not in self._secrets:
             raise VflError("keeps no set of blinded ids with this label holder.")
         with pieces.sent():

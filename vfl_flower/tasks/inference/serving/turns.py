@@ -109,7 +109,7 @@ class Explaining:
 
     @contextmanager
     def counted(self, caller: str) -> Iterator[None]:
-        """Count a caller's request within the block, or raise `UnavailableError`: many wait."""
+        """Count a request within the block, or raise `UnavailableError` if too many wait."""
         if self._requests[caller] >= _MOST:
             sentence = "Too many requests of this caller wait for contributions. Try again later."
             raise UnavailableError(sentence, "full", 429)
