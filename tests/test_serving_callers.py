@@ -368,7 +368,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
             assert due.result().status_code == 200  # and not before the disk has it
 
 
-def test_each_caller_has_a_line_of_its_own_for_the_disk(
+def test_each_caller_has_a_separate_line_for_the_disk(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callers take turns by `Turns`, as for contributions."""
