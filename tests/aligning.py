@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.ledgers import numbers_in
 from tests.organisations import ID, small, write
 from vfl_flower import client_app
-from vfl_flower.alignment import party_sets, reuse
+from vfl_flower.alignment import blinded_ids, reuse
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.psi import Blinding, answer, match, outputs
 from vfl_flower.config.node_rules import Rules
@@ -116,7 +116,7 @@ class LabelHolder:
 
     def find(self, kept: IdSet, run: int | None = None) -> early_messages.SetKept:
         """Return the party's answer when it is asked for that set."""
-        order = party_sets.set_order({0: (Path(), kept)}, str(run or self.node.run_id))
+        order = blinded_ids.set_order({0: (Path(), kept)}, str(run or self.node.run_id))
         return asked(self.node, order, early_messages.SetKept)
 
     def finds(self, kept: IdSet) -> bool:

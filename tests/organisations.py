@@ -53,6 +53,12 @@ class Organisations:
         run_config = {**self.keys, "out": str(self.folder / out), **(keys or {})}
         return run_local(len(self.files), run_config, client, self.node_configs)
 
+    def copy(self, folder: Path) -> "Organisations":
+        """Return the same with copies of all files, which a test may change."""
+        shutil.copytree(self.folder, folder)
+        files = [folder / path.name for path in self.files]
+        return Organisations(folder, folder / self.labels.name, files)
+
     def resume(self, out: str, **keys: Any) -> Run:
         """Go on with that run, as processes do that have just been started."""
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import httpx
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from tests.organisations import ID, Organisations, cancer, cut, read, write
 from vfl_flower import client_app
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.label_holder import checkpoint
@@ -90,6 +91,11 @@ class Served:
         """Return the version in service."""
         return self.service.loaded
 
+    def known(self, number: int = 1) -> list[int]:
+        """Return ids that all parties have."""
+        ids = self.loaded.rows.ids[self.loaded.embeddings.present.all(1)]
+        return [int(one) for one in ids[:number]]
+
     def node(self, party: int) -> int:
         """Return the node of a party."""
         return list(self.grid.contexts)[party]
@@ -130,3 +136,29 @@ def served(
         service.close()
         audit.close()
         forget(grid.run_id)
+
+
+def serving(
+    organisations: Organisations,
+    tmp_path: Path,
+    run: str = "run",
+    nodes: Sequence[Mapping[str, Any]] = (),
+    client: Any = client_app.app,
+    **options: Any,
+) -> AbstractContextManager[Served]:
+    """Serve a run of organisations on their file, with options of the service."""
+    keys = {name.replace("_", "-"): value for name, value in options.items()}
+    keys["dataset"] = f"files:{organisations.labels}"
+    own = nodes or organisations.node_configs
+    return served(organisations.folder / run, tmp_path, keys, own, client)
+
+
+def with_newcomers(folder: Path, *runs: Mapping[str, Any]) -> tuple[Organisations, list[int]]:
+    """Train "run", and then "any", without the last 40 people of a table; return these too."""
+    organisations = cut(folder / "new", cancer(columns=6, rows=200), known=1.0)
+    everyone = read(organisations.labels)
+    write(everyone, folder / "everyone.csv")
+    write(everyone[:160], organisations.labels)
+    for name, keys in zip(("run", "any"), runs, strict=False):
+        organisations.run(name, keys)
+    return organisations, everyone[ID][160:].tolist()

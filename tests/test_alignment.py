@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,6 @@ from vfl_flower.alignment import at_party, pieces, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.ids import encode_ids
-from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import engines
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.state import load_about, load_arrays, load_scalars
@@ -61,14 +61,6 @@ def assert_gives_no_rows(node: Context) -> None:
 
 
 # --- which rows a party gives -------------------------------------------------------------------
-
-
-def test_a_label_holder_that_keeps_to_the_protocol_is_served(node: Context) -> None:
-    LabelHolder(node, IDS[:55] + STRANGE[:5]).all()
-    description = served(node)
-    assert description.train_rows + description.test_rows == 55
-    assert description.alignment == NAME
-    assert set(load_arrays(node.state, "aligned")["rows"]) == set(range(55))
 
 
 def test_a_party_is_told_where_it_lacks_a_row(node: Context) -> None:
@@ -298,24 +290,8 @@ def test_in_a_simulation_the_run_decides_unless_a_node_configuration_does(node: 
 def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
-
-    class Nowhere:
-        def __init__(self, simulation: bool) -> None:
-            pass
-
-        def __enter__(self) -> Nowhere:
-            return self
-
-        def __exit__(self, *error: Any) -> None:
-            pass
-
-        @contextmanager
-        def supernode(self, party: int, parties: int, node_config: Any) -> Iterator[None]:
-            given.append(node_config.get("align"))
-            yield
-
-    monkeypatch.setattr(engines, "SuperLink", Nowhere)
+    superlink = MagicMock()
+    monkeypatch.setattr(engines, "SuperLink", superlink)
     monkeypatch.setattr(engines, "run_on", lambda *arguments: tmp_path)
     organisations = cut(tmp_path, small())
     keys = {**organisations.keys, "out": str(tmp_path / "run"), "align": "ids"}
@@ -323,20 +299,8 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     organisations.words = [{"align": "psi"}, {}]
     engines.run_supernodes(2, keys, organisations.node_configs)
     engines.run_supernodes(2, {"dataset": "breast-cancer", "out": str(tmp_path / "other")})
-    assert given == ["ids", "ids", "psi", "ids", None, None]
-
-
-def test_a_party_takes_no_more_ids_than_it_allows(
-    node: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.node_config["max-ids"] = 59
-    order = by("psi")
-    with monkeypatch.context() as patch:
-        patch.setattr(psi, "_libsodium", None)  # it computes nothing
-        with pytest.raises(VflError, match="asked about 60 more ids: its rule is max-ids = 59"):
-            asked(node, order, Aligned)
-    node.node_config["max-ids"] = 60
-    LabelHolder(node, IDS).all()
+    calls = superlink.return_value.__enter__.return_value.supernode.call_args_list
+    assert [call.args[2].get("align") for call in calls] == ["ids", "ids", "psi", "ids", None, None]
 
 
 def test_the_label_holder_takes_no_more_ids_than_it_allows(
@@ -450,16 +414,6 @@ def test_a_file_that_changes_while_or_after_it_is_aligned_is_refused(
         served(node)
 
 
-def test_another_alignment_has_another_name(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, small())
-    names = set()
-    for out in ("one", "two"):
-        forget_alignments()
-        organisations.run(out, SHORT)
-        names.add(checkpoint.load(tmp_path / out).about_labels["alignment"])
-    assert len(names) == 2 and all(len(bytes.fromhex(name)) == 16 for name in names)
-
-
 # --- what follows from ids ----------------------------------------------------------------------
 
 SIX_DIGITS = [482_113, 733_951, 905_277]  # that the label holder would like to know
@@ -483,7 +437,6 @@ def sets_of(ids: list[bytes]) -> Iterator[list[bytes]]:
     yield from ([one] for one in ids)
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("method", ["psi", "ids"])
 def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, method: str) -> None:
     table = small()
@@ -501,29 +454,6 @@ def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, metho
     ]
     of_old = hashlib.sha256(b"".join(one + b"\n" for one in known[-1])).hexdigest().encode()
     assert [one for some in sets_of(known[-1]) for one in digests(some) if one in of_old]
-
-
-def test_guesses_find_an_id_by_a_digest_and_not_by_what_is_sent_now(node: Context) -> None:
-    frame = small()
-    frame.loc[0, ID] = SIX_DIGITS[0]
-    write(frame, Path(str(node.node_config["file"])))
-    node.node_config["align"] = "ids"
-    known, secret = IDS[1:], b"i:%d" % SIX_DIGITS[0]
-    answer = asked(node, of_all(Blinding(), known), Aligned)
-    sent = b"".join(array.tobytes() for array in answer.arrays.values()) + str(answer).encode()
-
-    def guessed(message: bytes) -> list[bytes]:
-        found = []
-        for number in range(SIX_DIGITS[0] - 500, SIX_DIGITS[0] + 500):
-            ids = sorted([*known, b"i:%d" % number])
-            digest = hashlib.sha256(b"\n".join(ids))
-            if digest.digest() in message or digest.hexdigest().encode() in message:
-                found.append(b"i:%d" % number)
-        return found
-
-    old = hashlib.sha256(b"\n".join(sorted([*known, secret]))).hexdigest()
-    assert guessed(old.encode()) == [secret]
-    assert guessed(sent) == []
 
 
 def test_a_partys_digest_of_its_ids_stays_in_its_own_state(node: Context) -> None:

@@ -166,37 +166,6 @@ def test_a_missing_party_has_no_contribution() -> None:
     assert second["contributions"]["1"] == pytest.approx(second["score"] - 0.7)
 
 
-@pytest.mark.parametrize("parties", [3, 12])
-@pytest.mark.parametrize("keys", [{}, {"subsets": "sampled"}], ids=["whole", "any"])
-def test_a_party_that_changes_nothing_has_zero(parties: int, keys: dict[str, Any]) -> None:
-    predictor = model(parties, **keys)
-    predictor.found.strategy["holder"]["prior"] = None  # nobody: the top model's own output
-    weight = dict(predictor.top.named_parameters())["layers.0.weight"]
-    with torch.no_grad():
-        weight[:, SIZE : 2 * SIZE] = 0
-        weight[:, parties * SIZE + 1 : parties * SIZE + 2] = 0  # its placeholder, if there is one
-    rows = people(predictor, 0, [range(parties)])
-    (each,) = Explainer(predictor, 0).explain(rows, ["no"])
-    assert abs(each["contributions"]["1"]) < 1e-6 < 0.01 < abs(each["contributions"]["0"])
-
-
-@pytest.mark.parametrize("keys", [{}, {"subsets": "sampled"}], ids=["whole", "any"])
-def test_two_identical_parties_have_equal_contributions(keys: dict[str, Any]) -> None:
-    predictor = model(3, **keys)
-    weight = dict(predictor.top.named_parameters())["layers.0.weight"]
-    table = predictor.found.arrays["test_table.rows"]
-    rows = people(predictor, 0, [range(3)])
-    different = Explainer(predictor, 0).explain(rows, ["no"])[0]["contributions"]
-    assert abs(different["0"] - different["1"]) > 0.005  # control
-    with torch.no_grad():
-        weight[:, SIZE : 2 * SIZE] = weight[:, :SIZE]
-        weight[:, 3 * SIZE + 1 : 3 * SIZE + 2] = weight[:, 3 * SIZE : 3 * SIZE + 1]
-    table[:, SIZE : 2 * SIZE] = table[:, :SIZE]
-    rows.blocks[:, SIZE : 2 * SIZE] = rows.blocks[:, :SIZE]
-    same = Explainer(predictor, 0).explain(rows, ["no"])[0]["contributions"]
-    assert same["0"] == pytest.approx(same["1"], abs=1e-5)
-
-
 @pytest.mark.parametrize("keys", [{}, {"subsets": "sampled"}], ids=["whole", "any"])
 def test_random_orders_add_up_and_come_close(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -206,28 +206,22 @@ def test_rows_of_the_same_distribution_do_not_warn_and_a_shift_is_found(
 ) -> None:
     generator = np.random.default_rng(rows)
     watch = Watch.learn(columns_of(generator.standard_normal((500, 20))))
-    false, found, values = 0, 0, []
+    false, found, values, plain = 0, 0, [], []
     for _ in range(40):
         watch.clear()
         same = generator.standard_normal((rows, 20))
         watch.add(columns_of(same))
         drifts = watch.drifts()
         values.append(np.mean([each.value for each in drifts.values()]))
+        plain.append(max(each.raw for each in drifts.values()))
         false += any(each.level() for each in drifts.values())
         watch.clear()
         watch.add(columns_of(same[:, :1] + shift))
         found += bool(watch.drifts()["0"].level())
     assert false <= 1
     assert found >= 38
-    assert np.mean(values) < 0.02  # where the plain index is 0.06 at 200 rows
-
-
-def test_without_the_correction_200_rows_would_warn() -> None:
-    generator = np.random.default_rng(0)
-    watch = Watch.learn(columns_of(generator.standard_normal((500, 20))))
-    watch.add(columns_of(generator.standard_normal((200, 20))))
-    drifts = watch.drifts().values()
-    assert max(each.raw for each in drifts) > 0.1 > max(each.value for each in drifts)
+    assert np.mean(values) < 0.02
+    assert rows > 200 or max(plain) > 0.1  # the control: without the correction, they would warn
 
 
 def test_a_model_warns_of_drift_and_not_of_new_people(trained: Trained, tmp_path: Path) -> None:
@@ -243,9 +237,7 @@ def test_a_model_warns_of_drift_and_not_of_new_people(trained: Trained, tmp_path
     assert found["columns"] == {party: {"moderate": 0, "large": 0} for party in "01"}
 
 
-def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(
-    tmp_path: Path,
-) -> None:
+def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(tmp_path: Path) -> None:
     organisations = cut(tmp_path / "train", people(600, 0)[[ID, "label", "f4", "f3", "f5"]], 1, 1)
     organisations.run("run", {**SHORT, "epochs": 1})
     later = people(300, 1, shift=1.5, first=10_000)[[ID, "label", "f4", "f3", "f5"]]
@@ -330,13 +322,6 @@ def test_a_node_reports_on_a_row_once_a_day_and_on_few_rows_never(
     tomorrow = time.time() + 86400
     monkeypatch.setattr(time, "time", lambda: tomorrow)
     assert asked(node(), range(300)) == [0, 1]
-    for clock in (tomorrow - 86400, tomorrow):  # a clock that is set back starts no new day
-        monkeypatch.setattr(time, "time", lambda clock=clock: clock)
-        assert asked(node(), range(300)) is None
-    monkeypatch.setattr(time, "time", lambda: tomorrow - 5 * 86400)  # the clock is set back
-    assert asked(node(), range(300)) is None
-    monkeypatch.setattr(time, "time", lambda: tomorrow)
-    assert asked(node(), range(300)) is None
 
 
 def test_a_clock_that_is_set_back_lets_nobody_report_on_a_row_again(

@@ -29,7 +29,6 @@ from vfl_flower.tasks.inference import explain, explanation
 from vfl_flower.tasks.inference.importance import Score
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.party import explain as party_explain
-from vfl_flower.tasks.inference.party import explained_table
 from vfl_flower.tasks.inference.party.explain import Explanation
 from vfl_flower.tasks.inference.party.features import features_of
 from vfl_flower.tasks.inference.releases import UploadCount
@@ -50,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Draw no pictures, except in the tests of them."""
     if "name_stays" not in request.node.name:
         monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
-        monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
+        monkeypatch.setattr(party_explain, "_draw", lambda table, order, path: None)
 
 
 # --- equal to scikit-learn ----------------------------------------------------------------------
@@ -187,35 +186,6 @@ def test_the_metric_is_that_of_calibrated_predictions(dataset: str, tmp_path: Pa
     figures = run.summary["assessment"]["figures"]
     assert said["baseline"] == pytest.approx(figures[said["metric"]]["value"], abs=1e-9)
     assert said["baseline"] != pytest.approx(run.summary[f"test_{said['metric']}"], abs=1e-4)
-
-
-def test_the_interval_of_an_auc_difference_covers_what_new_rows_give() -> None:
-    generator, falls = np.random.default_rng(0), []
-
-    def draw(rows: int) -> tuple[Any, Any, Any]:
-        y = generator.integers(0, 2, rows)
-        good = (y + generator.standard_normal(rows)).astype(np.float32)
-        return y, good[:, None], (good + generator.standard_normal(rows)).astype("f4")[:, None]
-
-    y, good, bad = draw(100_000)
-    true = roc_auc_score(y, good[:, 0]) - roc_auc_score(y, bad[:, 0])
-    for _ in range(300):
-        y, good, bad = draw(200)
-        score = Score(y, 2)
-        falls.append(score.fall(score.shares(good) - score.shares(bad)))
-    covered = np.mean([abs(fall.value - true) <= fall.margin for fall in falls])
-    assert 0.91 < covered < 0.985
-    spread = 1.96 * np.std([fall.value for fall in falls])
-    assert np.mean([fall.margin for fall in falls]) == pytest.approx(spread, rel=0.12)
-
-
-def test_equal_scores_count_half_as_in_scikit_learn() -> None:
-    generator = np.random.default_rng(1)
-    y, scores = generator.integers(0, 2, 300), generator.integers(0, 9, 300).astype(np.float32)
-    score = Score(y, 2)
-    assert score.value(score.shares(scores[:, None])) == pytest.approx(
-        roc_auc_score(y, scores), abs=1e-12
-    )
 
 
 def test_labels_without_a_metric_get_a_sentence() -> None:
@@ -407,20 +377,15 @@ def test_a_training_file_that_has_changed_has_no_test_rows(people: Any) -> None:
         people.labels.write_bytes(before)
 
 
-def test_the_command_prints_a_table(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(plain), "--repeats", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "on 114 rows; each feature had 2 permutations." in said and "party 0, feature" in said
-    assert json.loads((plain / "explanation.json").read_text())["repeats"] == 2
-
-
-def test_the_command_names_the_folder_that_it_writes_to(
+def test_the_command_prints_a_table_and_names_its_folder(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new"
-    assert main(["explain", str(plain), "-c", f"out='{folder}'"]) == 0
-    assert capsys.readouterr().out.endswith(f"explanation: {folder / explanation.FILE}\n")
-    assert (folder / explanation.FILE).exists()
+    assert main(["explain", str(plain), "--repeats", "2", "-c", f"out='{folder}'"]) == 0
+    said = capsys.readouterr().out
+    assert "on 114 rows; each feature had 2 permutations." in said and "party 0, feature" in said
+    assert said.endswith(f"explanation: {folder / explanation.FILE}\n")
+    assert json.loads((folder / explanation.FILE).read_text())["repeats"] == 2
 
 
 def test_a_party_that_cannot_write_its_table_leaves_the_figures_to_the_label_holder(
@@ -528,11 +493,7 @@ def test_two_records_differ_in_no_more_uploads_than_epsilon_counts(
     x, y = generator.standard_normal((60, 4)).astype(np.float32), np.arange(60) % 2
     tested = np.random.default_rng(0).permutation(60)[:6]
     x[tested, :2], y[tested] = 0, [0, 1, 0, 1, 0, 1]
-    keys: dict[str, Any] = {
-        "dataset": f"npz:{tmp_path}/rows.npz",
-        "test-fraction": 0.1,
-        "epochs": 1,
-    }
+    keys: dict[str, Any] = {"dataset": f"npz:{tmp_path}/rows.npz", "epochs": 1}
     keys |= {"privacy": "perturbed-embedding", "embedding-noise": sigma, "bottom-model": "linear"}
     keys |= {"embedding-size": 4, "embedding-activation": "none", "validation-fraction": 0.0}
     keys |= {"test-fraction": 0.1}

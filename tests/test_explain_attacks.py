@@ -32,7 +32,7 @@ from vfl_flower.tasks.inference import explain as at_label_holder
 from vfl_flower.tasks.inference import explanation, told_figures
 from vfl_flower.tasks.inference.importance import Score
 from vfl_flower.tasks.inference.model import TrainedModel
-from vfl_flower.tasks.inference.party import explain, explained_people, explained_table
+from vfl_flower.tasks.inference.party import explain, explained_people
 from vfl_flower.tasks.inference.party.model import forget
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport.explain_messages import Explained, ExplainOrder, PermuteOrder
@@ -48,7 +48,7 @@ FEW = {**SHORT, "epochs": 6, "noise-seed": 0}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(explanation, "_draw", lambda figures, features, path: None)
-    monkeypatch.setattr(explained_table, "draw", lambda table, order, path: None)
+    monkeypatch.setattr(explain, "_draw", lambda table, order, path: None)
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
 
 
@@ -136,21 +136,18 @@ def node(organisations: Organisations, tmp_path: Path) -> Node:
     return Node(organisations, runs, tmp_path / "states")
 
 
-def test_a_real_party_explains_no_few_rows_and_permutes_each_feature_once(node: Node) -> None:
+def test_a_real_party_explains_no_few_rows_and_permutes_each_feature_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     everybody = np.arange(ROWS)
     for asked in ([0, 1], np.arange(199)):
         _, said = node.begin(everybody, asked=asked)
         assert not said.features and "200 are needed" in said.refused
     _, said = node.begin(everybody, repeats=2)
     assert not said.features and "set repeats = 1" in said.refused
-    node.organisations.words = [{"min-rows": 300}, {}]  # type: ignore[dict-item]
-    try:
-        _, said = node.begin(everybody, asked=np.arange(299))
-        assert "300 are needed" in said.refused
-        _, said = node.begin(everybody, asked=np.arange(300))
-        assert said.features == 10
-    finally:
-        node.organisations.words = []
+    monkeypatch.setattr(node.organisations, "words", [{"min-rows": 300}, {}])
+    assert "300 are needed" in node.begin(everybody, asked=np.arange(299))[1].refused
+    assert node.begin(everybody, asked=np.arange(300))[1].features == 10
 
 
 def test_the_same_people_are_permuted_alike_in_every_run_and_order(node: Node) -> None:
@@ -226,11 +223,9 @@ def test_a_refused_explanation_has_no_people_and_counts_no_permutation(
 ) -> None:
     # A row of 300 has 1 upload as it is, 20 with permuted features, and half as many predictions.
     monkeypatch.setattr(limits.Limits, "go_on", limits.Limits.begin)  # training had no such rule
-    node.organisations.words = [{rule: most}, {}]  # type: ignore[dict-item]
-    try:
+    with monkeypatch.context() as patched:
+        patched.setattr(node.organisations, "words", [{rule: most}, {}])
         _, said = node.begin(np.arange(300))
-    finally:
-        node.organisations.words = []
     assert not said.features and f"{rule} = {most}" in said.refused
     [counts] = node.states.glob(file)
     name = {"max-uploads": "uploads", "max-predictions": "rows"}[rule]
@@ -285,7 +280,7 @@ def test_explanations_of_chosen_people_tell_no_more_than_one_explanation(
     tries = [np.sort(generator.permutation(300)[: 298 - n % 7]) for n in range(20)]
     honest = explained(node, [np.arange(300)], 1)
     node.states = node.states.with_name("attacked")
-    attacked = explained(node, [*tries, *tries], 1)
+    attacked = explained(node, tries, 1)
     assert honest < 0.6 and attacked < 0.6  # one difference of two people tells half
 
     node.simulated, node.states = True, node.states.with_name("simulated")  # the control
@@ -453,10 +448,7 @@ def tables(folder: Path) -> list[Any]:
 
 
 def test_parties_get_figures_about_a_person_once_in_30_days(
-    noisy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     as_on_real_nodes(monkeypatch)
     caplog.set_level("INFO")
@@ -512,13 +504,7 @@ def test_a_party_has_no_more_features_than_it_had_columns(noisy: Path) -> None:
     assert [each["columns"] for each in found.strategy["seats"]] == [8, 8]
 
     def said(features: int) -> Any:
-        text: dict[str, Any] = {
-            "party": 0,
-            "parties": 2,
-            "exchange": 1,
-            "alignment": "",
-        }
-        return [Explained(**text, features=features)]
+        return [Explained(party=0, parties=2, exchange=1, alignment="", features=features)]
 
     at_label_holder._check_features(said(8), found)
     with pytest.raises(PartyError, match="9 features to explain, and had 8 columns"):

@@ -20,7 +20,7 @@ from tests.aligning import IDS, STRANGE, LabelHolder, asked, count_of, in_a_late
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, change, cut, small, write
 from vfl_flower import client_app
-from vfl_flower.alignment import blinded_ids, party_sets, psi
+from vfl_flower.alignment import blinded_ids, psi
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import Blinding
@@ -151,14 +151,6 @@ def test_the_label_holder_asks_everything_of_a_party_that_has_lost_its_set(
     blinded.clear()
     assert aligned(organisations) == 48
     assert blinded == [62, 2, 62, 54, 2, 62]
-
-
-def test_what_is_held_in_memory_leaves_no_set() -> None:
-    from vfl_flower import train
-
-    features, labels = np.random.default_rng(0).standard_normal((2, 60, 3)), np.arange(60) % 2
-    train({"epochs": 1}, list(features), labels)
-    assert not sets()
 
 
 # --- that nothing is missed ---------------------------------------------------------------------
@@ -496,10 +488,10 @@ def test_sets_are_asked_for_by_thirty_names(node: Context, many: int) -> None:
 
 
 def test_an_order_says_nothing_of_sets_with_others(organisations: Organisations) -> None:
-    orders = [party_sets.set_order(party_sets.stored_sets("x"), "1")]
+    orders = [blinded_ids.set_order(blinded_ids.stored_sets("x"), "1")]
     aligned(organisations)
-    kept = party_sets.stored_sets("x")
-    orders.append(party_sets.set_order(kept, "1"))
+    kept = blinded_ids.stored_sets("x")
+    orders.append(blinded_ids.set_order(kept, "1"))
     assert [len(kept), *(orders[n].nbytes for n in range(2))] == [2, 1440, 1440]
     names = [bytes(name) for name in orders[1].arrays["names"]]
     assert {bytes.fromhex(each.name) for _, each in kept.values()} <= set(names)

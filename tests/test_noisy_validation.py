@@ -58,7 +58,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "regression": {"target": "regression", "label-range": "-3,3"},
     "2 classes, own loss": {"loss": f"{__file__}:own_loss"},
     "regression, own loss": {
-        **{"target": "regression", "label-range": "-3,3", "loss": f"{__file__}:own_loss"},
+        **{"target": "regression", "label-range": "-3,3", "loss": f"{__file__}:own_loss"}
     },
 }
 WEIGHTS = {"2 classes": "1,3", "2 classes, own loss": "1,3", "3 classes": "1,3,0.5"}

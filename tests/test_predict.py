@@ -146,9 +146,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 @pytest.fixture
 def organisations(tmp_path: Path, trained: Organisations) -> Organisations:
     """A copy of them, whose files a test may change."""
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    files = [folder / path.name for path in trained.files]
-    return Organisations(folder, folder / trained.labels.name, files)
+    return trained.copy(tmp_path / "copy")
 
 
 def test_predictions_are_the_models_outputs_by_id(organisations: Organisations) -> None:
@@ -294,25 +292,20 @@ def test_without_labels_there_are_predictions_and_no_metrics(organisations: Orga
     assert not {"accuracy", "loss", "auc"} & found.keys() and found["rows"] == len(without)
 
 
-def test_rows_that_only_parties_have_change_nothing(organisations: Organisations) -> None:
+def with_strangers(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows in another order, and rows of people whom the label holder does not know."""
+    others = frame.assign(**{ID: frame[ID] + 10**7, frame.columns[0]: 1e6})
+    return pd.concat([others, frame[::-1]])
+
+
+@pytest.mark.parametrize("how", [with_strangers, lambda frame: frame[frame.columns[::-1]]])
+def test_other_rows_and_another_order_of_columns_change_nothing(
+    organisations: Organisations, how: Callable[[pd.DataFrame], pd.DataFrame]
+) -> None:
     new = organisations.folder / "new.csv"
     before = organisations.predict("run", new, out=str(organisations.folder / "a.csv"))
-
-    def more(frame: pd.DataFrame) -> pd.DataFrame:
-        others = frame.assign(**{ID: frame[ID] + 10**7, frame.columns[0]: 1e6})
-        return pd.concat([others, frame[::-1]])
-
     for path in organisations.files:
-        change(path, more)
-    after = organisations.predict("run", new, out=str(organisations.folder / "b.csv"))
-    pd.testing.assert_frame_equal(before, after)
-
-
-def test_columns_in_another_order_change_nothing(organisations: Organisations) -> None:
-    new = organisations.folder / "new.csv"
-    before = organisations.predict("run", new, out=str(organisations.folder / "a.csv"))
-    for path in [*organisations.files, new]:
-        change(path, lambda frame: frame[frame.columns[::-1]])
+        change(path, how)
     after = organisations.predict("run", new, out=str(organisations.folder / "b.csv"))
     pd.testing.assert_frame_equal(before, after)
 
@@ -472,25 +465,6 @@ def test_embeddings_are_perturbed_when_it_predicts_too(tmp_path: Path, noise_see
     assert np.abs(one - outputs[:, 0].sigmoid().numpy()).max() > 1e-3
 
 
-def test_predictions_are_counted_and_none_is_made_where_the_count_is_damaged(
-    tmp_path: Path,
-) -> None:
-    organisations = cut(tmp_path, small())
-    keys = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
-    organisations.run("run", {**SHORT, **keys})
-    epsilons = []
-    for name in ("one", "two"):
-        organisations.predict("run", out=str(tmp_path / f"{name}.csv"))
-        epsilons.append(json.loads((tmp_path / f"{name}.json").read_text())["epsilon"])
-    assert 0 < epsilons[0] < epsilons[1]
-    path = tmp_path / "run" / "predictions.journal"
-    whole = path.read_bytes()
-    for damaged in (whole[:-1], whole[:-40], whole[:-1] + b"x", b"", whole[:40], whole[40:]):
-        path.write_bytes(damaged)
-        with pytest.raises(VflError, match=r"predictions\.journal is damaged"):
-            organisations.predict("run")
-
-
 @pytest.fixture(scope="module")
 def perturbed(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """A run with noise on embeddings, without predictions."""
@@ -548,21 +522,16 @@ def test_predictions_stay_counted_whatever_becomes_of_their_journal(
         assert spent("run") == count
 
 
-@pytest.mark.parametrize("how", ["deleted", "restored"])
-def test_without_the_second_count_a_lost_journal_of_predictions_says_too_little(
-    spent: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+def test_no_prediction_is_made_where_its_count_is_damaged(
+    spent: Callable[[str], int], tmp_path: Path
 ) -> None:
-    # The control.
-    places = (tmp_path / "state" / f"{number}.count" for number in range(9))
-    monkeypatch.setattr(second_count, "of_run", lambda *_: next(places))
-    assert spent("run") == 1
-    earlier = (tmp_path / "run" / "predictions.journal").read_bytes()
-    shutil.rmtree(tmp_path / "state")
-    lose(tmp_path / "run", earlier, how)
-    assert spent("run") == (1 if how == "deleted" else 2)
-    shutil.rmtree(tmp_path / "state")
-    lose(tmp_path / "run", earlier, how)
-    assert spent("run") == (1 if how == "deleted" else 2)
+    assert [spent("run"), spent("run")] == [1, 2]
+    path = tmp_path / "run" / "predictions.journal"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:-40], whole[:-1] + b"x", b"", whole[:40], whole[40:]):
+        path.write_bytes(damaged)
+        with pytest.raises(VflError, match=r"predictions\.journal is damaged"):
+            spent("run")
 
 
 @pytest.mark.parametrize("state", ["kept", "cut", "lost"])
@@ -624,14 +593,6 @@ def test_counts_at_once_a_full_disk_and_a_kill_lose_no_prediction(
         assert (ledger.count("uploads"), counted.count("uploads")) == (13, 12)
     counts[2].add(2)
     assert spent("run") == 16
-
-
-def test_predictions_with_copies_of_a_run_count_together(
-    spent: Callable[[str], int], tmp_path: Path
-) -> None:
-    assert spent("run") == 1
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert [spent(run) for run in ("run", "copy", "copy", "run", "copy")] == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("state", ["kept", "lost"])
@@ -739,9 +700,30 @@ def test_other_columns_of_a_party(organisations: Organisations, how: Any) -> Non
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=["missing", "infinite"])
-def test_values_that_cannot_be_used(organisations: Organisations, value: Any) -> None:
+def test_values_and_labels_that_cannot_be_used(organisations: Organisations, value: Any) -> None:
+    change(organisations.labels, lambda frame: frame.assign(label=frame["label"] + 1))
+    refused(organisations, "have 1 values that the model has never seen. Correct them")
     change(organisations.files[0], lambda frame: frame.assign(**{frame.columns[0]: value}))
     refused(organisations, "Party 0's file has (missing|infinite) values")
+
+
+@pytest.mark.parametrize(
+    ("out", "sentence"),
+    [
+        ("scores.txt", "is not a .csv or .parquet file"),
+        ("scores", "is not a .csv or .parquet file"),
+        ("scores.csv.gz", "is not a .csv or .parquet file"),
+        ("here.csv", r"here\.csv already exists. Name another file by the option out, or move"),
+        ("there.csv", r"there\.json already exists. Name another file by the option out, or move"),
+        ("there.json/a.csv", "a.csv cannot be written: a file stands where a folder must be"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_and_none_is_overwritten(
+    organisations: Organisations, out: str, sentence: str
+) -> None:
+    for name in ("here.csv", "there.json"):
+        (organisations.folder / name).write_text("precious")
+    refused(organisations, sentence, out=str(organisations.folder / out))
 
 
 @pytest.mark.parametrize(
@@ -767,11 +749,6 @@ def test_other_columns_of_the_label_holder_are_refused_before_parties_count_ids(
     refused(organisations, rf"labels.csv has other columns than .*: {why}")
 
 
-def test_a_label_that_the_model_has_never_seen(organisations: Organisations) -> None:
-    change(organisations.labels, lambda frame: frame.assign(label=frame["label"] + 1))
-    refused(organisations, "have 1 values that the model has never seen. Correct them")
-
-
 def test_missing_labels(organisations: Organisations) -> None:
     change(organisations.labels, lambda f: f.assign(label=f["label"].where(f.index > 3)))
     predicted = organisations.predict("run", organisations.labels)
@@ -779,14 +756,6 @@ def test_missing_labels(organisations: Organisations) -> None:
     labels = read(organisations.labels).set_index(ID).loc[predicted[ID], "label"].to_numpy()
     known, right = ~np.isnan(labels), predicted["prediction"].to_numpy() == labels
     assert not known.all() and said["accuracy"] == pytest.approx(right[known].mean())
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".json"])
-def test_what_is_there_is_never_overwritten(organisations: Organisations, suffix: str) -> None:
-    out = organisations.folder / "scores.csv"
-    out.with_suffix(suffix).write_text("precious")
-    sentence = rf"scores\{suffix} already exists. Name another file by the option out, or move"
-    refused(organisations, sentence, out=str(out))
 
 
 def test_later_predictions_go_into_dated_files(organisations: Organisations) -> None:
@@ -799,16 +768,3 @@ def test_later_predictions_go_into_dated_files(organisations: Organisations) -> 
         assert summary_of(path)["rows"] == len(table)
     assert len(tables[0]) != len(tables[1])
     assert all(re.fullmatch(r"predictions-\d{8}-\d{6}(-2)?\.csv", path.name) for path in later)
-
-
-@pytest.mark.parametrize("out", ["scores.txt", "scores", "scores.csv.gz"])
-def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
-    refused(organisations, "is not a .csv or .parquet file", out=out)
-
-
-def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
-    (organisations.folder / "file").write_text("")
-    out = str(organisations.folder / "file" / "scores.csv")
-    refused(
-        organisations, "scores.csv cannot be written: a file stands where a folder must be", out=out
-    )

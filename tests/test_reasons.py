@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.organisations import Organisations, cancer, cut, read, write
-from tests.serving import Served, served
+from tests.serving import Served, served, serving
 from tests.test_contribution_to_score import model, people, predicted
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.launch.engines import predict_local, run_local
@@ -33,11 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "any": {**SHORT, "subsets": "sampled"},
     "linear": {**SHORT, **LINEAR},
 }
-RULES = [
-    {"reasons": "names", "missing": "median"},
-    {"reasons": "ranks", "text": "one-hot"},
-    {},
-]
+RULES = [{"reasons": "names", "missing": "median"}, {"reasons": "ranks", "text": "one-hot"}, {}]
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +52,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 def service(
     request: pytest.FixtureRequest, trained: Organisations, tmp_path_factory: Any
 ) -> Iterator[Served]:
-    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 5.0}
-    folder = trained.folder / request.param
-    with served(folder, tmp_path_factory.mktemp("s"), keys, trained.node_configs) as found:
+    folder = tmp_path_factory.mktemp("s")
+    with serving(trained, folder, request.param, score_timeout=5.0) as found:
         yield found
 
 
@@ -152,10 +147,7 @@ def test_a_repeated_request_has_equal_reasons_and_counts_again(service: Served) 
     [
         ({"background": np.array([4000], np.int32)}, "rows that it does not have"),
         ({"background": np.array([-1], np.int32)}, "rows that it does not have"),
-        (
-            {"background": np.zeros(0, np.int32), "gradients": np.ones((0, 4), np.float32)},
-            "rows that it does not have",
-        ),
+        ({"background": np.zeros(0, np.int32)}, "rows that it does not have"),
         ({"background": np.zeros(1)}, "not int32"),
         ({"gradients": np.full((1, 4), np.nan, np.float32)}, "not finite"),
         ({"gradients": np.full((1, 4), 1e9, np.float32)}, "'gradients' has"),
@@ -169,11 +161,8 @@ def test_an_order_that_does_not_fit_is_refused_before_a_file_is_written(
 ) -> None:
     explained(service, int(service.loaded.rows.ids[0]))
     here = at_party(service, 2)
-    fits = {
-        "rows": np.zeros(1, np.int32),
-        "background": np.zeros(1, np.int32),
-        "gradients": np.ones((1, 4), np.float32),
-    }
+    one = np.zeros(1, np.int32)
+    fits: Any = {"rows": one, "background": one, "gradients": np.ones((1, 4), np.float32)}
 
     def content() -> list[bytes]:
         return [each.read_bytes() for each in here._reasons._folder.glob("*-reasons.jsonl")]
@@ -218,9 +207,8 @@ def test_a_request_for_reasons_counts_one_upload_more(
 ) -> None:
     words: Any = [{**each, "max-uploads": 10**6} for each in RULES]
     counted = replace(trained, words=words)
-    folder = counted.run("counted", {**RUNS["run"], "epochs": 1}).folder
-    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 5.0}
-    with served(folder, tmp_path, keys, counted.node_configs) as found:
+    counted.run("counted", {**RUNS["run"], "epochs": 1})
+    with serving(counted, tmp_path, "counted", score_timeout=5.0) as found:
         one, counts = int(found.loaded.rows.ids[0]), []
         for explain in (None, False, True, "columns", "columns"):
             asked = {"ids": [one], "explain": explain} if explain is not None else {}

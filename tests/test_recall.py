@@ -2,9 +2,9 @@
 
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 
-from tests.aligning import IDS, NAME, STRANGE, LabelHolder, asked, node_in
-from tests.organisations import (
-    ID,
-    Organisations,
-    change,
-    cut,
-    forget_alignments,
-    small,
-    write,
-)
-from vfl_flower import client_app
+from tests.aligning import IDS, NAME, STRANGE, LabelHolder, asked, in_a_later_run, node_in
+from tests.organisations import ID, Organisations, change, cut, forget_alignments, small, write
+from vfl_flower import client_app, train
 from vfl_flower.alignment import reuse
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.store import StoredAlignment
@@ -83,6 +75,15 @@ def node(tmp_path: Path) -> Context:
     return node_in(tmp_path)
 
 
+@pytest.fixture
+def holder(node: Context) -> LabelHolder:
+    """A label holder that has aligned all ids of the node, when a later run begins."""
+    made = LabelHolder(node, IDS)
+    made.all()
+    made.node = in_a_later_run(node)
+    return made
+
+
 def ran(organisations: Organisations, out: str, **keys: Any) -> tuple[list[str], Finished]:
     """The orders by which a run was aligned, and the run."""
     orders: Any = Orders()
@@ -122,17 +123,6 @@ def party_file(party: int) -> Path:
 def holders_file() -> Path:
     (found,) = folder().glob("of-*.npz")
     return found
-
-
-def in_a_later_run(node: Context, **words: Any) -> Context:
-    """The same node when another Flower run begins."""
-    return Context(
-        run_id=node.run_id + 1,
-        node_id=2,
-        node_config={**node.node_config, **words},
-        state=RecordDict(),
-        run_config=node.run_config,
-    )
 
 
 # --- what is used again -------------------------------------------------------------------------
@@ -176,29 +166,22 @@ def test_other_values_in_other_columns_need_no_alignment(organisations: Organisa
     assert figures(changed) == figures(anew)
 
 
-def test_each_number_of_parties_has_its_own(organisations: Organisations) -> None:
+def test_each_number_of_parties_has_its_own_alignment(
+    organisations: Organisations, lines: list[str]
+) -> None:
     both = organisations.files
     turns = [(both, ANEW), (both[:1], AGAIN + ANEW), (both, AGAIN), (both[:1], AGAIN)]
     for files_of, orders in turns:
         organisations.files = files_of
         assert aligned(organisations)[0] == orders
-
-
-def test_it_is_said_when_it_is_of_another_number_of_parties(
-    organisations: Organisations, lines: list[str]
-) -> None:
-    aligned(organisations)
-    organisations.files = organisations.files[:1]
-    aligned(organisations)
-    assert "had 2 parties, and this run has 1: rows are aligned anew." in lines[-2]
+        if orders == AGAIN + ANEW:
+            assert "had 2 parties, and this run has 1: rows are aligned anew." in lines[-2]
 
 
 def test_what_is_held_in_memory_is_not_kept() -> None:
-    from vfl_flower import train
-
     features, labels = np.random.default_rng(0).standard_normal((2, 60, 3)), np.arange(60) % 2
     train({"epochs": 1}, list(features), labels)
-    assert not list(folder().glob("*"))
+    assert not list(folder().glob("*")) and not list(files.home("sets").glob("*"))
 
 
 # --- what is aligned anew -----------------------------------------------------------------------
@@ -395,11 +378,8 @@ def test_alignments_that_another_user_can_write_to_end_a_run(organisations: Orga
 
 
 def test_a_party_reads_no_alignments_that_another_user_can_write_to(
-    node: Context, tmp_path: Path
+    holder: LabelHolder, tmp_path: Path
 ) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
-    holder.node = in_a_later_run(node)
     (tmp_path / "alignments").chmod(0o777)
     with pytest.raises(VflError, match="Party 0 keeps its alignments in a folder that") as raised:
         holder.reuse()
@@ -434,22 +414,16 @@ def test_the_newest_alignments_are_kept(
 def test_two_runs_that_write_the_same_file_leave_a_sound_one(tmp_path: Path) -> None:
     path, rows = tmp_path / "of-x.npz", np.arange(1000)
     halves = [StoredAlignment(str(n) * 32, 2, 0.0, "", {"rows": rows}) for n in range(2)]
-    errors: list[BaseException] = []
 
     def write_often(kept: StoredAlignment) -> None:
-        try:
-            for _ in range(40):
-                files.save(path, kept, "of-*")
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(40):
+            files.save(path, kept, "of-*")
 
-    threads = [threading.Thread(target=write_often, args=(half,)) for half in halves]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert not path.exists() or files.load(path, set())
-    assert not errors
-    assert files.load(path, set())
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write_often, half) for half in halves]
+        while not all(each.done() for each in writers):
+            assert not path.exists() or files.load(path, set())
+    assert [each.result() for each in writers] == [None, None] and files.load(path, set())
 
 
 # --- a party and a label holder that does not keep to the protocol ------------------------------
@@ -478,24 +452,25 @@ def test_who_knows_the_name_alone_is_given_nothing(node: Context) -> None:
         asked(other.node, DescribeOrder(outputs=1), Description)
 
 
-def test_an_order_of_another_run_is_worth_nothing(node: Context) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
-    sent = reuse.proof_of(holder.shown, NAME, str(node.run_id + 1))  # which all parties are sent
+def test_an_order_of_another_run_is_worth_nothing(holder: LabelHolder) -> None:
+    then = holder.node
+    sent = reuse.proof_of(holder.shown, NAME, str(then.run_id))  # which all parties are sent
     order = ReuseOrder(alignment=NAME, arrays={"proofs": np.frombuffer(sent, np.uint8)[None]})
-    then = in_a_later_run(node)
     assert asked(then, order, Reused).became == "kept"
     assert asked(in_a_later_run(then), order, Reused).became == "gone"
 
 
-def test_only_the_earlier_party_has_it(node: Context) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
+def test_only_the_earlier_party_has_it(holder: LabelHolder, node: Context) -> None:
     for words in ({"partition-id": 1, "num-partitions": 2}, {"num-partitions": 2}):
-        code = reuse.proof_of(holder.shown, NAME, str(node.run_id + 1))
-        proofs = np.frombuffer(2 * code, np.uint8).reshape(2, 32)
-        order = ReuseOrder(alignment=NAME, arrays={"proofs": proofs})
+        order = proofs_of(holder, 2)
         assert asked(in_a_later_run(node, **words), order, Reused).became == "gone"
+
+
+def proofs_of(holder: LabelHolder, many: int) -> ReuseOrder:
+    """Return the order of a later run, with the proof as often as this."""
+    code = reuse.proof_of(holder.shown, NAME, str(holder.node.run_id))
+    proofs = np.frombuffer(many * code, np.uint8).reshape(many, 32)
+    return ReuseOrder(alignment=NAME, arrays={"proofs": proofs})
 
 
 def test_who_has_heard_of_a_name_cannot_have_its_file_replaced(node: Context) -> None:
@@ -511,42 +486,34 @@ def test_who_has_heard_of_a_name_cannot_have_its_file_replaced(node: Context) ->
 
 @pytest.mark.parametrize("proofs", [None, np.zeros((1, 31)), np.zeros(32), np.zeros((1, 32, 1))])
 @pytest.mark.parametrize("name", [NAME, "f" * 32])
-def test_proofs_that_are_none_tell_nothing_of_a_name(node: Context, proofs: Any, name: str) -> None:
-    LabelHolder(node, IDS).all()
+def test_proofs_that_are_none_tell_nothing_of_a_name(
+    holder: LabelHolder, proofs: Any, name: str
+) -> None:
     given = {} if proofs is None else {"proofs": proofs.astype(np.uint8)}
     with pytest.raises(VflError, match="was sent no proofs of an alignment"):
-        asked(in_a_later_run(node), ReuseOrder(alignment=name, arrays=given), Reused)
+        asked(holder.node, ReuseOrder(alignment=name, arrays=given), Reused)
 
 
 @pytest.mark.parametrize("many", [0, 2, 1000])
-def test_another_number_of_proofs_is_of_another_alignment(node: Context, many: int) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
-    code = reuse.proof_of(holder.shown, NAME, str(node.run_id + 1))
-    proofs = np.frombuffer(many * code, np.uint8).reshape(many, 32)
-    order = ReuseOrder(alignment=NAME, arrays={"proofs": proofs})
-    assert asked(in_a_later_run(node), order, Reused).became == "gone"
+def test_another_number_of_proofs_is_of_another_alignment(holder: LabelHolder, many: int) -> None:
+    assert asked(holder.node, proofs_of(holder, many), Reused).became == "gone"
+    assert asked(holder.node, proofs_of(holder, 1), Reused).became == "kept"  # the control
 
 
-def test_a_name_leads_to_no_other_folder(node: Context, tmp_path: Path) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
+def test_a_name_leads_to_no_other_folder(holder: LabelHolder, tmp_path: Path) -> None:
     beside, name = tmp_path / ("e" * 29 + "-party-0.npz"), "../" + "e" * 29
-    of_name = tmp_path / "alignments" / f"{NAME}-party-0.npz"
-    shutil.copy(of_name, beside)
+    shutil.copy(tmp_path / "alignments" / f"{NAME}-party-0.npz", beside)
     rewritten(beside, name=name)
     assert (tmp_path / "alignments" / f"{name}-party-0.npz").exists()  # the control
-    holder.node = in_a_later_run(node)
     with pytest.raises(VflError, match="by an alignment without a valid name"):
         holder.reuse(name)
     assert holder.reuse() == "kept"
 
 
-def test_a_party_that_is_recalled_to_rows_of_another_file_uses_none(node: Context) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
+def test_a_party_that_is_recalled_to_rows_of_another_file_uses_none(
+    holder: LabelHolder, node: Context
+) -> None:
     change(Path(str(node.node_config["file"])), lambda frame: frame[1:])
-    holder.node = in_a_later_run(node)
     assert holder.reuse() == "changed"
     assert not holder.node.state
     holder.node = in_a_later_run(node, **{"alignment-days": 0})
@@ -554,20 +521,14 @@ def test_a_party_that_is_recalled_to_rows_of_another_file_uses_none(node: Contex
     assert holder.reuse() == "gone"
 
 
-def test_a_file_that_changes_after_it_was_recalled_is_refused(node: Context) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
-    holder.node = in_a_later_run(node)
+def test_a_file_that_changes_after_it_was_recalled_is_refused(holder: LabelHolder) -> None:
     assert holder.reuse() == "kept"
-    change(Path(str(node.node_config["file"])), lambda frame: frame[::-1])
+    change(Path(str(holder.node.node_config["file"])), lambda frame: frame[::-1])
     with pytest.raises(VflError, match="has lost or changed rows of its file"):
         asked(holder.node, DescribeOrder(outputs=1), Description)
 
 
-def test_rows_that_were_aligned_anew_take_the_place_of_those_recalled(node: Context) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.all()
-    holder.node = in_a_later_run(node)
+def test_rows_that_were_aligned_anew_take_the_place_of_those_recalled(holder: LabelHolder) -> None:
     assert holder.reuse() == "kept"
     holder.align()
     with pytest.raises(VflError, match="was not told which of its rows"):

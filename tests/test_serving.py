@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from html import unescape
@@ -30,7 +30,7 @@ from flwr.app import Context, Message
 from tests.fleet import until
 from tests.ledgers import numbers_in
 from tests.organisations import ID, Organisations, cancer, change, cut, read, write
-from tests.serving import TOKEN, Served, SlowGrid, served
+from tests.serving import TOKEN, Served, SlowGrid, served, serving, with_newcomers
 from vfl_flower import client_app
 from vfl_flower.client import Scores
 from vfl_flower.config.audit_chain import find, verify
@@ -45,14 +45,20 @@ from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
 from vfl_flower.tasks.inference.serving import joining, web
 from vfl_flower.tasks.inference.serving import serve as serve_module
-from vfl_flower.tasks.inference.serving.parties import Parties
-from vfl_flower.tasks.inference.serving.requests import Piece, Request, UnavailableError
 from vfl_flower.tasks.inference.serving.serve import lasting, serve
 from vfl_flower.transport.early_messages import ConfirmOrder, Reused
 from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.gather import gather
 from vfl_flower.transport.http import listening as listening_module
 from vfl_flower.transport.http.tokens import Tokens
-from vfl_flower.transport.messages import Predicted, PredictOrder, Scored, ServeOrder, Serving
+from vfl_flower.transport.messages import (
+    Predicted,
+    PredictOrder,
+    Scored,
+    ScoreOrder,
+    ServeOrder,
+    Serving,
+)
 from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, to_failure, to_reply
 
@@ -71,16 +77,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 @pytest.fixture
 def whole(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
     """A service whose model needs both parties."""
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "run", tmp_path, keys, nodes) as found:
+    with serving(trained, tmp_path) as found:
         yield found
 
 
 @pytest.fixture
 def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
     """A service whose model needs no party."""
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(trained, tmp_path, "any") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared(trained: Organisations, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service like `some`, for tests that only ask it."""
+    folder = tmp_path_factory.mktemp("shared")
+    with serving(trained.copy(folder / "copy"), folder, "any") as found:
         yield found
 
 
@@ -92,10 +104,8 @@ def some(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
 def test_answers_equal_what_vfl_predict_writes(
     trained: Organisations, tmp_path: Path, run: str
 ) -> None:
-    keys = {"dataset": f"files:{trained.labels}"}
-    out = {"model": str(trained.folder / run), "out": str(tmp_path / "p.csv"), **keys}
-    table = read(predict_local(out, trained.node_configs)).set_index(ID)
-    with served(trained.folder / run, tmp_path, keys, trained.node_configs) as found:
+    table = trained.predict(run, out=str(tmp_path / "p.csv")).set_index(ID)
+    with serving(trained, tmp_path, run) as found:
         answers = found.ask(*table.index.tolist())
     assert [each["id"] for each in answers] == table.index.tolist()
     assert [each["prediction"] for each in answers] == table["prediction"].tolist()
@@ -107,47 +117,36 @@ def test_answers_equal_what_vfl_predict_writes(
         assert used == table["parties"].tolist()
 
 
-def test_a_data_sets_test_rows_are_served_without_files(tmp_path: Path) -> None:
-    run = run_local(3, {"epochs": 1, "dataset": "breast-cancer", "out": str(tmp_path / "run")})
-    table = read(predict_local({"model": str(run.folder)}))
-    with served(run.folder, tmp_path) as found:
-        answers = found.ask(*table["id"].tolist())
-        assert [each["prediction"] for each in answers] == table["prediction"].tolist()
-        unknown = found.ask(10**6)[0]
-    assert unknown["prediction"] is None and set(unknown["missing"].values()) == {"unknown"}
-
-
 @pytest.mark.nightly
 def test_numbers_are_served_in_units_of_the_labels(tmp_path: Path) -> None:
     table = cancer(columns=6, rows=200)
     table["label"] = 100 * table["f0"] + 7
     organisations = cut(tmp_path, table, known=1.0)
     organisations.run("run", {**SHORT, "target": "regression"})
-    keys = {"dataset": f"files:{organisations.labels}"}
     predicted = organisations.predict("run").set_index(ID)["prediction"]
-    with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path) as found:
         answers = found.ask(*predicted.index.tolist())
     np.testing.assert_allclose([each["prediction"] for each in answers], predicted, rtol=1e-5)
     assert "probabilities" not in answers[0]
 
 
-def test_repeated_and_unknown_ids_have_their_own_answers(some: Served) -> None:
-    first, second = some.loaded.rows.ids[:2].tolist()
-    answers = some.ask(second, first, second, -1)
+def test_repeated_and_unknown_ids_have_their_own_answers(shared: Served) -> None:
+    first, second = shared.loaded.rows.ids[:2].tolist()
+    answers = shared.ask(second, first, second, -1)
     assert [each["id"] for each in answers] == [second, first, second, -1]
     assert answers[0] == answers[2] != answers[1]
     assert answers[3]["prediction"] is None
-    (digits,) = some.ask(str(second))  # ids are texts: the digits of a number are its text
+    (digits,) = shared.ask(str(second))  # ids are texts: the digits of a number are its text
     assert digits["id"] == str(second)
     assert digits["probabilities"] == pytest.approx(answers[0]["probabilities"])
-    assert some.ask(f"0{second}")[0]["prediction"] is None
+    assert shared.ask(f"0{second}")[0]["prediction"] is None
 
 
-def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
-    ids = some.loaded.rows.ids.tolist()
-    alone = {one: some.ask(one)[0] for one in ids[:40]}
+def test_requests_at_the_same_time_do_not_mix(shared: Served) -> None:
+    ids = shared.loaded.rows.ids.tolist()
+    alone = {one: shared.ask(one)[0] for one in ids[:40]}
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda n: some.ask(*ids[n : n + 3]), range(37)))
+        together = list(pool.map(lambda n: shared.ask(*ids[n : n + 3]), range(37)))
     for at, answers in enumerate(together):
         for one, answer in zip(ids[at : at + 3], answers, strict=True):
             expected = alone[one]
@@ -156,19 +155,19 @@ def test_requests_at_the_same_time_do_not_mix(some: Served) -> None:
             assert got == pytest.approx(due, abs=1e-6)
 
 
-def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Served) -> None:
-    ids = np.resize(some.loaded.rows.ids, 10_001)
-    with Scores(some.url, TOKEN) as scores:
+def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(shared: Served) -> None:
+    ids = np.resize(shared.loaded.rows.ids, 10_001)
+    with Scores(shared.url, TOKEN) as scores:
         answers = scores.predict(ids.tolist())
         assert [each["id"] for each in answers] == ids.tolist()
         assert scores.model()["parties"] == 2
         assert scores.predict(["a"])[0]["prediction"] is None
         with pytest.raises(VflError, match="64 bits"):
             scores.predict([2**64])
-    with Scores(some.url, TOKEN) as scores, pytest.raises(ConfigError, match="list of ids"):
+    with Scores(shared.url, TOKEN) as scores, pytest.raises(ConfigError, match="list of ids"):
         scores.predict("C-10000")
     for wrong in ("wrong", "nowhere/serve.token"):
-        with Scores(some.url, wrong) as stranger, pytest.raises(VflError, match="check its path"):
+        with Scores(shared.url, wrong) as stranger, pytest.raises(VflError, match="check its path"):
             stranger.predict([0])
 
 
@@ -179,14 +178,7 @@ def test_the_client_asks_for_many_ids_and_says_what_the_service_refuses(some: Se
 def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
     """Organisations whose label holder does not know the last 40 people of its table."""
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
-    table = cancer(columns=6, rows=200)
-    organisations = cut(tmp_path / "new", table, known=1.0)
-    everyone = read(organisations.labels)
-    write(everyone, tmp_path / "everyone.csv")
-    write(everyone[:160], organisations.labels)
-    organisations.run("run", SHORT)
-    organisations.run("any", {**SHORT, "subsets": "sampled"})
-    return organisations, everyone[ID][160:].tolist()
+    return with_newcomers(tmp_path, SHORT, {**SHORT, "subsets": "sampled"})
 
 
 @pytest.mark.one_by_day
@@ -195,8 +187,7 @@ def test_ids_outside_the_alignment_are_found_in_one_more_round_trip(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path, run: str
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
-    with served(organisations.folder / run, tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path, run) as found:
         old = int(found.loaded.rows.ids[0])
         answers = found.ask(new[0], old, *new[1:], -5)
         again = found.ask(*new)
@@ -212,11 +203,9 @@ def test_an_id_that_one_party_lacks_is_scored_without_it(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
     for run, scored in (("any", True), ("run", False)):
         change(organisations.files[1], lambda frame: frame[frame[ID] != new[0]])
-        nodes = organisations.node_configs
-        with served(organisations.folder / run, tmp_path, keys, nodes) as found:
+        with serving(organisations, tmp_path, run) as found:
             first, second = found.ask(*new[:2])
         assert first["missing"] == {"1": "unknown"} and (first["prediction"] is not None) == scored
         assert second["missing"] == {}
@@ -227,11 +216,10 @@ def test_people_who_come_to_a_partys_file_are_found_while_it_serves(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
     path = organisations.files[1]
     whole = read(path)
     write(whole[whole[ID] != new[0]], path)
-    with served(organisations.folder / "any", tmp_path, keys, organisations.node_configs) as found:
+    with serving(organisations, tmp_path, "any") as found:
         assert found.ask(new[0])[0]["missing"] == {"1": "unknown"}
         write(whole, path)
         until(lambda: found.ask(new[0])[0]["missing"] == {})
@@ -241,11 +229,10 @@ def test_made_up_ids_count_and_stop_at_the_partys_rule(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    nodes: list[dict[str, Any]] = [dict(each) for each in organisations.node_configs]
+    nodes: list[Any] = [dict(each) for each in organisations.node_configs]
     nodes[1] |= {"max-ids": 6}  # half of them for services
-    keys = {"dataset": f"files:{organisations.labels}"}
     for _ in range(2):  # the count outlives the service, and an id counts once
-        with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+        with serving(organisations, tmp_path, "any", nodes) as found:
             assert found.ask(new[0], new[1])[0]["missing"] == {}
             assert found.ask(new[0])[0]["missing"] == {}
             first, *others = found.ask(*range(-9, 0))  # one id is left
@@ -266,8 +253,7 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
 ) -> None:
     organisations, new = newcomers
     nodes = [{**each, "max-ids": 1000} for each in organisations.node_configs]
-    keys = {"dataset": f"files:{organisations.labels}"}
-    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "any", nodes) as found:
         assert found.ask(new[0])[0]["missing"] == {}  # control
         seeker = found.loaded.parties.seeker
         assert seeker is not None
@@ -281,36 +267,11 @@ def test_a_place_without_a_right_proof_is_refused_and_counted(
 
 
 @pytest.mark.nightly
-def test_refused_ids_of_one_caller_do_not_refuse_another_caller(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path
-) -> None:
-    """A batch has the requests of several callers, and a party refuses to look for the new ids."""
-    organisations, new = newcomers
-    nodes: list[dict[str, Any]] = [{**each, "max-ids": 0} for each in organisations.node_configs]
-    keys = {"dataset": f"files:{organisations.labels}"}
-    found_of: dict[str, Any] = {}
-    batch: list[Piece] = []
-    with served(organisations.folder / "run", tmp_path, keys, nodes) as found:
-        old = int(found.loaded.rows.ids[0])
-        found.service.queue.close()  # so that only this test scores
-        for name, ids in (("honest", [old]), ("other", [new[0]]), ("both", [old, new[1]])):
-            answer = partial(found_of.__setitem__, name)
-            asked = Request(name, name, ids, answer, new=frozenset(ids) - {old})
-            batch.append(asked.take(100))
-        found.service._score(batch)
-    assert found_of["honest"][1][0]["missing"] == {}
-    assert isinstance(found_of["other"], UnavailableError)
-    assert isinstance(found_of["both"], UnavailableError)
-
-
-@pytest.mark.nightly
 def test_a_party_that_is_slow_to_find_an_id_does_not_cost_the_others(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}", "score-timeout": 2.0}
-    nodes = organisations.node_configs
-    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "any", score_timeout=2.0) as found:
         old = int(found.loaded.rows.ids[0])
         until(lambda: found.ask(old, new[0])[1]["missing"] == {})
         found.grid.late[found.node(1)] = 30.0
@@ -324,11 +285,10 @@ def test_a_limit_of_epochs_does_not_limit_new_ids_and_a_limit_of_uploads_does(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
     for rule, missing in (("max-epochs", {}), ("max-uploads", {"1": "refused"})):
         organisations.words = [{}, {rule: 1000}]  # type: ignore[dict-item]
-        run = organisations.run(rule, {**SHORT, "subsets": "sampled"}).folder
-        with served(run, tmp_path, keys, organisations.node_configs) as found:
+        organisations.run(rule, {**SHORT, "subsets": "sampled"})
+        with serving(organisations, tmp_path, rule) as found:
             old = int(found.loaded.rows.ids[0])
             assert found.ask(old)[0]["missing"] == {}
             assert found.ask(new[0])[0]["missing"] == missing
@@ -339,10 +299,8 @@ def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
 ) -> None:
     organisations, new = newcomers
     organisations.run("sum", {"epochs": 3, "aggregation": "secure", "top-model": "sum"})
-    keys = {"dataset": f"files:{organisations.labels}"}
     table = organisations.predict("sum").set_index(ID)["probability_1"]
-    nodes = organisations.node_configs
-    with served(organisations.folder / "sum", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "sum") as found:
         old = int(found.loaded.rows.ids[0])
         for _ in range(2):
             first, second = found.ask(old, new[0])
@@ -365,10 +323,8 @@ def test_masked_sums_stay_together_when_somebody_asks_for_a_new_id(
 def test_a_late_party_costs_one_deadline_and_is_flagged(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    keys = {"dataset": f"files:{trained.labels}", "score-timeout": 1.0}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as some:
-        both = some.loaded.embeddings.present.all(1)
-        ids = some.loaded.rows.ids[both][:3].tolist()
+    with serving(trained, tmp_path, "any", score_timeout=1.0) as some:
+        ids = some.known(3)
         until(lambda: some.ask(*ids)[0]["missing"] == {})
         some.grid.late[some.node(1)] = 3.0
         began = time.monotonic()
@@ -385,24 +341,13 @@ def test_a_late_party_costs_one_deadline_and_is_flagged(
 def test_scores_without_a_party_are_those_that_predict_gives_without_it(
     trained: Organisations, some: Served, tmp_path: Path
 ) -> None:
-    keys = {"model": str(trained.folder / "any"), "dataset": f"files:{trained.labels}"}
-    keys |= {"without": "1", "out": str(tmp_path / "without.csv")}
-    table = read(predict_local(keys, trained.node_configs)).set_index(ID)
+    out = str(tmp_path / "without.csv")
+    table = trained.predict("any", without="1", out=out).set_index(ID)
     some.grid.away.add(some.node(1))
     answers = some.ask(*table.index.tolist())
     chances = [each["probabilities"]["1"] for each in answers]
     np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
     assert {each["missing"].get("1") for each in answers} <= {"down", "unknown"}
-
-
-def test_a_party_that_has_lost_its_model_loads_it_again(some: Served) -> None:
-    both = some.loaded.embeddings.present.all(1)
-    one = int(some.loaded.rows.ids[both][0])
-    kept = in_use.pop((some.grid.run_id, 1))
-    kept.audit.close()  # as the end of a process does
-    assert some.ask(one)[0]["missing"] == {"1": "down"}
-    until(lambda: some.ask(one)[0]["missing"] == {})
-    assert in_use[some.grid.run_id, 1] is not kept
 
 
 def started_anew(found: Served, party: int) -> None:
@@ -411,33 +356,24 @@ def started_anew(found: Served, party: int) -> None:
     found.grid.contexts[found.node(party)].state.clear()
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("joins", [True, False])
 def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     trained: Organisations,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    joins: bool,
 ) -> None:
-    """The control: nobody looks for it. Requests are answered while it aligns."""
+    """Requests are answered while it aligns."""
     here: list[int] = []
     every = SlowGrid.get_node_ids
-    monkeypatch.setattr(joining, "_FIRST", 0.1 if joins else 3600.0)
+    monkeypatch.setattr(joining, "_FIRST", 0.1)
     monkeypatch.setattr(SlowGrid, "get_node_ids", lambda grid: list(every(grid))[: 1 + len(here)])
-    keys = {"dataset": f"files:{trained.labels}", "model": str(trained.folder / "any")}
-    table = read(predict_local({**keys, "out": f"{tmp_path}/p.csv"}, trained.node_configs))
+    table = trained.predict("any", out=f"{tmp_path}/p.csv")
     table = table[table["parties"] == "0+1"].set_index(ID)
     ids = table.index[:20].tolist()
-    timed: dict[str, Any] = {**keys, "party-timeout": 0.5}
-    with served(trained.folder / "any", tmp_path, timed, trained.node_configs) as found:
+    with serving(trained, tmp_path, "any", party_timeout=0.5) as found:
         assert {tuple(each["parties"]) for each in found.ask(*ids)} == {(0,)}
         found.grid.late[found.node(1)] = 0.2
         here.append(1)
-        if not joins:
-            time.sleep(0.5)
-            assert found.ask(ids[0])[0]["parties"] == [0]
-            return
         for restarts in range(2):
             until(lambda: found.ask(ids[0])[0]["parties"] == [0, 1])
             found.grid.late.clear()
@@ -449,13 +385,10 @@ def test_a_party_that_was_left_out_at_the_start_comes_in_when_it_is_ready(
     assert "Party 1 has joined the service." in caplog.text and "anew" not in caplog.text
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("fails", [True, False])
 def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in(
-    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: it does not fail."""
-    failures = [fails]
+    failures = [True]
 
     def client(message: Message, context: Context) -> Message:
         first, kind = context.node_config["partition-id"] == 0, message.metadata.message_type
@@ -465,11 +398,9 @@ def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in
         return client_app.app(message, context)
 
     monkeypatch.setattr(joining, "_FIRST", 0.1)
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "any", tmp_path, keys, nodes, client) as found:
-        loaded = found.loaded
-        one = int(loaded.rows.ids[loaded.embeddings.present.all(1)][0])
-        assert set(loaded.rows.nodes or ()) == ({1} if fails else {0, 1})
+    with serving(trained, tmp_path, "any", client=client) as found:
+        loaded, (one,) = found.loaded, found.known()
+        assert set(loaded.rows.nodes or ()) == {1}
         until(lambda: found.ask(one)[0]["parties"] == [0, 1])
         started_anew(found, 1)
         assert found.ask(one)[0]["missing"] == {"1": "down"}
@@ -479,20 +410,13 @@ def test_a_party_that_fails_at_the_end_of_the_alignment_is_left_out_and_comes_in
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("run", ["any", "run"])
-@pytest.mark.parametrize("again", [True, False])
 def test_a_party_that_started_anew_with_another_file_is_aligned_again(
-    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str, again: bool
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:
-    """The control: it is out until the service starts anew."""
-    monkeypatch.setattr(joining, "_FIRST", 0.1 if again else 3600.0)
-    if not again:
-        monkeypatch.setattr(Parties, "must_align", False)
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / run, tmp_path, keys, own.node_configs) as found:
-        both = found.loaded.embeddings.present.all(1)
-        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+    monkeypatch.setattr(joining, "_FIRST", 0.1)
+    own = trained.copy(tmp_path / "copy")
+    with serving(own, tmp_path, run) as found:
+        gone, kept = found.known(2)
         before = found.ask(kept)[0]
         change(own.files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
         started_anew(found, 1)
@@ -501,10 +425,6 @@ def test_a_party_that_started_anew_with_another_file_is_aligned_again(
             reply = found.http.post("/v1/predict", json={"ids": [kept]})
             return reply.status_code == 200 and not reply.json()["predictions"][0]["missing"]
 
-        if not again:
-            until(lambda: not is_whole() and "aligned anew" in found.loaded.parties._all[1].why)
-            assert not is_whole()
-            return
         until(is_whole)
         after = found.ask(gone, kept)
         assert after[0]["missing"]["1"] == "unknown"
@@ -525,10 +445,9 @@ def test_a_party_that_answers_as_another_harms_only_itself(
     """The control: party 1 gives its own number."""
     monkeypatch.setattr(joining, "_FIRST", 3600.0)
     monkeypatch.setattr("vfl_flower.alignment.reuse.Reused", lost(number))
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(trained, tmp_path, "any") as found:
         records = found.loaded.parties._all
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+        (one,) = found.known()
         started_anew(found, 1)
         assert found.ask(one)[0]["missing"] == {"1": "down"}
         until(lambda: "aligned anew" in records[1].why)
@@ -557,45 +476,37 @@ def test_a_party_that_loads_as_another_is_left_out(
             return reply
         return to_reply(replace(read_reply(reply, kind), party=number), message)
 
-    keys, nodes = {"dataset": f"files:{trained.labels}"}, trained.node_configs
     if not serves:
-        model = {"model": str(trained.folder / "any"), **keys}
-        first = predict_local({**model, "without": "1", "out": f"{tmp_path}/1.csv"}, nodes)
+        alone = trained.predict("any", without="1", out=f"{tmp_path}/1.csv").set_index(ID)
         monkeypatch.setattr(client_app, "app", client)
-        table = read(predict_local({**model, "out": f"{tmp_path}/2.csv"}, nodes)).set_index(ID)
-        alone = read(first).set_index(ID)
-        table = table.loc[alone.index]
+        table = trained.predict("any", out=f"{tmp_path}/2.csv").set_index(ID).loc[alone.index]
         equal = np.allclose(table["probability_1"], alone["probability_1"], atol=1e-6)
         assert equal == (number != 1)
         return
-    with served(trained.folder / "any", tmp_path, keys, nodes, client) as found:
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+    with serving(trained, tmp_path, "any", client=client) as found:
+        (one,) = found.known()
         assert found.ask(one)[0]["parties"] == ([0, 1] if number == 1 else [0])
         assert found.loaded.parties._all[0].node == found.node(0)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("apart", [True, False])
 def test_equal_ids_are_compared_with_all_parties_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With align = 'ids', a party is not aligned apart. The control: one that has its rows."""
+    """With align = 'ids', a party is not aligned apart."""
     monkeypatch.setattr(joining, "_FIRST", 0.1)
     own = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
     own.run("run", {**SHORT, "subsets": "sampled", "align": "ids"})
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(tmp_path / "run", tmp_path, keys, own.node_configs) as found:
+    with serving(own, tmp_path) as found:
         first, one = found.loaded, int(found.loaded.rows.ids[0])
         before = found.ask(one)
         with monkeypatch.context() as patched:
-            if apart:
-                patched.setattr("vfl_flower.alignment.reuse.Reused", lost(1))
+            patched.setattr("vfl_flower.alignment.reuse.Reused", lost(1))
             started_anew(found, 1)
             assert found.ask(one)[0]["missing"] == {"1": "down"}
-            until(lambda: "aligned anew" in first.parties._all[1].why or not apart)
+            until(lambda: "aligned anew" in first.parties._all[1].why)
         until(lambda: not found.ask(one)[0]["missing"])
         assert found.ask(one) == before
-        assert (found.loaded is first) != apart
+        assert found.loaded is not first
 
 
 def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> None:
@@ -611,14 +522,10 @@ def test_a_model_of_all_parties_refuses_and_names_the_party(whole: Served) -> No
     until(lambda: whole.http.post("/v1/predict", json={"ids": [one]}).status_code == 200)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("apart", [True, False])
 def test_a_changed_file_of_a_party_stalls_no_request(
-    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+    trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: the party reads its file while it answers."""
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
+    own = trained.copy(tmp_path / "copy")
     reading, read_on = threading.Event(), threading.Event()
 
     def slow(context: Context) -> Any:
@@ -626,54 +533,35 @@ def test_a_changed_file_of_a_party_stalls_no_request(
         assert read_on.wait(30)
         return inputs.own_source(context)
 
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        both = found.loaded.embeddings.present.all(1)
-        gone, kept = found.loaded.rows.ids[both][:2].tolist()
+    with serving(own, tmp_path, "any") as found:
+        gone, kept = found.known(2)
         before = found.ask(gone, kept)
         monkeypatch.setattr(scoring, "own_source", slow)
         monkeypatch.setattr(scoring, "_LOOK", 0.0)
-        if not apart:
-            inline = SimpleNamespace(submit=lambda call, *given: _done(call(*given)))
-            monkeypatch.setattr(scoring, "_readers", inline)
         change(own.files[1], lambda frame: frame[frame[ID] != gone].iloc[::-1])
         try:
-            with ThreadPoolExecutor(1) as pool:
-                asked = pool.submit(found.ask, gone, kept)
-                assert reading.wait(30)
-                if apart:  # by the earlier rows
-                    assert asked.result(30) == before and found.ask(gone, kept) == before
-                else:
-                    with pytest.raises(TimeoutError):
-                        asked.result(0.5)
-                read_on.set()
+            for _ in range(2):  # it answers while it reads, by the earlier rows
+                assert found.ask(gone, kept) == before
+            assert reading.wait(30)
         finally:
             read_on.set()
         until(lambda: found.ask(gone)[0]["missing"] == {"1": "unknown"})
         assert found.ask(kept)[0]["missing"] == {}
 
 
-def _done(value: Any) -> Future[Any]:
-    found = Future[Any]()
-    found.set_result(value)
-    return found
-
-
 def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
+    nodes: list[Any] = [dict(each) for each in trained.node_configs]
     states = tmp_path / "states"
     shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
     nodes[1] |= {"max-predictions": 1000, "states": str(states)}
-    keys = {"dataset": f"files:{trained.labels}"}
 
     def counted() -> int:
         return numbers_in(states / "party-1.predictions", "rows")[0]
 
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-        both = found.loaded.embeddings.present.all(1)
-        assert found.ask(int(found.loaded.rows.ids[both][0]))[0]["missing"] == {}
+    with serving(trained, tmp_path, "any", nodes) as found:
+        assert found.ask(*found.known())[0]["missing"] == {}
         assert counted() == 10  # a hundredth of the limit, ahead
         found.service.queue.close()
         over = SessionEnd(connected=True, served=1, cause="")
@@ -690,12 +578,11 @@ def test_the_end_of_a_session_gives_back_what_was_counted_ahead(
 def test_each_request_is_in_the_audit_logs_of_both_ends(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    keys, states = {"dataset": f"files:{trained.labels}"}, tmp_path / "states"
+    states = tmp_path / "states"
     shutil.copytree(trained.folder / "any", states, ignore=shutil.ignore_patterns("*audit*"))
     nodes = [{**each, "states": str(states)} for each in trained.node_configs]
-    with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-        both = found.loaded.embeddings.present.all(1)
-        one, other = found.loaded.rows.ids[both][:2].tolist()
+    with serving(trained, tmp_path, "any", nodes) as found:
+        one, other = found.known(2)
         name = found.http.post("/v1/predict", json={"ids": [one]}).json()["request"]
         found.ask(other)
     log = tmp_path / "audit" / "audit.jsonl"
@@ -717,12 +604,11 @@ def test_each_request_is_in_the_audit_logs_of_both_ends(
 def test_a_new_version_of_the_model_is_served_without_a_restart(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+    own = trained.copy(tmp_path / "copy")
+    with serving(own, tmp_path, "any") as found:
+        (one,) = found.known()
         first, name = found.ask(one)[0], found.loaded.name
+        folder = own.folder
         own.run("grown", {**SHORT, "grow": str(folder / "any")})
         for path in (folder / "grown").glob("run-*.state"):
             shutil.copy2(path, folder / "any")
@@ -736,40 +622,20 @@ def test_a_new_version_of_the_model_is_served_without_a_restart(
 def test_a_version_that_cannot_be_loaded_leaves_the_last_in_service(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
-    own = Organisations(folder, folder / "labels.csv", [folder / p.name for p in trained.files])
-    keys = {"dataset": f"files:{own.labels}"}
-    with served(folder / "any", tmp_path, keys, own.node_configs) as found:
-        one = int(found.loaded.rows.ids[found.loaded.embeddings.present.all(1)][0])
+    own = trained.copy(tmp_path / "copy")
+    with serving(own, tmp_path, "any") as found:
+        (one,) = found.known()
         before, files = found.ask(one), found.loaded.files
-        (folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
+        (own.folder / "any" / "checkpoint.npz").write_bytes(b"no checkpoint")
         until(lambda: found.loaded.files != files)
         until(lambda: found.ask(one) == before)
-
-
-def test_noise_on_embeddings_counts_each_release_of_a_row(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
-    noise = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "subsets": "sampled"}
-    organisations.run("run", {**SHORT, **noise, "bottom-model": "linear"})
-    keys = {"dataset": f"files:{organisations.labels}"}
-    spent = []
-    for _ in range(2):
-        with served(tmp_path / "run", tmp_path, keys, organisations.node_configs) as found:
-            ids = found.loaded.rows.ids[:3].tolist()
-            for asked in (ids[:1], ids[1:2], ids[:1]):
-                found.ask(*asked)
-                spent.append(found.http.get("/v1/model").json()["epsilon"])
-    first, other, again, restarted, _, last = spent
-    assert first == other < again < restarted < last  # a restart forgets which row it was
 
 
 def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
     newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, _ = newcomers
-    keys = {"dataset": f"files:{organisations.labels}"}
-    nodes = organisations.node_configs
-    with served(organisations.folder / "any", tmp_path, keys, nodes) as found:
+    with serving(organisations, tmp_path, "any") as found:
         gone, kept = found.loaded.rows.ids[:2].tolist()
         before = found.ask(kept)
 
@@ -787,40 +653,18 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
 # --- rules --------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("rule", ["max-predictions", "max-predictions-per-day"])
-def test_a_party_refuses_more_predictions_than_its_rule_allows(
-    trained: Organisations, tmp_path: Path, rule: str
-) -> None:
-    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
-    nodes[1] |= {rule: 5, "states": str(tmp_path / "states")}
-    shutil.copytree(trained.folder / "any", tmp_path / "states")
-    keys = {"dataset": f"files:{trained.labels}"}
-
-    def asked() -> list[dict[str, Any]]:
-        with served(trained.folder / "any", tmp_path, keys, nodes) as found:
-            both = found.loaded.embeddings.present.all(1)
-            one = int(found.loaded.rows.ids[both][0])
-            answers = [found.ask(one)[0]["missing"] for _ in range(4)]
-            text = found.http.get("/metrics").text
-        refused = answers.count({"1": "refused"})
-        assert f'vfl_refusals_total{{rule="{rule}"}} {refused:.1f}' in text
-        return answers
-
-    assert asked() == [{}] * 4
-    assert asked() == [{}] + [{"1": "refused"}] * 3  # the count outlives the service
-
-
 # --- attacks ------------------------------------------------------------------------------------
 
 
-def test_only_callers_with_a_token_are_served(some: Served) -> None:
+def test_only_callers_with_a_token_are_served(shared: Served) -> None:
     for header in ("", "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"):
         for path in ("/v1/predict", "/v1/model", "/metrics", "/v1/else"):
-            reply = httpx.get(some.url + path, headers={b"Authorization": header.encode("latin-1")})
+            reply = httpx.get(
+                shared.url + path, headers={b"Authorization": header.encode("latin-1")}
+            )
             assert reply.status_code == 401, (header, path)
-    assert httpx.get(f"{some.url}/healthz").status_code == 200  # control: no token needed
-    assert some.http.get("/v1/model").status_code == 200  # control: the right token
+    assert httpx.get(f"{shared.url}/healthz").status_code == 200  # control: no token needed
+    assert shared.http.get("/v1/model").status_code == 200  # control: the right token
 
 
 BODIES: list[tuple[bytes, int]] = [
@@ -837,16 +681,16 @@ BODIES: list[tuple[bytes, int]] = [
 ]
 
 
-def test_bodies_that_are_no_question_are_refused_in_a_sentence(some: Served) -> None:
+def test_bodies_that_are_no_question_are_refused_in_a_sentence(shared: Served) -> None:
     for body, status in BODIES:
-        reply = some.http.post("/v1/predict", content=body)
+        reply = shared.http.post("/v1/predict", content=body)
         assert reply.status_code == status, (body[:20], reply.text)
         if status != 200:
             assert reply.json()["error"].endswith(".") and "Traceback" not in reply.text
 
 
-def test_a_body_without_length_is_cut_off(some: Served) -> None:
-    reply = some.http.post("/v1/predict", content=(b" " * 65536 for _ in range(100)))
+def test_a_body_without_length_is_cut_off(shared: Served) -> None:
+    reply = shared.http.post("/v1/predict", content=(b" " * 65536 for _ in range(100)))
     assert reply.status_code == 413
 
 
@@ -884,24 +728,24 @@ def test_answers_are_counted_and_refused_calls_are_in_the_audit_log(
     assert [each["outcome"] for each in lines if each["event"] == "score"] == ["invalid"]
 
 
-def test_nothing_redirects_to_the_host_that_a_caller_names(some: Served) -> None:
+def test_nothing_redirects_to_the_host_that_a_caller_names(shared: Served) -> None:
     for path in ("/v1/model/", "//v1/model", "/docs/", "/healthz/", "/v1/predict/"):
-        reply = some.http.get(f"{some.url}{path}", headers={"Host": "evil.example"})
+        reply = shared.http.get(f"{shared.url}{path}", headers={"Host": "evil.example"})
         assert reply.status_code == 404, path
     for path in ("/docs", "/openapi.json", "/v1/model", "/healthz"):
         named = {"Host": "evil.example", "X-Forwarded-Prefix": "/evil.example"}
-        reply = some.http.get(path, headers={**named, "X-Forwarded-Host": "evil.example"})
+        reply = shared.http.get(path, headers={**named, "X-Forwarded-Host": "evil.example"})
         assert reply.status_code == 200 and "evil" not in reply.text + str(reply.headers)
 
 
-def test_pages_answer_head_too_and_are_rendered_once(some: Served) -> None:
+def test_pages_answer_head_too_and_are_rendered_once(shared: Served) -> None:
     for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
-        head, get = httpx.head(some.url + path), httpx.get(some.url + path)
+        head, get = httpx.head(shared.url + path), httpx.get(shared.url + path)
         assert head.status_code == get.status_code == 200 and head.content == b""
         assert head.headers["content-length"] == str(len(get.content))
-    assert httpx.head(f"{some.url}/v1/model").status_code == 401
+    assert httpx.head(f"{shared.url}/v1/model").status_code == 401
     with patch.object(web, "_page", side_effect=AssertionError):
-        assert httpx.get(f"{some.url}/docs").status_code == 200
+        assert httpx.get(f"{shared.url}/docs").status_code == 200
 
 
 def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
@@ -979,34 +823,25 @@ def test_a_full_queue_answers_429(some: Served, monkeypatch: pytest.MonkeyPatch)
 def test_embeddings_that_do_not_fit_are_left_out(
     trained: Organisations, tmp_path: Path, how: str
 ) -> None:
+    arrays: dict[str, Any] = {"embedding": np.ones((2 + (how == "shape"), 4), np.float32)}
+    if how in ("nan", "huge"):
+        arrays["embedding"][0, 0] = {"nan": np.nan, "huge": 1e30}[how]
+    elif how == "type":
+        arrays = {"embedding": np.ones((2, 4))}
+    elif how == "extra":
+        arrays["gone"] = np.array([5], np.int32)
     lies = False
 
     def lying(message: Message, context: Context) -> Message:
         reply: Message = client_app.app(message, context)
-        if not lies or message.metadata.message_type != "query.score":
-            return reply
-        if context.node_config["partition-id"] != 1:
-            return reply
-        rows = 2
-        arrays = {"embedding": np.ones((rows, 4), np.float32)}
-        if how == "shape":
-            arrays = {"embedding": np.ones((rows + 1, 4), np.float32)}
-        elif how == "nan":
-            arrays["embedding"][0, 0] = np.nan
-        elif how == "huge":
-            arrays["embedding"][0, 0] = 1e30
-        elif how == "type":
-            arrays = {"embedding": np.ones((rows, 4), np.float64)}
-        else:
-            arrays["gone"] = np.array([5], np.int32)
-        return to_reply(Scored(arrays=arrays), message)
+        is_score = message.metadata.message_type == ScoreOrder.kind
+        if lies and is_score and context.node_config["partition-id"] == 1:
+            return to_reply(Scored(arrays=arrays), message)
+        return reply
 
-    keys = {"dataset": f"files:{trained.labels}"}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs, lying) as found:
-        both = found.loaded.embeddings.present.all(1)
-        ids = found.loaded.rows.ids[both][:2].tolist()
-        honest = found.ask(*ids)
-        assert honest[0]["missing"] == {}
+    with serving(trained, tmp_path, "any", client=lying) as found:
+        ids = found.known(2)
+        assert found.ask(*ids)[0]["missing"] == {}
         lies = True
         assert [each["missing"] for each in found.ask(*ids)] == [{"1": "faulty"}] * 2
         lies = False
@@ -1014,23 +849,18 @@ def test_embeddings_that_do_not_fit_are_left_out(
 
 
 def test_a_party_embeds_only_rows_that_it_serves(trained: Organisations, tmp_path: Path) -> None:
-    from vfl_flower.transport.gather import gather
-    from vfl_flower.transport.messages import ScoreOrder
-
-    keys = {"dataset": f"files:{trained.labels}"}
-    with served(trained.folder / "any", tmp_path, keys, trained.node_configs) as found:
-        node = found.node(0)
-        most = int(found.loaded.embeddings.present[:, 0].sum())
+    with serving(trained, tmp_path, "any") as found:
+        node, most = found.node(0), int(found.loaded.embeddings.present[:, 0].sum())
         found.service.queue.close()  # so that only this test uses the grid
-        for rows in (np.array([most]), np.array([-1]), np.zeros(0), np.zeros((1, 1))):
-            order = ScoreOrder(arrays={"rows": rows.astype(np.int32)})
+
+        def ask(rows: Any) -> Scored:
+            order = ScoreOrder(arrays={"rows": np.array(rows, np.int32)})
+            return gather(found.grid, {node: order}, Scored, 5)[node]
+
+        for rows in ([most], [-1], [], [[0]]):
             with pytest.raises(PartyError, match=r"rows that it does not serve|list of rows"):
-                gather(found.grid, {node: order}, Scored, 5)
-        order = ScoreOrder(arrays={"rows": np.array([most - 1], np.int32)})  # control
-        assert gather(found.grid, {node: order}, Scored, 5)[node].arrays["embedding"].shape == (
-            1,
-            4,
-        )
+                ask(rows)
+        assert ask([most - 1]).arrays["embedding"].shape == (1, 4)  # control
 
 
 # --- files of the service -----------------------------------------------------------------------
@@ -1082,12 +912,8 @@ def test_files_of_tokens_that_only_their_owner_can_use_are_read(tmp_path: Path, 
 def test_addresses_that_cannot_serve_are_refused(
     trained: Organisations, tmp_path: Path, keys: dict[str, str], said: str
 ) -> None:
-    keys = {"dataset": f"files:{trained.labels}", **keys}
-    nodes = trained.node_configs
-    with (
-        pytest.raises(ConfigError, match=said),
-        served(trained.folder / "any", tmp_path, keys, nodes),
-    ):
+    options: Any = {name.replace("-", "_"): value for name, value in keys.items()}
+    with pytest.raises(ConfigError, match=said), serving(trained, tmp_path, "any", **options):
         pass
 
 
@@ -1107,23 +933,23 @@ def test_a_service_over_flowers_messages_is_refused() -> None:
     assert lasting(resolve({"task": "serve", "model": "runs/a"})).running.transport == "stream"
 
 
-def test_the_page_about_the_calls_loads_nothing_from_elsewhere(some: Served) -> None:
-    page = httpx.get(f"{some.url}/docs")
-    schema = httpx.get(f"{some.url}/openapi.json").json()
+def test_the_page_about_the_calls_loads_nothing_from_elsewhere(shared: Served) -> None:
+    page = httpx.get(f"{shared.url}/docs")
+    schema = httpx.get(f"{shared.url}/openapi.json").json()
     assert page.status_code == 200 and "POST /v1/predict" in page.text
     assert all(
         f"<h2>GET {path}</h2>" in page.text for path in set(schema["paths"]) - {"/v1/predict"}
     )
     assert not re.search(r"<script|<link|src=|url\(|https?://", page.text)
-    assert len(page.content) < 16_000 and page.content == httpx.get(f"{some.url}/docs").content
+    assert len(page.content) < 16_000 and page.content == httpx.get(f"{shared.url}/docs").content
 
 
-def test_the_calls_on_the_page_give_the_answers_on_the_page(some: Served) -> None:
-    page = httpx.get(f"{some.url}/docs").text
+def test_the_calls_on_the_page_give_the_answers_on_the_page(shared: Served) -> None:
+    page = httpx.get(f"{shared.url}/docs").text
     shown = [unescape(each) for each in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    answers = some.ask(*some.loaded.rows.ids[:50].tolist())
+    answers = shared.ask(*shared.loaded.rows.ids[:50].tolist())
     known = [each["id"] for each in answers if not each["missing"]][:1]
-    environment = {**os.environ, "URL": some.url, "TOKEN": TOKEN, "NO_PROXY": "*"}
+    environment = {**os.environ, "URL": shared.url, "TOKEN": TOKEN, "NO_PROXY": "*"}
     for shell, python, text in zip(shown[0:9:3], shown[1:9:3], shown[2:9:3], strict=True):
         expected = json.loads(text)
         if "predictions" in expected:
@@ -1205,19 +1031,57 @@ def test_every_system_serves_what_it_predicts(tmp_path: Path, strategy: str) -> 
     np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
 
 
-def test_masked_sums_are_served_and_a_missed_order_needs_new_keys(tmp_path: Path) -> None:
-    keys = {"epochs": 1, "aggregation": "secure", "top-model": "sum", "dataset": "breast-cancer"}
-    run = run_local(2, {**keys, "out": str(tmp_path / "run")})
-    table = read(predict_local({"model": str(run.folder)}))
+# --- noise on embeddings: fresh for each score, and counted for each row --------------------------
 
-    def are_right(answers: list[dict[str, Any]]) -> bool:
-        chances = [each["probabilities"]["1"] for each in answers]
-        return bool(np.allclose(chances, table["probability_1"][: len(chances)], atol=1e-4))
+LINEAR = {"epochs": 2, "bottom-model": "linear", "embedding-size": 4, "top-hidden": 8}
+NOISE = {"privacy": "perturbed-embedding", "embedding-noise": 4.0}
 
-    with served(run.folder, tmp_path) as found:
-        assert are_right(found.ask(*range(20))) and are_right(found.ask(0))
-        found.grid.away.add(found.node(1))
-        assert found.http.post("/v1/predict", json={"ids": [0]}).status_code == 503
-        found.grid.away.clear()
-        until(lambda: found.http.post("/v1/predict", json={"ids": [0]}).status_code == 200)
-        assert are_right(found.ask(*range(20)))
+
+def embedded(found: Served, *rows: int) -> Any:
+    """Return the embeddings that party 0 uploads for these rows."""
+    order = ScoreOrder(arrays={"rows": np.array(rows, np.int32)})
+    node = found.node(0)
+    return np.asarray(gather(found.grid, {node: order}, Scored, 30)[node].arrays["embedding"])
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("seed", [{}, {"noise-seed": 0}], ids=["secret", "seed"])
+@pytest.mark.parametrize("noise", [{}, NOISE], ids=["plain", "noise"])
+def test_no_two_scores_have_the_same_noise(
+    tmp_path: Path, noise: dict[str, Any], seed: dict[str, int]
+) -> None:
+    """Equal noise of two rows would vanish in their difference. The control is without noise."""
+    organisations = cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
+    organisations.run("run", {**LINEAR, **noise, **(seed if noise else {})})
+    with serving(organisations, tmp_path) as found:
+        found.service.queue.close()  # so that only this test uses the grid
+        once, again = embedded(found, 0), embedded(found, 0)
+        assert np.array_equal(once, again) == (not noise)
+        first, second = embedded(found, 1), embedded(found, 2)
+        together = embedded(found, 1, 2)
+        alike = np.allclose(first - second, together[:1] - together[1:], atol=1e-4)
+        assert alike == (not noise)
+
+
+def test_each_release_of_a_row_counts_also_of_an_id_outside_the_alignment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+    keys = {**LINEAR, **NOISE, "subsets": "sampled"}
+    organisations, (new, other, *_) = with_newcomers(tmp_path, keys)
+    spent = []
+
+    def ask(found: Served, *ids: int) -> None:
+        for asked in ids:
+            missing = {"0": "unknown", "1": "unknown"} if asked == -1 else {}
+            assert found.ask(asked)[0]["missing"] == missing
+            spent.append(found.http.get("/v1/model").json()["epsilon"])
+
+    with serving(organisations, tmp_path) as found:
+        (one,) = found.known()
+        ask(found, new, other, one, new, one, new, -1, -1, -1, -1)  # nobody has id -1
+    with serving(organisations, tmp_path) as found:
+        ask(found, one, other)  # a restart forgets which row it was
+    first, of_other, of_one, again, also, last, *of_nobody, restarted, _ = spent
+    assert first == of_other == of_one < again == also < last < restarted
+    assert of_nobody == [last] * 4

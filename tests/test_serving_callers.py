@@ -5,9 +5,9 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,14 @@ import pytest
 import torch
 
 from tests.fleet import until
-from tests.organisations import ID, Organisations, cancer, cut, read, write
-from tests.serving import Served, served
+from tests.organisations import Organisations, cancer, cut
+from tests.serving import Served, serving, with_newcomers
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party.limits import refused_rows
 from vfl_flower.records.ledger import opened
-from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import in_use
-from vfl_flower.tasks.inference.serving import new_ids, requests, turns, web
+from vfl_flower.tasks.inference.serving import requests, turns, web
 from vfl_flower.tasks.inference.serving.embeddings import Embedded, Found
 from vfl_flower.tasks.inference.serving.loaded import Loaded
-from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.requests import (
     BATCH,
     Answers,
@@ -42,7 +39,6 @@ from vfl_flower.tasks.inference.serving.requests import (
     Request,
     UnavailableError,
 )
-from vfl_flower.tasks.inference.serving.service import Service
 from vfl_flower.tasks.inference.serving.turns import Explaining, Turns
 from vfl_flower.transport.http import listening
 
@@ -67,19 +63,10 @@ def service(trained: Organisations, tmp_path: Path) -> Iterator[Served]:
         yield found
 
 
-def serving(
-    trained: Organisations,
-    tmp_path: Path,
-    run: str = "run",
-    rules: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> AbstractContextManager[Served]:
-    """Serve a run, with these rules of party 1, and options of the service."""
-    keys = {"dataset": f"files:{trained.labels}"}
-    keys |= {name.replace("_", "-"): value for name, value in options.items()}
-    nodes: list[dict[str, Any]] = [dict(each) for each in trained.node_configs]
-    nodes[1] |= rules or {}
-    return served(trained.folder / run, tmp_path, keys, nodes)
+def ruled(organisations: Organisations, **rules: Any) -> list[dict[str, Any]]:
+    """Return the node configurations, with these rules of party 1."""
+    first, second = organisations.node_configs
+    return [dict(first), {**second, **{n.replace("_", "-"): each for n, each in rules.items()}}]
 
 
 def close(found: Served) -> None:
@@ -265,50 +252,29 @@ def together(found: Served, *asked: list[int]) -> list[Any]:
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("run", ["whole", "any"])
 def test_a_used_up_row_costs_only_the_requests_that_name_it(
-    trained: Organisations,
-    tmp_path: Path,
-    used_up: Any,
-    run: str,
-    by_row: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Organisations, tmp_path: Path, used_up: Any, run: str
 ) -> None:
-    """The control: a party that refuses a whole order costs everybody their scores."""
-    with serving(trained, tmp_path, run, {"max-uploads": 400}) as found:
+    with serving(trained, tmp_path, run, ruled(trained, max_uploads=400)) as found:
         close(found)
         bad = int(found.loaded.rows.ids[0])
         good = used_up(found, 0, found.loaded.config.model)
-        if not by_row:
-            refuse = refused_rows
-
-            def whole(*given: Any) -> Any:
-                refused, why = refuse(*given)
-                if why:
-                    raise ConfigError(why)
-                return refused, why
-
-            monkeypatch.setattr(scoring, "refused_rows", whole)
         of_bad, of_good, of_both = together(found, [bad], [good], [good, bad])
         text = found.service.metrics.exposition().decode()
         assert 'vfl_refusals_total{rule="max-uploads"} 1.0' in text
+        assert (of_good.scores[0]["missing"], of_good.scores[0]["parties"]) == ({}, [0, 1])
         if run == "any":
             assert of_bad.scores[0]["missing"] == {"1": "refused"}
             assert of_bad.scores[0]["parties"] == [0]
-            assert of_good.scores[0]["missing"] == ({} if by_row else {"1": "refused"})
-            return
-        assert isinstance(of_bad, UnavailableError) and isinstance(of_both, UnavailableError)
-        if by_row:
-            assert of_good.scores[0]["parties"] == [0, 1]
         else:
-            assert isinstance(of_good, UnavailableError)
+            assert isinstance(of_bad, UnavailableError) and isinstance(of_both, UnavailableError)
 
 
 def test_a_used_up_row_of_masked_sums_costs_one_batch_and_no_later_one(
     trained: Organisations, tmp_path: Path, used_up: Any
 ) -> None:
-    with serving(trained, tmp_path, "sum", {"max-uploads": 400}) as found:
+    with serving(trained, tmp_path, "sum", ruled(trained, max_uploads=400)) as found:
         close(found)
         bad = int(found.loaded.rows.ids[0])
         good = used_up(found, 0, found.loaded.config.model)
@@ -326,9 +292,9 @@ def test_a_used_up_row_of_masked_sums_costs_one_batch_and_no_later_one(
 def test_the_last_predictions_that_a_rule_leaves_are_answered(
     trained: Organisations, tmp_path: Path
 ) -> None:
-    rules = {"states": str(tmp_path / "states"), "max-predictions": 5, "max-uploads": 400}
-    shutil.copytree(trained.folder / "any", tmp_path / "states")
-    with serving(trained, tmp_path, "any", rules) as found:
+    states = shutil.copytree(trained.folder / "any", tmp_path / "states")
+    nodes = ruled(trained, states=str(states), max_predictions=5, max_uploads=400)
+    with serving(trained, tmp_path, "any", nodes) as found:
         answers = found.ask(*found.loaded.rows.ids[:8].tolist())
         assert [each["missing"] for each in answers] == [{}] * 5 + [{"1": "refused"}] * 3
 
@@ -340,23 +306,17 @@ def test_the_last_predictions_that_a_rule_leaves_are_answered(
 def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
     """Organisations whose label holder does not know the last 40 people of its table."""
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
-    organisations = cut(tmp_path / "new", cancer(columns=6, rows=200), known=1.0)
-    everyone = read(organisations.labels)
-    write(everyone[:160], organisations.labels)
-    organisations.run("run", SHORT)
-    return organisations, everyone[ID][160:].tolist()
+    return with_newcomers(tmp_path, SHORT)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("limited", [True, False])
 def test_made_up_ids_of_one_caller_leave_the_others_theirs(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, limited: bool
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
-    """The control: without a limit for each caller, one of them uses up the party's rule."""
+    """Else one of them uses up the party's rule."""
     organisations, new = newcomers
-    limit, rules = 5 if limited else 10_000, {"max-ids": 180}
+    nodes = ruled(organisations, max_ids=180)
     with (
-        serving(organisations, tmp_path, rules=rules, new_ids_per_day=limit) as found,
+        serving(organisations, tmp_path, nodes=nodes, new_ids_per_day=5) as found,
         found.shop as shop,
     ):
         statuses = []
@@ -364,31 +324,20 @@ def test_made_up_ids_of_one_caller_leave_the_others_theirs(
             body = {"ids": [-3 * number, -3 * number - 1, -3 * number - 2]}
             statuses.append(found.http.post("/v1/predict", json=body))
         refused = [each for each in statuses if each.status_code == 429]
-        assert bool(refused) == limited
-        if refused:
-            assert "new-ids-per-day = 5" in refused[0].json()["error"]
-            assert 1 <= int(refused[0].headers["retry-after"]) <= 86_400
-            known = int(found.loaded.rows.ids[0])
-            assert found.ask(known)[0]["missing"] == {}  # known ids are free
-            assert found.http.post("/v1/predict", json={"ids": [known, -3]}).status_code == 200
-        reply = shop.post("/v1/predict", json={"ids": new[:2]})
-        assert reply.status_code == (200 if limited else 503)
+        assert "new-ids-per-day = 5" in refused[0].json()["error"]
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 86_400
+        known = int(found.loaded.rows.ids[0])
+        assert found.ask(known)[0]["missing"] == {}  # known ids are free
+        assert found.http.post("/v1/predict", json={"ids": [known, -3]}).status_code == 200
+        assert shop.post("/v1/predict", json={"ids": new[:2]}).status_code == 200
     outcomes = [each.get("outcome") for each in audited(tmp_path)]
     assert outcomes.count("new-ids") == len(refused)
 
 
-class _Inline(Turns):
-    """The control: it makes a call where it is asked to, in the event loop."""
-
-    async def run(self, caller: str, call: Callable[[], Any]) -> Any:
-        return call()
-
-
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("file", ["new ids", "audit log"])
 def test_while_a_file_waits_for_the_disk_the_web_answers_others(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, file: str, apart: bool
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, file: str
 ) -> None:
     organisations, new = newcomers
     writing, written = Event(), Event()
@@ -404,10 +353,8 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
         ThreadPoolExecutor(1) as pool,
     ):
         service, known = found.service, [int(found.loaded.rows.ids[0])]
-        owner, name = (new_ids, "opened") if file == "new ids" else (service._audit, "write")
+        owner, name = (requests, "opened") if file == "new ids" else (service._audit, "write")
         write = getattr(owner, name)
-        if not apart:
-            service._counting = service.recording = _Inline("inline")
         with patch.object(owner, name, slow):
             ask = partial(shop.post, "/v1/predict", json={"ids": known})
             if file == "audit log":  # the answer waits for its line
@@ -415,57 +362,28 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
             try:
                 due = pool.submit(found.http.post, "/v1/predict", json={"ids": new[:1]})
                 assert writing.wait(30)
-                with nullcontext() if apart else pytest.raises(httpx.ReadTimeout):
-                    reply = ask(timeout=30 if apart else 0.5)
-                    assert reply.status_code == 200 and not due.done()
+                assert ask(timeout=30).status_code == 200 and not due.done()
             finally:
                 written.set()
             assert due.result().status_code == 200  # and not before the disk has it
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("fair", [True, False])
-@pytest.mark.parametrize("what", ["new ids", "audit log"])
-def test_callers_take_turns_for_the_disk(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, what: str, fair: bool
+def test_each_caller_has_a_separate_line_for_the_disk(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One caller lines up 40 calls. The control has one line for all callers."""
-    order: list[str] = []
-    begin = Event()
+    """Callers take turns by `Turns`, as for contributions."""
+    lines: list[str] = []
 
-    async def play(service: Service) -> None:
-        async def ask(caller: str, number: int) -> None:
-            if what == "audit log":
-                write = service.line([1], str(number), caller, None, "answered")
-                await service.recording.run(caller if fair else "", write)
-            else:
-                asked = Request("", caller, [-9 - number], lambda answer: None)
-                await service.admit(asked)
-            order.append(caller)
+    async def run(caller: str, call: Callable[[], Any]) -> Any:
+        lines.append(caller)
+        return call()
 
-        greedy = [asyncio.create_task(ask("greedy", number)) for number in range(40)]
-        await asyncio.sleep(0)
-        modest = asyncio.create_task(ask("modest", 99))
-        await asyncio.sleep(0)
-        begin.set()
-        await asyncio.gather(modest, *greedy)
-
-    def slow(*given: Any, **fields: Any) -> None:
-        assert begin.wait(30)
-
-    with serving(newcomers[0], tmp_path) as found:
-        service = found.service
-        run = service._counting.run
-        with (
-            patch.object(service._audit, "write", slow),
-            patch.object(service, "_new_ids", SimpleNamespace(count=slow)),
-            patch.object(service.queue, "put", lambda request: True),
-            nullcontext()
-            if fair
-            else patch.object(service._counting, "run", lambda _, call: run("", call)),
-        ):
-            asyncio.run(play(service))
-    assert (order.index("modest") <= 2) == fair
+    with serving(newcomers[0], tmp_path) as found, found.shop as shop:
+        monkeypatch.setattr(found.service._counting, "run", run)
+        monkeypatch.setattr(found.service.recording, "run", run)
+        for client in (found.http, shop):
+            assert client.post("/v1/predict", json={"ids": [-9]}).status_code == 200
+    assert lines == ["bank"] * 2 + ["shop"] * 2  # for the count of new ids, and for the audit log
 
 
 @pytest.mark.parametrize(("together", "changes"), [(8, 2), (1, 4)])
@@ -496,42 +414,27 @@ def test_calls_that_are_made_together_fail_and_are_given_up_alone(
     assert isinstance(outcomes[3], asyncio.CancelledError)
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("held", [True, False])
 def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
-    newcomers: tuple[Organisations, list[int]], tmp_path: Path, held: bool
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
-    """The control: if they hold none, one caller lines up as many requests as it likes."""
-    organisations, _ = newcomers
-    counted = Event()
-
-    async def play(service: Service) -> list[Any]:
-        calls = [
-            Request("", "bank", range(-9000 * at, -9000 * at - 9000, -1), lambda answer: None)
-            for at in range(1, 9)
-        ]
-        tasks = [asyncio.create_task(service.admit(each)) for each in calls]
-        await asyncio.sleep(0)
-        tasks[1].cancel()  # its places are free again
-        await asyncio.gather(tasks[1], return_exceptions=True)
-        tasks.append(asyncio.create_task(service.admit(replace(calls[1]))))
-        tasks.append(asyncio.create_task(service.admit(replace(calls[1], caller="shop"))))
-        await asyncio.sleep(0)
-        counted.set()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    with serving(organisations, tmp_path) as found:
+    """Else one caller lines up as many requests as it likes."""
+    held: list[bool] = []
+    request = Request("", "bank", range(-10_000, 0), lambda answer: None)
+    more = replace(request, ids=range(-16_000, 0))
+    with serving(newcomers[0], tmp_path) as found:
         service, queue = found.service, found.service.queue
+
+        def count(*given: Any) -> None:
+            held.extend(fits(queue, each) for each in (more, replace(more, caller="shop")))
+            raise VflError("The disk is full.")
+
         with (
-            patch.object(service, "_new_ids", SimpleNamespace(count=lambda *_: counted.wait(30))),
-            patch.object(queue, "put", lambda request: True),
-            nullcontext() if held else patch.object(queue, "room", lambda _: nullcontext(True)),
+            patch.object(service, "_new_ids", SimpleNamespace(count=count)),
+            pytest.raises(VflError, match="disk is full"),
         ):
-            *ends, again, of_shop = asyncio.run(play(service))
-        assert not any(queue._coming.values())
-    full = [isinstance(each, UnavailableError) and each.status == 429 for each in ends]
-    assert full == [False] * 3 + [held] * 5
-    assert isinstance(ends[1], asyncio.CancelledError) and again is None and of_shop is None
+            asyncio.run(service.admit(request))
+        assert held == [False, True]
+        assert fits(queue, more)  # its places are free again
 
 
 def test_a_service_that_has_ended_leaves_no_thread(
@@ -594,14 +497,14 @@ def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, path = [86_400 * 20_000.5], tmp_path / "serve.new-ids"
-    monkeypatch.setattr("vfl_flower.tasks.inference.serving.new_ids.time.time", lambda: now[0])
-    counts = NewIds(path)
+    monkeypatch.setattr("vfl_flower.tasks.inference.serving.requests.time.time", lambda: now[0])
+    counts = requests.NewIds(path)
     counts.count("bank", {1, 2, 3}, 4)
     counts.count("bank", {1, 2, 3}, 4)  # the same ids are free
     with pytest.raises(UnavailableError, match="may ask about 1 more today"):
         counts.count("bank", {3, 4, 5}, 4)
     counts.count("shop", {4, 5}, 4)
-    counts = NewIds(path)
+    counts = requests.NewIds(path)
     for day in (0, -1):  # a clock that is set back starts no new day
         now[0] += 86_400 * day
         with pytest.raises(UnavailableError):
@@ -610,7 +513,7 @@ def test_counts_of_new_ids_outlive_the_service_and_end_with_the_day(
     counts.count("bank", {6, 7, 8, 9}, 4)
     path.write_bytes(b"damaged")
     with pytest.raises(ConfigError, match="Delete it"):
-        NewIds(path)
+        requests.NewIds(path)
 
 
 # --- ids and errors of any kind -----------------------------------------------------------------
@@ -633,7 +536,8 @@ def test_odd_ids_are_refused_in_a_sentence_and_the_audit_log_says_so(
             assert one.startswith('"') and reply.json()["predictions"][1]["prediction"] is None
             continue
         assert reply.status_code == 422 and reply.json()["error"].endswith("."), one[:20]
-        assert audited(tmp_path)[-1]["outcome"] == "invalid"
+        line = audited(tmp_path)[-1]
+        assert (line["outcome"], line["number"], line["ids"]) == ("invalid", 0, [])
     ids = [2**64 - 1, -(2**63), 0, -1, -1]
     assert [each["id"] for each in service.ask(*ids)] == ids
     assert audited(tmp_path)[-1]["outcome"] == "answered"
@@ -652,29 +556,17 @@ def test_an_answer_that_is_written_in_pieces_is_the_answer_in_one(
     assert answer.body == orjson.dumps(said)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_reasons_of_all_rows_at_once_are_the_reasons_of_each(rows: int) -> None:
-    """Two of the rows are ids outside the alignment, which a party may have failed to find."""
-    found = replace(Found.nowhere([b"i:1", b"i:2"], 1), missing={0: "late"})
-    size, shape = rows + 2, (rows + 2, 1)
-    for case in range(4 ** (rows + 2)):
-        digits = np.array([case >> (2 * row) & 3 for row in range(size)])[:, None]
-        given, refused = digits == 3, digits == 2
-        has = digits > 0
-        for missing in ({}, {0: "down"}):
-            embedded = Embedded(torch.zeros(shape), given, has, refused, missing, found)
-            for row, why in enumerate(embedded.why(0)):
-                of_find = "late" if row >= rows else "unknown"
-                due = (
-                    ""
-                    if given[row, 0]
-                    else "refused"
-                    if refused[row, 0]
-                    else missing.get(0, of_find)
-                    if has[row, 0]
-                    else of_find
-                )
-                assert why == due
+@pytest.mark.parametrize("missing", [{}, {0: "down"}])
+def test_each_row_has_its_own_reason_why_a_party_has_not_given_it(missing: dict[int, str]) -> None:
+    """The last row is an id outside the alignment, which the party has failed to find."""
+
+    def column(*rows: int) -> Any:
+        return np.array(rows, bool)[:, None]
+
+    found = replace(Found.nowhere([b"i:1"], 1), missing={0: "late"})
+    given, has, refused = column(1, 0, 0, 0, 0), column(1, 1, 1, 0, 0), column(0, 1, 0, 0, 0)
+    embedded = Embedded(torch.zeros(5, 1), given, has, refused, missing, found)
+    assert embedded.why(0) == ["", "refused", missing.get(0, "unknown"), "unknown", "late"]
 
 
 def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(
@@ -750,46 +642,14 @@ def test_callers_take_turns_for_contributions(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_contributions_of_a_request_in_pieces_equal_contributions_in_one_piece(
-    service: Served, monkeypatch: pytest.MonkeyPatch
+    service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"ids": service.loaded.rows.ids[:12].tolist(), "explain": True}
     whole = service.http.post("/v1/predict", json=body).json()["predictions"]
     monkeypatch.setattr(requests, "BATCH", 5)
     parts = service.http.post("/v1/predict", json=body).json()["predictions"]
+    assert audited(tmp_path)[-1]["explain"] is True
     for one, other in zip(whole, parts, strict=True):
         assert one["id"] == other["id"]
         for party, value in one["contributions"].items():
             assert np.isclose(other["contributions"][party], value, atol=1e-5)
-
-
-def test_one_callers_contributions_refuse_no_other_caller(
-    service: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turns, "_MOST", 1)
-    begun, end = threading.Event(), threading.Event()
-    explain = service.loaded.explainer.explain
-
-    def slow(*given: Any) -> Any:
-        begun.set()
-        assert end.wait(60)
-        return explain(*given)
-
-    monkeypatch.setattr(service.loaded.explainer, "explain", slow)
-    body = {"ids": service.loaded.rows.ids[:1].tolist(), "explain": True}
-    replies: list[int] = []
-    with service.shop as shop:
-
-        def ask(client: Any) -> None:
-            replies.append(client.post("/v1/predict", json=body).status_code)
-
-        first = threading.Thread(target=ask, args=(service.http,))
-        first.start()
-        assert begun.wait(60)
-        ask(service.http)
-        assert replies == [429]
-        second = threading.Thread(target=ask, args=(shop,))
-        second.start()
-        end.set()
-        first.join()
-        second.join()
-    assert replies == [429, 200, 200]

@@ -1,6 +1,5 @@
 """Contributions to scores in the online service: answers, refusals, and messages to parties."""
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import pytest
 from tests.organisations import Organisations, Recorder, cancer, cut
 from tests.serving import TOKEN, Served, served
 from vfl_flower.client import Scores
-from vfl_flower.config.audit_chain import verify
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_own_labels, own_table
 from vfl_flower.data.split import Alignment, background_rows
@@ -77,12 +75,6 @@ def whole(
         yield found
 
 
-def known(found: Served, number: int) -> list[int]:
-    """Return ids that both parties have."""
-    both = found.loaded.embeddings.present.all(1)
-    return [int(one) for one in found.loaded.rows.ids[both][:number]]
-
-
 def explained(found: Served, *ids: int) -> list[dict[str, Any]]:
     reply = found.http.post("/v1/predict", json={"ids": ids, "explain": True})
     assert reply.status_code == 200, reply.text
@@ -95,7 +87,7 @@ def test_contributions_add_up_to_the_score_that_is_answered(
     request: pytest.FixtureRequest, run: str
 ) -> None:
     found: Served = request.getfixturevalue(run)
-    ids = known(found, 5)
+    ids = found.known(5)
     plain, full = found.ask(*ids), explained(found, *ids)
     assert len({each["base"] for each in full}) == 1
     for without, each in zip(plain, full, strict=True):
@@ -110,7 +102,7 @@ def test_contributions_add_up_to_the_score_that_is_answered(
 
 
 def test_who_is_missing_has_no_contribution_and_who_is_unknown_no_score(fresh: Served) -> None:
-    (one,) = known(fresh, 1)
+    (one,) = fresh.known()
     nobody, first, again = explained(fresh, -1, one, one)
     assert first == again and set(first["contributions"]) == {"0", "1", "label holder"}
     assert nobody["prediction"] is None and FIELDS.isdisjoint(nobody)
@@ -122,7 +114,7 @@ def test_who_is_missing_has_no_contribution_and_who_is_unknown_no_score(fresh: S
 
 
 def test_an_answer_without_explain_is_the_same_in_a_batch_with_one_that_asks(fresh: Served) -> None:
-    (one,) = known(fresh, 1)
+    (one,) = fresh.known()
     answers: dict[bool, Any] = {}
     fresh.service.queue.close()  # so that only this test scores
     batch = [
@@ -139,7 +131,7 @@ def test_an_answer_without_explain_is_the_same_in_a_batch_with_one_that_asks(fre
 def test_other_requests_do_not_wait_for_contributions(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = known(some, 1)
+    (one,) = some.known()
     began, end, explain = Event(), Event(), some.loaded.explainer.explain
 
     def slow(*given: Any) -> Any:
@@ -149,14 +141,16 @@ def test_other_requests_do_not_wait_for_contributions(
 
     monkeypatch.setattr(some.loaded.explainer, "explain", slow)
     monkeypatch.setattr(turns, "_MOST", 1)
-    with ThreadPoolExecutor(1) as pool:
+    body = {"ids": [one], "explain": True}
+    with ThreadPoolExecutor(2) as pool, some.shop as shop:
         waits = pool.submit(explained, some, one)
         assert began.wait(30)
         assert some.ask(one) and not waits.done()
-        reply = some.http.post("/v1/predict", json={"ids": [one], "explain": True})
+        reply = some.http.post("/v1/predict", json=body)
         assert reply.status_code == 429 and "wait for contributions" in reply.json()["error"]
+        other = pool.submit(shop.post, "/v1/predict", json=body)  # another caller has its own place
         end.set()
-        assert waits.result()[0]["contributions"]
+        assert waits.result()[0]["contributions"] and other.result().status_code == 200
     assert explained(some, one)
 
 
@@ -192,7 +186,7 @@ def test_a_model_of_masked_sums_says_that_nobody_knows_contributions(tmp_path: P
 def test_an_explanation_that_fails_is_told_in_a_sentence(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = known(some, 1)
+    (one,) = some.known()
     monkeypatch.setattr(some.loaded.explainer, "explain", lambda *given: 1 // 0)
     reply = some.http.post("/v1/predict", json={"ids": [one], "explain": True})
     assert reply.status_code == 500 and reply.json()["error"].startswith("The service failed.")
@@ -202,7 +196,7 @@ def test_an_explanation_that_fails_is_told_in_a_sentence(
 def test_the_client_splits_what_it_asks_to_explain(
     some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = known(some, 5)
+    ids = some.known(5)
     monkeypatch.setattr(some.loaded.explainer, "most_ids", 2)
     with Scores(some.url, TOKEN) as scores:
         answers = scores.predict(ids, explain=True)
@@ -214,7 +208,7 @@ def test_the_client_splits_what_it_asks_to_explain(
 def test_parties_get_and_send_the_same_bytes_with_and_without_explain(
     whole: Served, recorder: Recorder
 ) -> None:
-    ids = known(whole, 4)
+    ids = whole.known(4)
 
     def messages(ask: Callable[..., Any], *asked: int) -> list[bytes]:
         """Return what parties got and sent; ids and times of messages always differ."""
@@ -265,40 +259,6 @@ def test_a_checkpoint_has_the_own_columns_of_the_rows_that_stand_for_absent_part
 
 
 # --- records of refused calls, and of parties that do not answer ---------------------------------
-
-
-def test_refused_calls_are_in_the_audit_log_without_ids(fresh: Served, tmp_path: Path) -> None:
-    path = tmp_path / "audit" / "audit.jsonl"
-
-    def lines() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-    (one,) = known(fresh, 1)
-    explained(fresh, one)
-    reply = fresh.http.post("/v1/predict", json={"ids": ["secret-id", 1.5]})
-    assert reply.status_code == 422
-    for _ in range(3):
-        stranger = fresh.http.post("/v1/predict", headers={"Authorization": "Bearer x"}, json={})
-        assert stranger.status_code == 401
-    fresh.service.queue.close()
-    fresh.service.work()  # as its end does
-    found = {each["outcome"]: each for each in lines() if "outcome" in each}
-    assert found["answered"]["explain"] is True and found["answered"]["number"] == 1
-    invalid = found["invalid"]
-    assert (invalid["request"], invalid["caller"]) == (reply.json()["request"], "bank")
-    assert (invalid["number"], invalid["ids"]) == (0, [])
-    strangers = [each for each in lines() if each["event"] == "stranger"]
-    assert sum(each["calls"] for each in strangers) == 3 and len(strangers) <= 3
-    assert "secret-id" not in path.read_text()
-    assert verify(path).lines == len(lines())
-
-
-def test_nothing_is_refused_that_the_audit_log_cannot_hold(
-    some: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(some.service._audit, "_failure", "The disk is full.")
-    reply = some.http.post("/v1/predict", json={"ids": []})
-    assert reply.status_code == 503 and "audit log" in reply.json()["error"]
 
 
 def test_a_service_says_each_minute_which_parties_do_not_answer(

@@ -53,13 +53,11 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
 
 
 @pytest.fixture
-def some(
-    clinic: Clinic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Clinic, Served]]:
+def some(clinic: Clinic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A service whose model needs no party."""
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count keys
     with served(clinic.folder / "any", tmp_path, node_configs=clinic.nodes) as found:
-        yield clinic, found
+        yield found
 
 
 def ask(found: Served, *rows: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
@@ -99,11 +97,10 @@ def test_a_person_is_scored_as_in_a_file_of_this_person_alone(
 
 
 def test_a_person_of_the_file_has_the_parties_rows_that_were_matched(
-    some: tuple[Clinic, Served],
+    clinic: Clinic, some: Served
 ) -> None:
-    clinic, found = some
-    by_id = {each["id"]: each for each in found.ask(*range(1, KNOWN + 1))}
-    answers = ask(found, *clinic.rows(0, KNOWN))
+    by_id = {each["id"]: each for each in some.ask(*range(1, KNOWN + 1))}
+    answers = ask(some, *clinic.rows(0, KNOWN))
     same = [
         answer["probabilities"]["1"] == pytest.approx(by_id[at]["probabilities"]["1"], abs=1e-5)
         for at, answer in enumerate(answers, 1)
@@ -112,13 +109,12 @@ def test_a_person_of_the_file_has_the_parties_rows_that_were_matched(
     assert len(same) > KNOWN / 2 and all(same)
 
 
-def test_people_can_be_explained_and_the_client_sends_frames(some: tuple[Clinic, Served]) -> None:
-    clinic, found = some
+def test_people_can_be_explained_and_the_client_sends_frames(clinic: Clinic, some: Served) -> None:
     frame = clinic.people.drop(columns="label")[KNOWN:]
     frame.loc[KNOWN, "postcode"] = np.nan
     rows = frame.to_dict("records")
     rows[1]["postcode"] = pd.NA
-    with Scores(found.url, TOKEN) as scores:
+    with Scores(some.url, TOKEN) as scores:
         assert sorted(scores.model()["people"]) == sorted([*COLUMNS.split(), "size"])
         answers = scores.predict_people(rows, explain=True)
     for each in answers:
@@ -142,31 +138,29 @@ def test_people_can_be_explained_and_the_client_sends_frames(some: tuple[Clinic,
     ],
 )
 def test_people_who_cannot_be_read_are_refused_in_a_sentence(
-    some: tuple[Clinic, Served], change: dict[str, Any], sentence: str
+    clinic: Clinic, some: Served, change: dict[str, Any], sentence: str
 ) -> None:
-    clinic, found = some
     first, second = clinic.rows()[:2]
     wrong = {name: value for name, value in (second | change).items() if value is not ...}
-    reply = found.http.post("/v1/predict", json={"people": [first, wrong]})
+    reply = some.http.post("/v1/predict", json={"people": [first, wrong]})
     assert reply.status_code == 422 and sentence in reply.json()["error"], reply.text
     bodies: list[Any] = [{"people": []}, {"ids": [1], "people": [first]}, {}]
     for body in bodies:
-        assert found.http.post("/v1/predict", json=body).status_code == 422
+        assert some.http.post("/v1/predict", json=body).status_code == 422
     for body in bodies[1:]:
-        error = found.http.post("/v1/predict", json=body).json()["error"]
+        error = some.http.post("/v1/predict", json=body).json()["error"]
         assert 'exactly one of "ids" and "people"' in error
 
 
-def test_the_label_holder_says_why_it_asked_no_party(some: tuple[Clinic, Served]) -> None:
-    clinic, found = some
+def test_the_label_holder_says_why_it_asked_no_party(clinic: Clinic, some: Served) -> None:
     table, first = clinic.people, clinic.rows()[0]
     nothing = first | dict.fromkeys(COLUMNS.split())
-    assert ask(found, nothing)[0]["missing"] == {"label holder": "incomplete"}
-    assert found.ask(-1)[0]["missing"] == {"label holder": "unknown"}
+    assert ask(some, nothing)[0]["missing"] == {"label holder": "incomplete"}
+    assert some.ask(-1)[0]["missing"] == {"label holder": "unknown"}
     keys = ["given_name", "postcode"]
     twice = table[:KNOWN][table[:KNOWN].duplicated(keys, keep=False)].index[0]
     row = clinic.rows(twice, twice + 1)[0] | {"surname": None}
-    assert ask(found, row)[0]["missing"] == {"label holder": "ambiguous"}
+    assert ask(some, row)[0]["missing"] == {"label holder": "ambiguous"}
 
 
 def test_each_key_counts_once_and_stops_at_the_partys_rule(
@@ -198,15 +192,14 @@ def test_each_key_counts_once_and_stops_at_the_partys_rule(
 
 
 def test_a_person_whose_key_was_not_proved_is_not_scored(
-    some: tuple[Clinic, Served], monkeypatch: pytest.MonkeyPatch
+    clinic: Clinic, some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clinic, found = some
-    row = next(r for r in clinic.rows() if not ask(found, r)[0]["missing"])  # the control
-    seeker = found.loaded.parties.seeker
+    row = next(r for r in clinic.rows() if not ask(some, r)[0]["missing"])  # the control
+    seeker = some.loaded.parties.seeker
     assert seeker is not None
     right = seeker.proofs
     monkeypatch.setattr(seeker, "proofs", lambda party, *of: right(party, *of) ^ (party == 1))
-    assert ask(found, row)[0]["missing"] == {"1": "refused"}
+    assert ask(some, row)[0]["missing"] == {"1": "refused"}
 
 
 @pytest.mark.one_by_day
@@ -254,39 +247,36 @@ def test_people_with_one_key_in_common_count_each(clinic: Clinic, tmp_path: Path
 
 
 def test_a_model_whose_releases_are_counted_finds_nobody_by_columns(
-    some: tuple[Clinic, Served], monkeypatch: pytest.MonkeyPatch
+    clinic: Clinic, some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Misspelt rows of one person would count as several people."""
-    clinic, found = some
-    ask(found, clinic.rows()[0])  # the control
-    monkeypatch.setattr(found.loaded.releases, "counts", True)
-    reply = found.http.post("/v1/predict", json={"people": clinic.rows()[:1]})
+    ask(some, clinic.rows()[0])  # the control
+    monkeypatch.setattr(some.loaded.releases, "counts", True)
+    reply = some.http.post("/v1/predict", json={"people": clinic.rows()[:1]})
     assert reply.status_code == 422 and "epsilon counts" in reply.json()["error"]
-    assert found.http.get("/v1/model").json()["people"] is None
+    assert some.http.get("/v1/model").json()["people"] is None
 
 
-def test_a_key_does_not_depend_on_other_rows(some: tuple[Clinic, Served]) -> None:
-    clinic, found = some
+def test_a_key_does_not_depend_on_other_rows(clinic: Clinic, some: Served) -> None:
     one, other = clinic.rows()[:2]
     one["postcode"] = 12345678901234567  # more digits than a float has
-    assert found.loaded.people is not None
-    alone = found.loaded.people.of([one])[0].keys
+    assert some.loaded.people is not None
+    alone = some.loaded.people.of([one])[0].keys
     for postcode in (None, 1.5, "x", True, 1):
-        beside = found.loaded.people.of([one, {**other, "postcode": postcode}])
+        beside = some.loaded.people.of([one, {**other, "postcode": postcode}])
         assert beside[0].keys == alone
 
 
 def test_a_party_opens_a_rule_once_and_no_more_than_a_run_has(
-    some: tuple[Clinic, Served], monkeypatch: pytest.MonkeyPatch
+    clinic: Clinic, some: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = some[1]
-    node = found.node(0)
-    found.service.queue.close()  # so that only this test uses the grid
-    about = found.loaded.about
+    node = some.node(0)
+    some.service.queue.close()  # so that only this test uses the grid
+    about = some.loaded.about
 
     def opened(rule: str, anew: bool = False) -> Any:
         order = OpenSetOrder(config=about, anew=anew, rule=rule)
-        return gather(found.grid, {node: order}, SetKept, 30)
+        return gather(some.grid, {node: order}, SetKept, 30)
 
     opened("surname+postcode", anew=True)
     for rule in ("surname+postcode", " postcode+surname"):
@@ -301,31 +291,29 @@ def test_a_party_opens_a_rule_once_and_no_more_than_a_run_has(
 
 @pytest.mark.nightly
 def test_people_who_come_to_a_partys_file_are_found_and_others_stay(
-    some: tuple[Clinic, Served],
+    clinic: Clinic, some: Served
 ) -> None:
-    clinic, found = some
     path = Path(clinic.nodes[1]["file"])
     whole, rows = read(path), clinic.rows()
-    there = [at for at, each in enumerate(ask(found, *rows)) if not each["missing"]]
+    there = [at for at, each in enumerate(ask(some, *rows)) if not each["missing"]]
     new, old = rows[there[0]], rows[there[1]]
     same = (whole["birthdate"] == new["birthdate"]) | (whole["given_name"] == new["given_name"])
     try:
         write(whole[~same], path)
-        until(lambda: ask(found, new)[0]["missing"] == {"1": "unknown"})
+        until(lambda: ask(some, new)[0]["missing"] == {"1": "unknown"})
         write(whole, path)
-        until(lambda: ask(found, new)[0]["missing"] == {})
-        assert ask(found, old)[0]["missing"] == {}
+        until(lambda: ask(some, new)[0]["missing"] == {})
+        assert ask(some, old)[0]["missing"] == {}
     finally:
         write(whole, path)
 
 
 @pytest.mark.nightly
-def test_a_party_that_started_anew_finds_people_again(some: tuple[Clinic, Served]) -> None:
-    clinic, found = some
-    row = next(r for r in clinic.rows() if not ask(found, r)[0]["missing"])
-    found.grid.contexts[found.node(1)].state.clear()
-    in_use.pop((found.grid.run_id, 1)).close()
-    until(lambda: ask(found, row)[0]["missing"] == {})
+def test_a_party_that_started_anew_finds_people_again(clinic: Clinic, some: Served) -> None:
+    row = next(r for r in clinic.rows() if not ask(some, r)[0]["missing"])
+    some.grid.contexts[some.node(1)].state.clear()
+    in_use.pop((some.grid.run_id, 1)).close()
+    until(lambda: ask(some, row)[0]["missing"] == {})
 
 
 def test_models_of_ids_find_nobody_by_columns(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from vfl_flower.data.at_party import partition_columns
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import Groups
 from vfl_flower.protocol.privacy.labels import kept_share
-from vfl_flower.tasks.information.exact_sums import Shown
-from vfl_flower.tasks.information.label_holder import counted_bins
+from vfl_flower.tasks.information.label_holder import Shown, counted_bins
 
 _EPSILON = 1.0  # the default of the task
 _TRIALS = 10  # draws of noise

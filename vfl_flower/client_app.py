@@ -32,8 +32,7 @@ from vfl_flower.party.stacked import StackedTurn
 from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tasks.inference.party import explain, scoring
-from vfl_flower.tasks.inference.party.model import forget
-from vfl_flower.tasks.inference.party.predict import predict
+from vfl_flower.tasks.inference.party.model import forget, predict
 from vfl_flower.tasks.information import party as information
 from vfl_flower.transport import early_messages as early
 from vfl_flower.transport import explain_messages, shared_actor

@@ -1,17 +1,13 @@
 """Count on disk of the ids that a party is asked about, over all orders and runs.
 
-The party sees blinded ids. A label holder keeps its secret (`at_label_holder`), so that it sends
-the same point for the same id each time. The party counts points that it was not sent before. A
-second question about an id is free. The party stores no points, but a keyed hash of 8 bytes for
-each.
+The party sees blinded ids. A label holder keeps its secret (`at_label_holder`), so an id is the
+same point each time, and a second question about it is free. The party stores a keyed hash of 8
+bytes for each point. A failed proof that a label holder knows ids (`ConfirmOrder`) counts as one
+id.
 
-A label holder can also guess ids by its proof that it knows the ids of rows (`ConfirmOrder`). A
-failed proof counts as one id.
-
-The party forces the count to the disk before it blinds the ids, in a ledger. The count is never
-below the number of ids asked about. Services may ask about half of the ids that a rule allows. So
-made-up ids of their callers leave the other half to alignments. Only the owner can reset the count,
-by deleting the file, and can read it:
+The party forces the count to the disk before it blinds the ids. Services may ask about half of the
+ids that a rule allows, so made-up ids of their callers leave the other half to alignments. Only the
+owner can reset the count, by deleting the file, and can read it:
 ``sqlite3 party-0.ids "SELECT * FROM entries WHERE name = 'asked'"``. Key 0 has the total, and other
 keys are days since 1970.
 """
@@ -47,22 +43,8 @@ def _limits(rules: Rules) -> list[Limit]:
     return limits_of(_ASKED, "max-ids", rules.max_ids, rules.max_ids_per_day)
 
 
-def _limits_of_services(rules: Rules) -> list[Limit]:
-    """Return the limits of all ids, and half of each for services."""
-    limits = _limits(rules)
-    halves = [
-        Limit(_SERVED, most // 2, f"{rule}, half of it for services", daily)
-        for _, most, rule, daily in limits
-        if most is not None
-    ]
-    return limits + halves
-
-
 def count(context: Context, rules: Rules, points: Points) -> None:
-    """Count the ids of the points that a party was sent, [n, 32].
-
-    Raise `ConfigError` if its rules allow no more, and leave the count as it was.
-    """
+    """Count the ids of the points, [n, 32], or raise `ConfigError` if the rules allow no more."""
     if not _counts(context):
         return
     with _opened(context) as ledger:
@@ -89,23 +71,22 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
 
 
 class ServiceCount:
-    """Counts the ids that a service asks about, some ahead (`Budget`).
-
-    It writes hashes of new ids to the disk when it closes. After a crash, they count once more.
-    """
+    """Counts a service's ids, some ahead. After a crash, ids since the start count once more."""
 
     def __init__(self, context: Context, rules: Rules) -> None:
-        self._context = context
-        self._budget = Budget(partial(_opened, context), _limits_of_services(rules))
+        self._context, limits = context, _limits(rules)
+        limits += [
+            Limit(_SERVED, most // 2, f"{rule}, half of it for services", daily)
+            for _, most, rule, daily in limits
+            if most is not None
+        ]
+        self._budget = Budget(partial(_opened, context), limits)
         self._known: set[int] = set()
         self._key = b""
         self._new: list[int] = []
 
     def count(self, points: Points) -> tuple[NDArray[np.bool_], str]:
-        """Count the ids of the points, [n, 32]: the first new ids, as far as the rules allow.
-
-        Return which ids are allowed, [n], and the sentence that refuses the others, if any.
-        """
+        """Count ids of points [n, 32]; return which are allowed, [n], and what refuses others."""
         allowed = np.ones(len(points), bool)
         if not _counts(self._context):
             return allowed, ""
@@ -151,10 +132,7 @@ class ServiceCount:
 
 
 def _counts(context: Context) -> bool:
-    """Return whether the party counts ids.
-
-    If one owner has all parties, only a party with a named rule counts.
-    """
+    """Return whether the party counts: if one owner has all parties, only by a named rule."""
     named = {"max-ids", "max-ids-per-day"} & context.node_config.keys()
     return bool(named) or not simulated(context)
 
@@ -181,10 +159,7 @@ def _keep(ledger: Ledger, hashes: NDArray[np.uint64]) -> None:
 
 
 def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
-    """Return the keyed hash of each point, 64 bits.
-
-    Nobody without the key can make two points collide.
-    """
+    """Return a hash of 64 bits of each point. Without the key, nobody makes two of them collide."""
     return digests(cut(points.tobytes(), 32), 8, key).view("<u8")[:, 0].astype(np.uint64)
 
 

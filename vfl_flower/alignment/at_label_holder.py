@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import party_sets, pieces, psi
+from vfl_flower.alignment import blinded_ids, pieces, psi
+from vfl_flower.alignment.blinded_ids import PartySet
 from vfl_flower.alignment.by_rules import RuleSteps
-from vfl_flower.alignment.party_sets import PartySet
 from vfl_flower.alignment.psi import Blinding, Places, shuffled
 from vfl_flower.alignment.rule_figures import lines_of
 from vfl_flower.config.errors import ConfigError, VflError
@@ -51,20 +51,12 @@ def align(
     order: RowOrder | None = None,
     node: int | None = None,
 ) -> Alignment:
-    """Align all parties; return the label holder's rows that every party has.
+    """Align all parties; return the label holder's rows that all, or `min-parties`, have.
 
-    The parties then use their rows of the same ids. With align = 'any', return the rows that at
-    least `min-parties` parties have.
-
-    run : number of this Flower run.
-    available : the available parties, for predictions with align = 'any'. The alignment then uses
-        all rows, and leaves out a party that fails.
+    available : the parties to predict with, by align = 'any': all rows are used, and a party that
+        fails is left out. ``node`` is then the only one to align.
     lasting : whether to keep blinded ids and use them again.
     order : reorders the rows. Without it, their order is random, or the order of their ids.
-    node : the only node to align, for predictions.
-
-    Raise `ConfigError` or `PartyError` if ids cannot be used or compared, if no row is common, or
-    if a party refuses.
     """
     steps = _Steps(transport, config, own, available)
     if config.data.match and config.data.align == "ids":
@@ -84,14 +76,10 @@ def align(
 class _Steps:
     """The steps of one alignment, and the label holder's knowledge after each step.
 
-    blinding : the label holder's secret a. With method "ids" it answers questions, so it must be
-        fresh.
-    sets : node -> the label holder's knowledge of the party's ids, in the order of the parties.
-        Empty with method "ids".
-    rows : the rows to use. Until step 4, these are all rows.
-    present : row mask of these rows, [N, M], with align = 'any'.
+    blinding : the label holder's secret a; fresh with method "ids", where it answers questions.
+    sets : node -> what is known of the party's ids; empty with method "ids".
+    rows, present : the rows to use, all rows until step 4, and their row mask [N, M].
     known : party -> number of the label holder's ids that it has.
-    held_out : number of test rows, with split = 'time'.
     """
 
     def __init__(
@@ -116,10 +104,7 @@ class _Steps:
     # --- method "ids" ---------------------------------------------------------------------------
 
     def ask_about_all(self) -> Questions:
-        """Send one blinded digest of all ids; return the parties' questions.
-
-        Each party asks whether its ids are the same.
-        """
+        """Send one blinded digest of all ids; return the parties' questions about theirs."""
         arrays = {"ids": self.blinding.of_ids([psi.digest_of_all(self.own.ids)])}
         order = AlignOrder(method="ids", config=self.about, arrays=arrays)
         return gather_all(self.transport, order, Aligned, self.config.running)
@@ -128,8 +113,8 @@ class _Steps:
 
     def find_sets(self, run: str, lasting: bool, node: int | None) -> None:
         """Ask each party whether it keeps the set that the label holder keeps; or one node."""
-        stored = party_sets.stored_sets(self.own.whose) if lasting else {}
-        order = party_sets.set_order(stored, run, self.about)
+        stored = blinded_ids.stored_sets(self.own.whose) if lasting else {}
+        order = blinded_ids.set_order(stored, run, self.about)
         running = self.config.running
         if self.available and node is not None:
             asked = gather(self.transport, {node: order}, SetKept, self.timeout, self.lenient)
@@ -139,8 +124,8 @@ class _Steps:
             answers = gather_all(self.transport, order, SetKept, running, self.available)
         for node, answer in answers.items():
             path, found = stored.get(answer.party, (None, None))
-            if not path or not found or not party_sets.is_proved(answer, found, run):
-                path, found = party_sets.path_of(self.own.whose, answer.party), None
+            if not path or not found or not blinded_ids.is_proved(answer, found, run):
+                path, found = blinded_ids.path_of(self.own.whose, answer.party), None
             self.sets[node] = PartySet(answer.party, self.own.ids, path, found)
 
     # --- steps 1 to 3: blind the ids, and find them in the parties' answers ---------------------
@@ -210,7 +195,7 @@ class _Steps:
         to_ids = partial(chosen, self.own.ids)
         reply.points = pieces.outputs_of(to_ids, reply.rows, reply.points)
         try:
-            party_sets.check_answer(reply.own, reply.gone, len(known.arrays["points"]))
+            blinded_ids.check_answer(reply.own, reply.gone, len(known.arrays["points"]))
             known.learn(reply.rows, reply.points, reply.own)
             return known.places(reply.gone)
         except VflError as error:
@@ -316,10 +301,7 @@ class _Steps:
 
 
 def lasting_blinding() -> Blinding:
-    """Return the blinding that all alignments by "psi" share.
-
-    So an id is the same point each time, and a party counts the id once (`alignment.asked_ids`).
-    """
+    """Return the blinding of all alignments by "psi", so that parties count an id once."""
     try:
         return Blinding(lasting_secret(lasting_home() / "blinding.key"))
     except ConfigError:  # the folder is another user's too

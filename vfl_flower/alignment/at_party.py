@@ -58,10 +58,7 @@ _SAMPLE = 10_000  # most rows of a question; enough to find one stranger in a th
 
 
 def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> SetKept:
-    """Say whether the party keeps a set from an earlier alignment.
-
-    The party says so only to the label holder of that alignment, who proves it.
-    """
+    """Name the set of an earlier alignment, but only to its label holder, who proves it."""
     assert own.party is not None
     store.save_state(context)
     rules = store.rules_of(context, "psi")
@@ -115,10 +112,7 @@ def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
 def _blind(
     context: Context, own: Source, rules: Rules, order: AlignOrder, theirs: Points
 ) -> tuple[Arrays, int]:
-    """Return a piece of ids blinded again, after the last one also a piece of the party's outputs.
-
-    The number is the number of all these outputs.
-    """
+    """Return a piece of ids blinded again, at last also own outputs, and the number of these."""
     assert own.party is not None
     kept, file = store.saved_state(context), store.digest_of(own)
     if not order.piece:
@@ -217,10 +211,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
 
 
 def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> Introduction:
-    """Save the common rows, if the label holder has shown that it knows their ids.
-
-    If it has not, raise an error: it must begin anew.
-    """
+    """Save the common rows, if the label holder has shown that it knows their ids."""
     kept = store.saved_state(context)
     if "told" not in kept:
         raise VflError("was told to use rows, but was told none. Start the run anew.")

@@ -60,9 +60,7 @@ class RuleMatch:
 
     places : place of each row in the party's order, of all rules together, or -1, [N].
     by : number of the rule that matched each row, or -1, [N].
-    left : rows that have not matched.
-    told : places in the order of the last rule that have matched, for the party to know.
-    proof : a proof that the label holder knows their keys, [1, 32].
+    told, proof : places of the last rule that have matched, and a proof of their keys, [1, 32].
     """
 
     def __init__(self, party: int, rows: int) -> None:
@@ -93,12 +91,7 @@ class RuleMatch:
 
 
 class RuleSteps:
-    """Steps 1 to 3 with all parties, rule by rule.
-
-    matches : node -> what is known of its party's people.
-    order : order with the run's method and configuration.
-    lenient : whether a party that fails is left out.
-    """
+    """Steps 1 to 3 with all parties, rule by rule. ``matches`` has each node's `RuleMatch`."""
 
     def __init__(
         self,
@@ -268,10 +261,7 @@ def _of_rule(kept: Arrays, rules: list[str], rows: Places, bits: float) -> Array
 
 
 def counted(keys: KeyTable, rule: Rule, rules: Rules, left: Places) -> tuple[Places, int, str]:
-    """Return a party's rows whose keys count among those left, and the number of ambiguous ones.
-
-    Return no rows, and why, if columns are missing or the party's rules forbid an answer.
-    """
+    """Return the rows left whose keys count, how many rows are ambiguous, and why none is used."""
     if rules.match and rule not in parse(rules.match):
         return left[:0], 0, "match"
     if keys.missing(rule):

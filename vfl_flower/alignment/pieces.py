@@ -1,13 +1,10 @@
 """Ids in pieces: steps 1 to 3 of `alignment.psi`, with a bounded number of ids in a message.
 
 A message of Flower or of a stream ends at 2 GB, and a party must answer within `party-timeout`. So
-the label holder sends its blinded ids in pieces, and the party blinds one piece at a time. After
-the last piece, the party sends its own ids in pieces too. Empty orders ask for the rest of them.
-Each side shuffles all its ids before it divides them, so that a piece says nothing about an id.
-
-The party numbers the pieces of an alignment, or of a rule, and refuses a piece out of turn. It
-counts all ids as if they had come at once, and an id that comes again counts once. It sends
-its ids after the last piece only, since its rule `min-rows` needs the number of all.
+the party blinds one piece of the label holder's ids at a time. After the last piece, it sends its
+own ids in pieces too, since its rule `min-rows` needs the number of all. Empty orders ask for the
+rest of them. Each side shuffles all its ids before it divides them, so that a piece says nothing
+about an id. The party refuses a piece out of turn, and an id that comes again counts once.
 """
 
 import hashlib
@@ -60,14 +57,10 @@ class Reply:
     """A party's answers about some rows, as far as they have come.
 
     first : the first answer. If it says why the party answers nothing, there are no points.
-    rows : the rows, in the order in which they are sent, [n].
-    points : H(id)^b of these rows, [n, 32].
-    own : outputs of the party's new places, [m, 32].
-    gone : places of the party without a row.
-
+    rows, points : the rows in the order of sending, [n], and H(id)^b of each, [n, 32].
+    own, gone : outputs of the party's new places, [m, 32], and its places without a row.
     order : the order to send, without ids. Its arrays go with the first piece.
-    wanted : the rows to ask about, bool [N].
-    known : number of the party's places that the label holder knows already.
+    wanted, known : the rows to ask about, bool [N], and the number of places known already.
     """
 
     first: Aligned
@@ -141,11 +134,7 @@ def ask(
     timeout: float,
     lenient: bool,
 ) -> dict[int, Reply]:
-    """Ask parties about rows, piece by piece; return node -> its reply, now whole.
-
-    Raise `ConfigError` or `PartyError` if an answer does not fit, or a party fails. If lenient, a
-    party that fails is left out.
-    """
+    """Ask parties about rows, piece by piece; return node -> reply, without failures if lenient."""
     rows = np.flatnonzero(np.any([each.wanted for each in replies.values()], axis=0))
     rows = rows[psi.shuffled(len(rows), secrets.token_bytes(16))]
     for each in replies.values():
@@ -195,7 +184,7 @@ def sent() -> Iterator[None]:
 
 
 def begun() -> Arrays:
-    """Return arrays for the party's state, before the first piece.
+    """Return the party's state before the first piece.
 
     "turn" has the number of pieces, whether the last ids have come, and the number of own places
     sent. "sent" has the first 8 bytes of each point, ascending.
@@ -204,10 +193,7 @@ def begun() -> Arrays:
 
 
 def taken(kept: Arrays, order: AlignOrder, ids: Points) -> Arrays:
-    """Return "turn" and "sent" after the points of an order, [n, 32].
-
-    Raise `VflError` if the order is not the next one, or its ids cannot be used.
-    """
+    """Return "turn" and "sent" after an order's points [n, 32], or raise `VflError` out of turn."""
     turn, complete, own = kept["turn"].tolist() if "turn" in kept else (-1, 0, 0)
     with sent():
         if order.piece != turn or (complete and (order.more or len(ids))):
@@ -224,11 +210,7 @@ def taken(kept: Arrays, order: AlignOrder, ids: Points) -> Arrays:
 def answered(
     changed: Arrays, ids: Points, key: bytes, places: int, own: Callable[[slice], Points]
 ) -> Arrays:
-    """Return the arrays of the answer to an order that `taken` has taken.
-
-    After the last ids they have outputs of the next of ``places``, from ``own``. After the last of
-    these, "turn" goes from ``changed``.
-    """
+    """Return the answer to an order; after the last ids, with the next of ``own`` places."""
     with sent():
         answer = {"again": Blinding(key).again(ids)}
     turn = changed["turn"]

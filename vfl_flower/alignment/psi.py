@@ -123,8 +123,7 @@ class Blinding:
     def again(self, points: Points) -> Points:
         """Return the other side's elements, blinded with this secret too, [n, 32].
 
-        Raise `VflError` if a point is not an element of the group, or is the identity. The message
-        continues a sentence that names the sender.
+        The message of a `VflError` continues a sentence that names the sender.
         """
         check_points(points)
         points = np.ascontiguousarray(points)
@@ -168,21 +167,16 @@ def outputs(
 
 
 def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:
-    """Return a question about these ids, [1, 32], and its secret.
-
-    The question asks whether the other side knows the ids. It is the sum of H'(id), blinded with
-    the secret. The secret is used once.
-    """
+    """Return the sum of H'(id) blinded by a secret that is used once, [1, 32], and that secret."""
     blinding = Blinding()
     return blinding.again(_sum(ids, b"question")), blinding.secret
 
 
 def answer(ids: Sequence[bytes], asked: Points) -> Points:
-    """Return the answer of a side that knows these ids, [2, 32].
+    """Return the sum of H'(id), and the question, both raised to one secret, [2, 32].
 
-    The answer is the sum of H'(id), and the question, both raised to one secret. A side that does
-    not know all ids would need a power of their sum, and the same power of the question. To a party
-    that asked about other ids, the answer is two random elements.
+    A side that does not know all ids would need a power of their sum, and the same power of the
+    question. To a party that asked about other ids, the answer is two random elements.
     """
     blinding = Blinding()
     return np.concatenate([blinding.again(_sum(ids, b"question")), blinding.again(asked)])
@@ -200,13 +194,9 @@ def is_answer(secret: bytes, given: NDArray[Any]) -> bool:
 def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
     """Return a question about ids, and its answer: one point each, [1, 32].
 
-    ``points`` are the points that the other side has sent for the ids. The question is the sum of
-    H(id), blinded with a secret that is used once. The answer is the sum of the points, blinded
-    with the same secret. A side that has sent H(id)^a for each id computes the answer from the
-    question with a. A side that does not know all ids would need the logarithm of one sum to the
-    base of the other.
-
-    Raise `VflError` if the sum of the points is the identity.
+    ``points`` are H(id)^a, from the other side. The question is the sum of H(id), raised to a
+    secret that is used once, and the answer is the sum of the points, raised to the same secret.
+    A side with a computes the answer. A side that lacks an id would need a logarithm.
     """
     blinding, total = Blinding(), np.zeros((1, 32), np.uint8)  # the identity
     add = _libsodium()[2]
@@ -246,10 +236,7 @@ def _digest(encoded: bytes, of: bytes = b"id") -> bytes:
 
 
 def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
-    """Return points [n, 32]. ``blind`` writes a slice of rows to an address.
-
-    Each core runs a thread, since ctypes calls libsodium without Python's lock.
-    """
+    """Return points [n, 32] that ``blind`` writes in threads: ctypes takes no lock."""
     from tqdm import tqdm
 
     blinded = np.empty((n, 32), np.uint8)
@@ -274,10 +261,7 @@ _BLOCK = 100_000  # number of points to compare at a time
 
 
 def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
-    """Return positions of common points in ``mine`` and ``theirs``, sorted by point.
-
-    Raise `VflError`, as `Blinding.again`, if these are not points, or one stands twice.
-    """
+    """Return positions of common points in both, sorted by point, or raise `VflError`."""
     check_points(mine)
     check_points(theirs)
     points = np.concatenate([mine, theirs]).view("S32")[:, 0]
@@ -299,10 +283,7 @@ def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
 def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
     """Return functions that hash 64 bytes to the group, multiply by a scalar, and add.
 
-    Each function writes its result to its first argument. The multiplication returns -1 if its
-    input is not an element, or if the result is the identity.
-
-    Raise `ConfigError` if the library cannot be loaded.
+    The multiplication returns -1 if its input is no element, or its result is the identity.
     """
     try:
         import rbcl

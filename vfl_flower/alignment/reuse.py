@@ -1,22 +1,15 @@
 """Reuse of alignments: align once, and train often while ids and rules stay.
 
-1. After an alignment each side stores its half in a file (`alignment.store`). The half has the
-   side's rows, a digest of all ids of its file, and the label holder's answer to the party's
-   question (`ConfirmOrder`). This answer is secret.
+1. After an alignment each side stores its half (`alignment.store`): its rows, a digest of all its
+   ids, and the label holder's answer to the party's question (`ConfirmOrder`), a secret.
 2. In a later run the label holder finds its half by its ids. It names the alignment to the parties
-   (`ReuseOrder`), with a proof for each party. The proof is a hash of the name and of this run,
-   keyed with that answer. So a stranger who knows the name, or saw the order of another run, gets
-   nothing.
+   (`ReuseOrder`), with a proof for each party: a hash of the name and of this run, keyed with that
+   answer. So a stranger who knows the name, or saw the order of another run, gets nothing.
 3. A party says what became of the alignment (`Reused`). If all parties still have it, training
    begins. Otherwise the rows are aligned anew, and a notice says why.
 
-So the label holder learns whether a party's ids have changed. A party learns that the label
-holder's ids have not changed. Neither learns more. Without a proof, a party says that it has no
-such alignment.
-
-Sets of blinded ids (`blinded_ids`) are kept beside alignments. A set has the ids of both sides, for
-alignments and services to come. An alignment has the rows of one method, also by rules, and a run
-finds it by one message. Both are files of `alignment.store`.
+So the label holder learns whether a party's ids have changed, and a party learns that the label
+holder's have not. Without a proof, a party says that it has no such alignment.
 """
 
 from __future__ import annotations
@@ -31,7 +24,6 @@ import numpy as np
 from flwr.app import Context
 
 from vfl_flower.alignment import store
-from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import RowOrder, align
 from vfl_flower.alignment.psi import Places, Points
 from vfl_flower.alignment.rule_figures import tables_of
@@ -70,15 +62,11 @@ def aligned(
     available: AvailableParties | None = None,
     order: RowOrder | None = None,
 ) -> Alignment:
-    """Return the label holder's rows that every party has; reuse a valid alignment.
-
-    Parties that come and go (``available``) align anew. Stored rows in another ``order`` are not
-    reused. Raise errors as `align` does, or if another user can write to the folder of alignments.
-    """
+    """Return the rows that every party has: by a stored alignment that all still have, or anew."""
     in_memory = config.data.dataset.startswith("memory:")  # parties end with this process
     if in_memory or available:
         return align(transport, config, own, run, available, not in_memory, order)
-    folder, file = files.home("alignments"), own.digest(np.arange(len(own.ids)))
+    folder, file = store.home("alignments"), own.digest(np.arange(len(own.ids)))
     stored = _last(folder, transport, config, own, file)
     found = _reused(transport, config, own, stored, run, order) if stored else None
     if found:
@@ -92,9 +80,9 @@ def aligned(
     if new.rules:
         arrays["rules"] = np.frombuffer(json.dumps(new.rules).encode(), np.uint8)
     stored = StoredAlignment(new.name, len(new.answers), time.time(), file, arrays)
-    path = files.of_label_holder(folder, own.whose, file, _method(config), stored.parties)
+    path = store.of_label_holder(folder, own.whose, file, _method(config), stored.parties)
     try:
-        files.save(path, stored, "of-*.npz")
+        store.save(path, stored, "of-*.npz")
     except VflError as error:
         notice.warning("The next run has to align anew: %s", error)
     return new
@@ -108,10 +96,7 @@ def _reused(
     run: str,
     order: RowOrder | None,
 ) -> Alignment | None:
-    """Return a stored alignment, if the parties have it too.
-
-    Return None also if its rows are not in the order of ``order``, or of time.
-    """
+    """Return a stored alignment, if the parties have it too and its rows are in this order."""
     rows: Places = stored.arrays["rows"]
     if order and (np.diff(order(rows)) != 1).any():
         return None
@@ -126,7 +111,7 @@ def _reused(
     about = json.dumps(config.values())
     question = ReuseOrder(alignment=stored.name, config=about, arrays=arrays)
     said = gather_all(transport, question, Reused, config.running)
-    ago = files.in_words(files.age(stored))
+    ago = store.in_words(store.age(stored))
     if len(said) != stored.parties:
         notice.info(
             "The alignment of %s ago had %d parties, and this run has %d: rows are aligned anew.",
@@ -154,9 +139,9 @@ def _last(
     """Return the label holder's half of the last alignment of these ids, or None."""
 
     def newest(path: str, ids: str, parties: int | str) -> StoredAlignment | None:
-        pattern = files.of_label_holder(Path(), path, ids, _method(config), parties).name
-        found = files.newest_first(folder, pattern)
-        return files.load(found[0], {"answers"}) if found else None
+        pattern = store.of_label_holder(Path(), path, ids, _method(config), parties).name
+        found = store.newest_first(folder, pattern)
+        return store.load(found[0], {"answers"}) if found else None
 
     nodes = config.running.parties or len(list(transport.get_node_ids()))
     stored = newest("*", file, nodes) or newest("*", file, "*")  # more nodes may still connect
@@ -166,7 +151,7 @@ def _last(
     if other and other.file != file:
         notice.info(
             "The %s of %s have changed since the alignment of %s ago: rows are aligned anew.",
-            *(_what(config), own.whose, files.in_words(files.age(other))),
+            *(_what(config), own.whose, store.in_words(store.age(other))),
         )
     return None
 
@@ -206,16 +191,16 @@ def store_rows(context: Context, party: int, parties: int) -> None:
     arrays, rules = store.confirmed(context), Rules.of(context.node_config)
     if context.node_config.get("source") == "memory":
         return
-    folder = files.home("alignments", context)
-    files.forget_old(folder, party, rules)
+    folder = store.home("alignments", context)
+    store.forget_old(folder, party, rules)
     if not rules.alignment_days:
         return
     name, file = store.text_of(arrays["name"]), arrays["file"].tobytes().hex()
-    path = files.of_party(folder, name, party)
+    path = store.of_party(folder, name, party)
     try:
         if not path.exists():  # a label holder who knows a name must not replace its alignment
             stored = StoredAlignment(name, parties, time.time(), file, arrays)
-            files.save(path, stored, files.every_of_party(party))
+            store.save(path, stored, store.every_of_party(party))
     except (OSError, VflError) as error:
         log.warning("The party cannot keep this alignment for later runs: %s", error)
 
@@ -223,13 +208,13 @@ def store_rows(context: Context, party: int, parties: int) -> None:
 def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -> Reused:
     """Say what became of an alignment; if it is still valid, use its rows."""
     assert own.party is not None
-    files.check_name(order.alignment)
+    store.check_name(order.alignment)
     proofs = order.arrays.get("proofs", np.zeros(0))
     if proofs.dtype != np.uint8 or proofs.ndim != 2 or proofs.shape[1] != 32:
         raise VflError("was sent no proofs of an alignment. Start the run anew.")
-    rules, folder = Rules.of(context.node_config), files.home("alignments", context)
-    stored = files.load(files.of_party(folder, order.alignment, own.party), _OF_PARTY)
-    files.forget_old(folder, own.party, rules)
+    rules, folder = Rules.of(context.node_config), store.home("alignments", context)
+    stored = store.load(store.of_party(folder, order.alignment, own.party), _OF_PARTY)
+    store.forget_old(folder, own.party, rules)
     became, said = _GONE, (order.alignment, parties, parties)
     if stored and (stored.name, stored.parties, len(proofs)) == said:
         proof = proof_of(stored.arrays["answer"], stored.name, str(context.run_id))
@@ -240,7 +225,7 @@ def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -
 
 def _used(context: Context, own: Source, rules: Rules, stored: StoredAlignment) -> str:
     """Use the party's half, if it is still valid; return what became of it."""
-    if not files.is_valid(stored, rules):
+    if not store.is_valid(stored, rules):
         return _ENDED
     if stored.file != own.digest(np.arange(len(own.ids))):
         return _CHANGED
@@ -263,8 +248,5 @@ def _are_places(rows: Places, own: Source, least: int = 0) -> bool:
 
 
 def proof_of(answer: Points, name: str, run: str) -> bytes:
-    """Return the proof of an alignment for one run, 32 bytes.
-
-    Only a side that knows the party's answer can compute it.
-    """
+    """Return the proof of an alignment for one run, 32 bytes, from the secret answer."""
     return hmac.digest(answer.tobytes(), f"vfl-flower recall|{name}|{run}".encode(), "sha256")

@@ -9,12 +9,10 @@ from typing import Any
 class RuleFigures:
     """Figures of a rule at one party, for ``summary.json`` and pages.
 
-    ambiguous, their_ambiguous : people whose key stands more than once, at the label holder and at
-        the party.
+    ambiguous, their_ambiguous : people whose key stands more than once, here and at the party.
     false : matches that are false, as expected (`data.keys.expected_false`).
     chance : chance that two people of the label holder share the key, if it was asked about.
-    lacks : columns that ``why`` lacks: the label holder or a party.
-    why : why the rule was not used, if a column is missing or too many matches would be false.
+    lacks, why : columns that ``why`` lacks; or why the rule was not used.
     """
 
     party: int

@@ -4,21 +4,19 @@ A person may be in no alignment yet. `at_label_holder` and `at_party` then find 
 by keys of rules, in these steps:
 
 1. The label holder opens a set at the party. With ids, it is the set of blinded ids that both sides
-   keep (`blinded_ids`): the label holder names and proves it, and so does the party. With rules,
-   it is a fresh set in memory (`OpenKeys`): the party blinds the keys of its people, rule by rule,
-   and sends their outputs.
-2. For new people the label holder sends its blinded ids, or keys of one rule. The party blinds them
-   again, as in steps 1 and 2 of `alignment.psi`. The label holder compares them with the party's
-   points, which it keeps, and so finds the place of each person, or that the party lacks the key.
-   With rules, it asks only about people that no earlier rule has found there.
+   keep and prove (`blinded_ids`). With rules, it is a fresh set in memory (`OpenKeys`): the party
+   sends the outputs of its people's keys, rule by rule.
+2. For new people the label holder sends its blinded ids, or keys of one rule, as in steps 1 and 2
+   of `alignment.psi`. It compares the answer with the party's points, which it keeps. So it finds
+   the place of each person, or that the party lacks the key. With rules, it asks only about people
+   that no earlier rule has found there.
 3. To have a place scored, the label holder proves that it knows the id or key. A proof of an id is
    a hash of the id, keyed by a secret of the set and by this run. A proof of a key is another
-   output of its point, as in `by_rules`. A party that compares it learns which of its people is
-   asked about, as with an aligned row. A wrong proof is counted as a question.
+   output of its point, as in `by_rules`. A wrong proof is counted as a question.
 
 So a party counts each new id or key (`asked_ids`), and the label holder cannot score rows of
-strangers. A person is found as in a file of this person alone. A key counts if it is whole, and
-stands once among all people of the party. It must not stand twice in the label holder's file.
+strangers. A key counts if it is whole, and stands once among all people of the party. It must not
+stand twice in the label holder's file.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, party_sets, pieces, psi
+from vfl_flower.alignment import asked_ids, blinded_ids, by_rules, pieces, psi
 from vfl_flower.alignment.at_label_holder import lasting_blinding
 from vfl_flower.alignment.blinded_ids import FoundSet, keyed_hashes, where
 from vfl_flower.alignment.psi import Blinding, Places, Points, shuffled
@@ -65,7 +63,7 @@ def _key(proof: bytes, party: int, run: str) -> bytes:
 class _Known:
     """The label holder's knowledge of one party's set.
 
-    points : outputs of all places, [n]; ``order`` sorts them, and is None after an addition.
+    points, order : outputs of all places, [n], and what sorts them, unless some were added.
     tried, used : number of rules that the party has answered, and the rules that find people.
     """
 
@@ -89,12 +87,9 @@ class _Known:
 class Seeker:
     """The label holder's half.
 
-    own : the label holder's table, which names its sets, and estimates how often keys are shared.
-    run : number of the Flower run.
     match, most : rules that find people, and the largest chance that a rule finds a stranger.
-        Without rules, ids find people.
     by_text : text of a rule -> rule, for rules that the label holder has the columns of.
-    rules : the texts in their order. Without rules, there is only the empty text.
+    rules : the texts in their order. Without rules, there is only the empty text: ids.
     """
 
     def __init__(self, own: Table, run: str, match: str = "", most: float = 0.0) -> None:
@@ -103,9 +98,9 @@ class Seeker:
         rules = [rule for rule in parse(match) if not own.keys.missing(rule)] if match else []
         self.by_text = {str(rule): rule for rule in rules}
         self.rules = [*self.by_text] if match else [""]
-        stored = {} if match else party_sets.stored_sets(own.whose)
+        stored = {} if match else blinded_ids.stored_sets(own.whose)
         self._sets = {party: found for party, (_, found) in stored.items()}
-        self._opening = {} if match else party_sets.set_order(stored, run).arrays
+        self._opening = {} if match else blinded_ids.set_order(stored, run).arrays
         self._known: dict[int, _Known] = {}
 
     def open(
@@ -116,10 +111,7 @@ class Seeker:
         timeout: float,
         lax: bool,
     ) -> None:
-        """Open the sets of parties: node -> party; ``about`` is the run's configuration.
-
-        Raise `ConfigError` or `PartyError` if a party fails. With ``lax``, leave it out.
-        """
+        """Open the sets of parties, node -> party. With ``lax``, leave out a party that fails."""
         orders = {node: self.order(party, about, anew=True) for node, party in parties.items()}
         while asked := {node: order for node, order in orders.items() if order}:
             answers = gather(transport, asked, SetKept, timeout, lax)
@@ -143,12 +135,12 @@ class Seeker:
         known, stored = self._known[party], self._sets.get(party)
         text, known.tried = self.rules[known.tried], known.tried + 1
         if not text:
-            if stored and party_sets.is_proved(answer, stored, self._run):
+            if stored and blinded_ids.is_proved(answer, stored, self._run):
                 known.points, known.used = _as_one(stored.arrays["points"]), {text}
             return
         points = answer.arrays.get("own", _NONE)
         try:
-            party_sets.check_answer(points, _GONE, len(known.points))
+            blinded_ids.check_answer(points, _GONE, len(known.points))
         except VflError as error:
             raise ConfigError(f"Party {party} sent {error}") from None
         known.add(points)
@@ -175,16 +167,13 @@ class Seeker:
         return self._blinding.of_ids(encoded)
 
     def places(self, party: int, encoded: Sequence[bytes], answer: Arrays) -> tuple[Places, Points]:
-        """Return the place of each id or key in a party's set, or -1, [n], and its points [n, 32].
-
-        Raise `VflError`, about the party, if the answer does not fit.
-        """
+        """Return each id's or key's place in a party's set, or -1, [n], and its points [n, 32]."""
         again = answer.get("again", np.zeros(0))
         psi.check_points(again)
         if len(again) != len(encoded):
             raise VflError("another number of blinded ids than it was sent.")
         new, known = answer.get("own", again[:0]), self._known[party]
-        party_sets.check_answer(new, _GONE, len(known.points))
+        blinded_ids.check_answer(new, _GONE, len(known.points))
         if len(new):
             known.add(new)
         points = self._blinding.undone(again)
@@ -223,10 +212,7 @@ class Opened:
         raise NotImplementedError
 
     def again(self, points: Points, known: int, rule: str = "") -> tuple[Arrays, str]:
-        """Return the label holder's points, blinded again, and the places after ``known``.
-
-        Further come the positions of points that a rule forbids, if any, and its sentence.
-        """
+        """Return points blinded again and places after ``known``; why a rule refuses others."""
         if rule not in self._secrets:
             raise VflError("keeps no set of blinded ids with this label holder.")
         with pieces.sent():
@@ -240,10 +226,7 @@ class Opened:
         return {"again": again[allowed], "own": self._points[known:]} | refused, why
 
     def rows(self, places: Places, proofs: Points) -> Places:
-        """Return the rows of these places in the party's data, or -1.
-
-        Raise an error if a place does not exist, or a proof is wrong.
-        """
+        """Return the rows of proven places in the party's data, or -1."""
         if not self._secrets:
             raise VflError("keeps no set of blinded ids with this label holder.")
         if len(proofs) != len(places) or not len(places):
@@ -315,10 +298,7 @@ class OpenKeys(Opened):
         self.use(own, Keys(self._at, _NONE, _NONE, _NONE))
 
     def open(self, own: Source, rule: str) -> tuple[Arrays, str]:
-        """Open a rule; return the outputs of its keys, and the party's rule that forbids it.
-
-        Raise `VflError` if the rule is open, or if as many rules are open as a run can have.
-        """
+        """Open a rule; return the outputs of its keys, and the party's rule that forbids it."""
         rule = str(by_rules.one_rule(rule))
         if rule in self._secrets or len(self._secrets) >= MOST_RULES:
             raise VflError("was asked to open a rule twice, or too many. Start the service anew.")

@@ -68,10 +68,7 @@ class StoredAlignment:
 
 
 def home(name: str, context: Context | None = None) -> Path:
-    """Return a side's folder for files. A real node's folder is beside its states.
-
-    Raise `ConfigError` if another user can write to it.
-    """
+    """Return a side's folder for files, which no other user can write to."""
     if context is None:
         folder = lasting_home() / name
         with files.told(folder):
@@ -137,10 +134,7 @@ def write(path: Path, stored: Any, beside: str) -> None:
 
 
 def load(path: Path, needed: Set[str]) -> StoredAlignment | None:
-    """Return the alignment in a file.
-
-    Return None if it is missing, damaged, or lacks needed arrays.
-    """
+    """Return the alignment in a file; None if it is missing, damaged, or lacks needed arrays."""
 
     def is_half(stored: StoredAlignment) -> bool:
         rows, kinds = stored.arrays["rows"], (("name", str), ("parties", int), ("made", float))
@@ -215,10 +209,7 @@ _OF_LATER_RUNS = "file", "answer"  # arrays that only `reuse` reads
 
 
 def confirmed(context: Context) -> Arrays:
-    """Return arrays for `use` in another run: the confirmed rows and their proof.
-
-    The arrays that only later runs need leave the party's state.
-    """
+    """Return confirmed rows and their proof, for `use` in another run; the state keeps less."""
     kept = saved_state(context)
     use(context, kept)
     return kept
@@ -256,10 +247,7 @@ def is_aligned(context: Context) -> bool:
 
 
 def rules_of(context: Context, method: str) -> Rules:
-    """Return the party's rules.
-
-    In a simulation by one owner, `align` and `min-rows` restrict nothing unless they are named.
-    """
+    """Return the party's rules; with one owner of all, these three hold only if they are named."""
     rules, named = Rules.of(context.node_config), context.node_config
     if simulated(context) and "align" not in named:
         rules = replace(rules, align=method)

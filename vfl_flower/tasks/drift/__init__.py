@@ -1,1 +1,1 @@
-"""Drift of columns between training and the people that are scored: both halves of the task."""
+"""Drift: columns of rows that are scored now, beside columns of training, at both ends."""

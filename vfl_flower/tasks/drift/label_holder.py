@@ -1,9 +1,9 @@
 """Drift at the label holder: scores, and the embeddings of each party.
 
 The shares to compare with come from the held-out rows, as the final model embeds them. Embeddings
-of training rows would not do: they come from earlier models, and the scores fit these rows too
-well. Both can look like drift. Shares and indices are functions of what the label holder has got.
-So they reveal nothing more about labels or rows that noise hides.
+of training rows come from earlier models, and the scores fit these rows too well: both can look
+like drift. Shares and indices are functions of what the label holder has got, so they reveal
+nothing more about labels or rows that noise hides.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -28,6 +28,7 @@ SUM = "sum"
 OWN = "own"
 """Name of the label holder's own columns."""
 _SCORES = "scores"
+_NAMED = {_SCORES: "the scores", SUM: "the sum of the embeddings"}
 _ABOVE = {"large": LARGE, "moderate": MODERATE}
 
 Columns = Mapping[int, slice]
@@ -42,10 +43,7 @@ class ColumnDrift(NamedTuple):
 
 @torch.no_grad()
 def shares(holder: LabelHolder, own: Watch | None) -> dict[str, Any]:
-    """Return the shares of scores and embeddings at the held-out rows, in JSON types.
-
-    ``own`` has the label holder's own columns at the training rows.
-    """
+    """Return the shares of scores, embeddings and own columns at the held-out rows, as JSON."""
     table, top = holder.held_out.table, holder.top
     columns, width = _groups(table.columns), table.rows.shape[1]
     rows = torch.from_numpy(sampled(len(table.rows), width)).to(table.rows.device)
@@ -86,8 +84,7 @@ def _values(
 class DriftWatch:
     """Drift between the held-out rows of training and new rows.
 
-    ``is_known`` is false for checkpoints of older versions, which have no shares. ``latest`` has
-    `figures` as they last changed in a service.
+    ``is_known`` is false for checkpoints of older versions, which have no shares.
     """
 
     def __init__(self, found: Checkpoint, columns: Columns) -> None:
@@ -161,7 +158,8 @@ class DriftWatch:
         for name, watch in self._watches.items():
             drift = watch.largest()
             if drift and (level := drift.level()):
-                found.append((level, name, f"{_thing(name)} ({drift.value:.3g})"))
+                thing = _NAMED.get(name, f"the embeddings of party {name}")
+                found.append((level, name, f"{thing} ({drift.value:.3g})"))
         counts = {f"of party {party}": each for party, each in sorted(self.columns.items())}
         counts |= {"of the label holder": ColumnDrift(*self._own.levels())} if self._own else {}
         for whose, numbers in counts.items():
@@ -198,8 +196,3 @@ class DriftWatch:
             self.latest = self.figures()
             self.warn()
         return changed
-
-
-def _thing(name: str) -> str:
-    named = {_SCORES: "the scores", SUM: "the sum of the embeddings"}
-    return named.get(name, f"the embeddings of party {name}")

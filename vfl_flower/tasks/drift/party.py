@@ -49,10 +49,7 @@ def of_block(block: FeatureBlock) -> Read:
 
 
 class DriftReports:
-    """Reports of one model's drift to the label holder, and the party's own table.
-
-    If the run ``perturbs`` embeddings, its epsilon covers no report, so the party sends none.
-    """
+    """Reports of a model's drift; none if its run ``perturbs``, as the epsilon covers no report."""
 
     def __init__(self, context: Context, saved: Saved, run: str, perturbs: bool = False) -> None:
         self._watch, self._context = load_shares(saved.state), context
@@ -69,10 +66,7 @@ class DriftReports:
         self._told = (0, 0)
 
     def of_prediction(self, names: Names, places: Places, read: Read) -> Arrays:
-        """Write the table of a prediction's rows; return the arrays of the report, if any.
-
-        ``names`` identify people, and ``places`` are where to ``read`` them, [n].
-        """
+        """Write the table of a prediction's rows; return the arrays of the report, if any."""
         if self._watch is None or len(places) < LEAST:
             return {}
         self._count(places, read)
@@ -96,8 +90,7 @@ class DriftReports:
     ) -> Arrays:
         """Count rows that a service has embedded; return the arrays of a report that is due.
 
-        A service does not count rows of a table on the disk: it would read the whole table. The
-        aligned rows ``asked`` lie at ``at`` in the block; ``places`` and ``singles`` lie in
+        The aligned rows ``asked`` lie at ``at`` in the block; ``places`` and ``singles`` lie in
         ``own``. Missing rows have -1.
         """
         if self._watch is None or (own and own.lazy):
@@ -156,10 +149,7 @@ class DriftReports:
         return {"drift": np.array(self._watch.levels(self._days is not None), np.int32)}
 
     def _fresh(self, names: Names) -> NDArray[np.bool_]:
-        """Return which rows a report may cover; none if they are too few. Count them.
-
-        These are the rows that no report of this day has covered.
-        """
+        """Return the rows that no report of this day has covered, and count them, if enough."""
         none = np.zeros(len(names), bool)
         if self._days is None:
             return ~none if len(names) >= self._least else none

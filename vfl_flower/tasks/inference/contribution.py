@@ -1,11 +1,10 @@
 """Contribution of each party: Shapley values of figures on held-out rows.
 
-The model must predict with any subset of the parties. No further training is needed. v(S) is the
-model's figure with the parties S alone, on all test rows of the run. The checkpoint has the
-embeddings of the last evaluation, so nobody asks the parties. A party's value is the mean, over all
-orders of the parties, of what it adds to the parties before it (Shapley, 1953). The values add up
-to v(all) - v(none). Without any party, the model predicts by the training labels alone, or by the
-label holder's own columns.
+v(S) is the model's figure with the parties S alone, on all test rows of the run, so the model must
+predict with any subset. The checkpoint has the embeddings of the last evaluation, and nobody asks
+the parties. A party's value is the mean, over all orders of the parties, of what it adds to the
+parties before it (Shapley, 1953). The values add up to v(all) - v(none). Without any party, the
+model predicts by the training labels alone, or by the label holder's own columns.
 """
 
 from __future__ import annotations
@@ -28,22 +27,19 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.tasks.inference.contribution_to_score import EXACT, ORDERS, all_sets, sampled_sets
 from vfl_flower.tasks.inference.importance import ACCURACY, AUC, SURE, Floats, Score
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.rows import labels_of
-from vfl_flower.tasks.inference.shapley import EXACT, ORDERS, all_sets, sampled_sets
 
 FILE = "contribution.json"
 
 
 def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str, Any]:
-    """Return Shapley values of a run's parties, and write them as `FILE`.
+    """Return Shapley values of a run's parties by a metric, and write them as `FILE`.
 
-    metric : accuracy, auc, log-loss (its decrease) or r2. The default is AUC for two classes,
-        accuracy for more, and R2 for numbers.
+    metric : by default, AUC for two classes, accuracy for more, and R2 for numbers.
     exact : largest number of parties for which all subsets are evaluated.
-
-    Raise `ConfigError` if the model does not predict with any subset, or if its data have changed.
     """
     found, labels = _evaluated(folder)
     metric = _metric(metric, labels)

@@ -16,7 +16,8 @@ columns. So they show these rows too. Each contribution has a standard error ove
 """
 
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,11 @@ from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.tasks.inference.model import Predictor
 from vfl_flower.tasks.inference.parts import standard_errors
-from vfl_flower.tasks.inference.shapley import EXACT, ORDERS, all_sets, sampled_sets
 
+EXACT = 10
+"""Largest number of players for exact values from all sets. Above, sample random orders."""
+ORDERS = 200
+"""Number of random orders above that."""
 HOLDER = "label holder"
 LOG_ODDS, UNITS = "log-odds before calibration", "units of the label"
 _MOST = 2**20  # most rows that the top model evaluates for one request
@@ -89,12 +93,7 @@ class Explainer:
 
     @torch.no_grad()
     def explain(self, rows: ScoredRows, predictions: list[Any]) -> list[dict[str, Any]]:
-        """Return the contributions to each row's score, as fields of an answer.
-
-        predictions : predicted class of each row, or number.
-
-        Raise `ConfigError` if the model has no contributions (`refusal`).
-        """
+        """Return the contributions to the score of each row's predicted class, for an answer."""
         if self.refusal:
             raise ConfigError(self.refusal)
         return [self._one(rows.at([row]), each) for row, each in enumerate(predictions)]
@@ -193,10 +192,9 @@ class Explainer:
     def rows(
         self, row: ScoredRows, sets: Mask, shown: Places
     ) -> tuple[Tensor, NDArray[np.float32], Mask]:
-        """Return blocks, own columns and row masks for sets of participants, as `Predictor` takes.
+        """Return inputs of `Predictor`, where participants of ``sets`` [K, P] show the person.
 
-        sets : whether a participant shows the person, [K, P].
-        shown : background row that the others show, [K].
+        The others show the background rows ``shown``, [K].
         """
         here = np.zeros((len(sets), row.given.shape[1]), bool)
         here[:, row.given[0]] = sets[:, : sets.shape[1] - self._owner]
@@ -206,3 +204,32 @@ class Explainer:
         if self._owner:
             own = np.where(sets[:, -1:], row.own, self.own[shown])
         return blocks, own, here if self.any_subset else np.ones_like(here)
+
+
+# --- sets of players ----------------------------------------------------------------------------
+
+
+@lru_cache
+def all_sets(players: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return all sets of players, [2 ** P, P], and weights: values are weights.T @ the sets'."""
+    sets = np.array(list(product((False, True), repeat=players)), bool)
+    sets = sets.reshape(2**players, players)
+    by_size = np.array(
+        [1 / (players * math.comb(players - 1, before)) for before in range(players)]
+    )
+    before = sets.sum(1)[:, None] - sets
+    return sets, np.where(sets, 1, -1) * by_size[np.minimum(before, players - 1)]
+
+
+@lru_cache
+def sampled_sets(players: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return sets along random orders, [orders, P + 1, P], and each player's place, [orders, P].
+
+    The reverse of an order follows it, to reduce variance.
+    """
+    generator = np.random.default_rng(0)
+    half = [generator.permutation(players) for _ in range(ORDERS // 2)]
+    places = np.array([np.argsort(each) for order in half for each in (order, order[::-1])])
+    sizes = np.arange(players + 1)[None, :, None]
+    sets: NDArray[np.bool_] = places[:, None, :] < sizes
+    return sets, places

@@ -25,11 +25,7 @@ from vfl_flower.tasks.inference.rows import OF_FILE, learnt_by
 def evaluate(
     folder: Path, labels: str, predictions: Path | None, given: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Join labels with the predictions of a run by id; return the figures, and their file.
-
-    ``given`` are options of the file of labels. Raise `ConfigError` if it has other labels than
-    training had, or no id of the predictions.
-    """
+    """Join labels, read as ``given``, with predictions by id; return figures, and their file."""
     from vfl_flower.label_holder.assessment.form import Scored  # lazy: scikit-learn is slow
     from vfl_flower.label_holder.assessment.of_model import assessed
 

@@ -1,16 +1,14 @@
 """Explain a model: how much its metric falls if one feature of a party is permuted.
 
-A party permutes a feature of the rows and uploads embeddings. The label holder evaluates the model
-on them (permutation importance: Breiman, 2001). It numbers the features of a party, and learns no
-name. At the end, each party gets its own figures, with noise (`told_figures`), and joins them with
-names.
-
-The rows are the test rows of the run, or the rows with labels of another file.
+A party permutes a feature of the test rows, or of another file's rows, and uploads embeddings. The
+label holder evaluates the model on them (permutation importance: Breiman, 2001), and learns no
+name. At the end, each party gets its own figures, with noise (`told_figures`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,13 +30,11 @@ from vfl_flower.models.threads import for_each
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference import explanation, told_figures
-from vfl_flower.tasks.inference.importance import Score
-from vfl_flower.tasks.inference.model import Predictor, TrainedModel
+from vfl_flower.tasks.inference.importance import Fall, Score
+from vfl_flower.tasks.inference.model import Predictor, TrainedModel, check_model, check_streams
 from vfl_flower.tasks.inference.predictions import labelled
 from vfl_flower.tasks.inference.releases import UploadCount, counts_uploads
-from vfl_flower.tasks.inference.rows import (
-    tested,
-)
+from vfl_flower.tasks.inference.rows import tested
 from vfl_flower.tasks.inference.told_figures import FiguresToTell, Noise
 from vfl_flower.transport import explain_messages
 from vfl_flower.transport.base import Transport
@@ -52,14 +48,7 @@ Floats = NDArray[np.float64]
 
 
 def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
-    """Write the importance of each party's features, and tell each party its own figures.
-
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-
-    Raise `ConfigError` or `PartyError` if the run's checkpoint, a party's checkpoint, a file or its
-    labels do not fit.
-    """
+    """Write the importance of each party's features, and tell each party its own figures."""
     are_tested, model = _loaded(transport, config, given, run)
     found, predictor, rows = model.found, model.predictor, model.rows
     folder = Path(config.running.out or config.model).expanduser()
@@ -119,12 +108,8 @@ def _loaded(
     transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str
 ) -> tuple[bool, TrainedModel]:
     """Return the model and its rows, and whether these are the test rows of its run."""
-    if not config.model:
-        raise ConfigError("There is no model to explain. Set model to a run's results folder.")
-    if transport.medium == "messages":
-        raise ConfigError(
-            "An explanation needs streams: Flower's messages take seconds. Leave transport out."
-        )
+    check_model(config, "explain")
+    check_streams(transport, "An explanation needs")
     model = TrainedModel(transport, config, given, run)
     found, predictor = model.found, model.predictor
     are_tested = model.rows.table is not None and "dataset" not in given
@@ -163,36 +148,23 @@ def _check_features(answers: Iterable[explain_messages.Explained], found: Checkp
 # --- the model on permuted rows -----------------------------------------------------------------
 
 
+@dataclass
 class _Plain:
-    """The rows as they are, and the model's outputs for them.
+    """Rows as they are, and their outputs; ``known`` rows count, and parties learn of ``fresh``."""
 
-    rows : the rows, and their outputs.
-    known : numbers of the rows that count in the metric.
-    fresh : mask of the known rows that parties may be told about.
+    predictor: Predictor
+    rows: ScoredRows
+    known: NDArray[np.int64]
+    score: Score
+    fresh: NDArray[np.bool_]
 
-    shares : shares of the known rows in the metric.
-    """
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        rows: ScoredRows,
-        known: NDArray[np.int64],
-        score: Score,
-        fresh: NDArray[np.bool_],
-    ) -> None:
-        self.predictor, self.rows, self.known = predictor, rows, known
-        self.score, self.fresh = score, fresh
-        self.outputs = rows.outputs.numpy()
-        self.shares = score.shares(self.outputs[known])
+    def __post_init__(self) -> None:
+        self.outputs = self.rows.outputs.numpy()
+        self.shares = self.score.shares(self.outputs[self.known])
 
 
 class _Turns:
-    """The features of one party, which are permuted in turn, and their figures.
-
-    party, features : number of the party, and of its features.
-    repeats : number of permutations of each feature.
-    """
+    """The features of one party, which are permuted in turn, and their figures."""
 
     def __init__(self, plain: _Plain, party: int, features: int, repeats: int) -> None:
         self.party, self.features, self.repeats = party, features, repeats
@@ -224,10 +196,7 @@ class _Turns:
                     )
 
     def take(self, order: explain_messages.PermuteOrder, block: Tensor) -> None:
-        """Take the columns of the party's embeddings, [count * (stop - start), width of columns].
-
-        Under masked sums, these columns are the sum over all parties.
-        """
+        """Take embeddings [count * (stop - start), width]; masked, they are all parties' sum."""
         plain, predictor = self._plain, self._plain.predictor
         if not order.start:
             self._outputs = np.repeat(plain.outputs[None], order.count, 0)
@@ -263,21 +232,14 @@ class _Turns:
 
     def figures(self) -> list[dict[str, float]]:
         """Return the figures of all features, for the results."""
-        low, high = self.values - self.margins, self.values + self.margins
-        columns = zip(self.values.tolist(), low.tolist(), high.tolist(), strict=True)
-        return [
-            {"feature": at, "value": value, "low": low, "high": high}
-            for at, (value, low, high) in enumerate(columns)
-        ]
+        falls = map(Fall, self.values.tolist(), self.margins.tolist())
+        return [{"feature": at, **fall.ends()} for at, fall in enumerate(falls)]
 
 
 def _of_label_holder(
     plain: _Plain, preparation: dict[str, Any] | None, repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of the label holder's own columns by their names, if it has some.
-
-    preparation : preparation of its columns (`Preparation.as_json`).
-    """
+    """Return the figures of the label holder's own columns by their names, if it has some."""
     columns = Preparation(**preparation).columns if preparation else {}
     if not columns:
         return {}
@@ -290,9 +252,7 @@ def _of_label_holder(
             own[:, place] = _permuted(own[:, place])
             outputs = plain.predictor.outputs(rows.blocks, own, rows.given).numpy()
             falls += plain.shares - score.shares(outputs)
-        value, margin = score.fall(falls / repeats)
-        limits = {"low": value - margin, "high": value + margin}
-        figures.append({"feature": name, "value": value, **limits})
+        figures.append({"feature": name, **score.fall(falls / repeats).ends()})
     return {explanation.LABEL_HOLDER: {"features": figures}}
 
 
@@ -302,12 +262,7 @@ def _permuted(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _permute(model: TrainedModel, turns: Mapping[int, _Turns]) -> None:
-    """Have each party permute its features, and take what it uploads.
-
-    Parties upload side by side. Under masked sums, all parties take part in each upload.
-
-    Raise `PartyError` or `SumError` if a party fails, or sends what does not fit.
-    """
+    """Have parties permute side by side; under masked sums, all take part in each upload."""
     transport, aggregation = model.transport, model.predictor.aggregation
     timeout, masked = model.config.running.party_timeout, aggregation.abreast
     sizes = [each.size for each in turns.values()]
@@ -342,12 +297,7 @@ def _tell(
     people: People,
     found: Checkpoint,
 ) -> str:
-    """Tell each party the figures of its features, with noise; return a sentence about that.
-
-    In a simulation, one owner may see them all, and figures have no noise.
-
-    people : numbers of the people of the known rows.
-    """
+    """Tell each party its figures, with noise unless one owner has all; return what to report."""
     shown = {node: each for node, each in turns.items() if each.features}
     rows, said = int(plain.fresh.sum()), ""
     figures = {node: (each.values, each.margins, 0.0) for node, each in shown.items()}

@@ -19,10 +19,7 @@ _DRAWN = 30
 
 
 def write(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write `FILE` and `PICTURE`. They replace an earlier explanation.
-
-    Raise `VflError` if a file cannot be written.
-    """
+    """Write `FILE` and `PICTURE`. They replace an earlier explanation."""
     write_json(folder / FILE, figures)
     if features := ranked(figures):
         _draw(figures, features[:_DRAWN], folder / PICTURE)

@@ -34,19 +34,18 @@ class Fall(NamedTuple):
     value: float
     margin: float
 
+    def ends(self) -> dict[str, float]:
+        """Return the fall and its interval, for the results."""
+        low, high = self.value - self.margin, self.value + self.margin
+        return {"value": self.value, "low": low, "high": high}
+
 
 class Score:
     """The metric of outputs on rows with known labels, as a share of each row.
 
-    labels : class numbers, int64 [R], or standardised numbers, float32 [R].
-    classes : number of classes; 0 for regression.
-    calibration : the calibration of the model, if any. Predictions follow from it.
+    labels : class numbers, int64 [R], or standardised numbers, float32 [R], with 0 ``classes``.
     metric : another metric than the first that fits.
-
-    metric : name of the metric.
     weights : the weight of each possible label at each row, [R, L] (`possible`).
-
-    Raise `ConfigError` if these labels do not define the metric.
     """
 
     def __init__(

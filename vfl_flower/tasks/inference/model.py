@@ -31,14 +31,23 @@ A = TypeVar("A", bound=Predicted | Serving)
 P = TypeVar("P", bound=Predicted)
 
 
+def check_model(config: RunConfig, task: str) -> None:
+    """Raise `ConfigError` if the run names no model for a task."""
+    if not config.model:
+        raise ConfigError(f"There is no model to {task}. Set model to a run's results folder.")
+
+
+def check_streams(transport: Transport, needs: str) -> None:
+    """Raise `ConfigError` without streams; ``needs`` begins the sentence."""
+    if transport.medium == "messages":
+        raise ConfigError(f"{needs} streams: Flower's messages take seconds. Leave transport out.")
+
+
 class Predictor:
     """The top model of a run, and the layout of the embeddings that it reads.
 
-    own_columns : number of the label holder's own columns.
-
     sizes : embedding size of each party.
-    columns : party -> its columns in `outputs`' blocks.
-    width : number of these columns.
+    columns, width : party -> its columns in `outputs`' blocks, and their number.
     consistency : what flags scores, once `flag` has fitted it.
     """
 
@@ -60,7 +69,7 @@ class Predictor:
     def score(
         self, blocks: Tensor, own: NDArray[np.float32], given: NDArray[np.bool_]
     ) -> ScoredRows:
-        """Return rows with their outputs; the parameters are as of `outputs`.
+        """Return rows with their outputs.
 
         If scores are flagged, a model of any subset leaves out the suspect of a row. It does so
         only if two other participants, who agree, have the row.
@@ -80,10 +89,7 @@ class Predictor:
         return replace(rows, suspects=suspects)
 
     def flag(self, rate: float) -> None:
-        """Flag rows in which a party does not fit; at most this share of honest rows.
-
-        Raise `ConfigError` if the embeddings are not known, or too few held-out rows.
-        """
+        """Flag rows in which a party does not fit; at most this share of honest rows."""
         found = self.found
         check_flags(self.aggregation, rate)
         rows = found.arrays.get("compared.rows")
@@ -110,13 +116,10 @@ class Predictor:
         return self.differentiable(blocks, torch.from_numpy(own), present)
 
     def differentiable(self, blocks: Tensor, own: Tensor, present: NDArray[np.bool_]) -> Tensor:
-        """Return the outputs [R, C] of rows.
-
-        A row that no participant knows gets the prior: the class shares of training, or the mean.
+        """Return the outputs [R, C] of rows; a row that no participant knows gets the prior.
 
         blocks : embeddings, float32 [R, width]; zeros where a party lacks a row.
-        own : the label holder's own columns, [R, F].
-        present : whether a party has a row, [R, M].
+        own, present : the label holder's own columns, [R, F]; whether a party has a row, [R, M].
         """
         h = self.aggregation.rows(blocks, own, torch.from_numpy(present))
         said: Tensor = self.top(h)
@@ -131,13 +134,7 @@ class TrainedModel:
     """A model of a run's results folder, and the rows that a task predicts.
 
     given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-    found : the checkpoint; by default, that in the folder of ``config.model``.
-
     there : the parties that a model of any subset can use; None if it needs all.
-
-    Raise `ConfigError` or `PartyError` if the checkpoint, an option or a file does not fit, or a
-    party fails to align its rows.
     """
 
     def __init__(
@@ -166,11 +163,7 @@ class TrainedModel:
         return kind(run=found.run, number=found.number, arrays=arrays, **fields)
 
     def ask(self, order: PredictOrder, kind: type[A]) -> dict[int, A]:
-        """Have all parties load their models and rows: node -> answer.
-
-        Raise `ConfigError` or `PartyError` if a party that the model needs is missing or fails, or
-        one has another model or keys.
-        """
+        """Have all parties load their models and rows, and check these: node -> answer."""
         if not self.found.parties:  # a distilled model
             return {}
         running, nodes = self.config.running, self.rows.nodes

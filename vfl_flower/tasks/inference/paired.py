@@ -27,7 +27,7 @@ from vfl_flower.label_holder.assessment.of_model import scored_by
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference.contribution import outputs_of
-from vfl_flower.tasks.inference.importance import SURE, Score
+from vfl_flower.tasks.inference.importance import SURE, Fall, Score
 from vfl_flower.tasks.inference.rows import labels_of
 
 FILE = "paired.json"
@@ -36,11 +36,7 @@ _ROWS = 320  # with more, the bound on a p-value is below `_LEAST`
 
 
 def paired(folders: Sequence[Path]) -> None:
-    """Test the first run against the others, and against models of the label holder's columns.
-
-    Write the tests into the first run's folder, as `FILE`. Raise `ConfigError` if a run has no
-    model or test rows, if its data have changed, or if two runs have no test rows in common.
-    """
+    """Test the first run against others, and models of own columns; write `FILE` in its folder."""
     (found, labels, people, first), tests = _tested(folders[0]), []
     for folder in folders[1:]:
         _, labels_there, people_there, second = _tested(folder)
@@ -82,7 +78,7 @@ def difference(one: Scored, other: Scored) -> dict[str, Any]:
     surest = -NormalDist().inv_cdf(2.0 ** -min(rows, _ROWS))
     margin = max(margin, SURE * abs(value) / surest)
     p = math.erfc(SURE * abs(value) / margin / math.sqrt(2)) if margin else 1.0
-    ends = {"value": value, "low": value - margin, "high": value + margin}
+    ends = Fall(value, margin).ends()
     found = {"metric": score.metric, "pairs": rows, **ends, "p": max(p, _LEAST)}
     if one.classes:
         from scipy.stats import binomtest  # lazy: it is slow to import
@@ -99,11 +95,7 @@ def difference(one: Scored, other: Scored) -> dict[str, Any]:
 
 
 def _own_models(found: Checkpoint, labels: Labels, run: Scored) -> Iterator[tuple[str, Scored]]:
-    """Yield models of the label holder's own columns: a name, and the test rows by the model.
-
-    They learn from the training rows of the run. There are none without own columns, or where
-    noise protects the labels of these rows: the models would learn from labels without noise.
-    """
+    """Yield names of models of own columns, and test rows by them; none if noise hides labels."""
     if labels.features is None or mechanism_of(found.config).hides_labels:
         return
     from sklearn import ensemble, linear_model  # lazy: they are slow to import

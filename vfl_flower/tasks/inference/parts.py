@@ -30,11 +30,7 @@ def on_paths(rows: int, draws: int = 1) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 class References:
-    """The reference rows of a participant, and its columns.
-
-    rows : the rows as the model reads them, [n, ...].
-    columns : index of each raw column into the rows.
-    """
+    """The reference rows of a participant, [n, ...], and the index of each raw column into them."""
 
     def __init__(self, rows: NDArray[np.float32], columns: Iterable[Any]) -> None:
         self.rows, self.mean = rows, rows.mean(0)
@@ -52,13 +48,12 @@ class References:
         return found.reshape(len(found), -1) @ self._owner
 
     def split(self, sample: Any, some: Any, slopes: Any, total: float) -> tuple[Array, Array]:
-        """Return the part of each column in a contribution, and its standard error, [F] each.
+        """Return each column's part in a contribution, and its standard error, [F] each.
 
         The mean slopes correct some rows to the mean of all rows.
 
         sample : the person, [1, ...].
         some, slopes : rows that have a slope, and the slope of the score on the path, [k, ...].
-        total : what the parts add up to.
         """
         mean = slopes.mean(0)[None]
         of_rows = self.products(some, mean)

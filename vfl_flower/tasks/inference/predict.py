@@ -1,11 +1,8 @@
 """Predict new rows with a trained model.
 
-Parties embed the rows with the bottom models that they have saved. The label holder evaluates its
-top model on the embeddings, and writes one prediction for each id.
-
-With files, the rows are the rows of the label holder's file that all parties have. A model of any
-subset predicts all rows of the file, from the parties that are available. A partitioned data set
-has its test rows predicted.
+Parties embed the rows with the bottom models that they have saved, and the label holder evaluates
+its top model. With files, these are the rows of the label holder's file that all parties have, or
+all rows if the model predicts with any subset. A partitioned data set has its test rows predicted.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.results.figures import coverage
 from vfl_flower.tasks.drift.label_holder import DriftWatch
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
-from vfl_flower.tasks.inference.model import TrainedModel
+from vfl_flower.tasks.inference.model import TrainedModel, check_model, check_streams
 from vfl_flower.tasks.inference.predictions import (
     frame_of,
     in_words,
@@ -43,9 +40,7 @@ from vfl_flower.tasks.inference.predictions import (
 )
 from vfl_flower.tasks.inference.reasons import Slopes, of_score, refusal
 from vfl_flower.tasks.inference.releases import UploadCount
-from vfl_flower.tasks.inference.rows import (
-    RowsToPredict,
-)
+from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import GivenReasons
 from vfl_flower.transport.gather import AvailableParties, gather
@@ -58,17 +53,9 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     The first column has the ids, under its name in the label holder's file, or ``id``. Then come
     ``prediction``, in units of the labels, and for classes ``probability_CLASS``. A model of any
     subset adds ``parties``: the parties used, such as ``0+2``, or ``none``. The option
-    ``flag-rate`` adds ``inconsistent``: the party that does not fit the others, if any. Rows are in
-    the order of the label holder's file.
-
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-
-    Raise `ConfigError` or `PartyError` if the run's checkpoint, a party's checkpoint or a file does
-    not fit. Nothing is written then.
+    ``flag-rate`` adds ``inconsistent``: the party that does not fit the others, if any.
     """
-    if not config.model:
-        raise ConfigError("There is no model to predict with. Set model to a run's results folder.")
+    check_model(config, "predict with")
     path = predictions_file(config)  # refuse before parties are asked
     model = TrainedModel(transport, config, given, run)
     found, rows, there, predictor = model.found, model.rows, model.there, model.predictor
@@ -140,11 +127,9 @@ def _inconsistent(suspects: NDArray[np.int64], parties: int) -> dict[str, int]:
 def _explainer(model: TrainedModel) -> Explainer:
     """Return what explains the scores, or raise `ConfigError`."""
     explainer = Explainer(model.predictor, model.rows.own.shape[1])
-    why = refusal(explainer)
-    if not why and model.transport.medium == "messages":
-        why = "Reasons need streams: Flower's messages take seconds. Leave transport out."
-    if why:
+    if why := refusal(explainer):
         raise ConfigError(why)
+    check_streams(model.transport, "Reasons need")
     return explainer
 
 

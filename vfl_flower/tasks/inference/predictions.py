@@ -28,12 +28,7 @@ Array = NDArray[Any]
 
 
 def predictions_file(config: RunConfig) -> Path:
-    """Return the file of predictions: ``out``, or a new one in the folder of the run.
-
-    If the folder has predictions, the name of the new file has the date and time.
-
-    Raise `ConfigError` if its name ends in neither .csv nor .parquet, or if it exists.
-    """
+    """Return a new file of predictions: ``out``, or one in the run's folder, dated if need be."""
     if not config.running.out:
         first = (Path(config.model) / "predictions.csv").expanduser().absolute()
         dated = first.with_stem(f"predictions-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -61,10 +56,7 @@ def _check_new(path: Path) -> None:
 
 
 def frame_of(ids: Array, called: str, rows: ScoredRows, found: Checkpoint) -> Any:
-    """Return the data frame to write.
-
-    ids, called : ids of the rows, and the name of their column.
-    """
+    """Return the data frame to write, with the ids in the column ``called``."""
     import pandas as pd
 
     predicted = predicted_columns(rows.outputs, found, rows.known)
@@ -75,10 +67,7 @@ def frame_of(ids: Array, called: str, rows: ScoredRows, found: Checkpoint) -> An
 def predicted_columns(
     outputs: Tensor, found: Checkpoint, known: NDArray[np.bool_] | None = None
 ) -> dict[str, Any]:
-    """Return columns by name: the prediction, and the probability of each class.
-
-    known : as for `probabilities`.
-    """
+    """Return columns by name: the prediction, and the probability of each class."""
     about, classes = found.about_labels, found.about_labels["classes"]
     if not classes:
         numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
@@ -90,10 +79,7 @@ def predicted_columns(
 
 
 def predicted_classes(chances: Array, threshold: float) -> NDArray[np.int64]:
-    """Return the predicted class of each row, [R], by the probabilities [R, classes].
-
-    Of two classes, the second is predicted above the threshold; of more, the most probable one.
-    """
+    """Return each row's class, [R]: of two, the second above the threshold; else the likeliest."""
     if chances.shape[1] == 2:
         return (chances[:, 1] > threshold).astype(np.int64)
     most_probable: NDArray[np.int64] = chances.argmax(1)
@@ -101,13 +87,7 @@ def predicted_classes(chances: Array, threshold: float) -> NDArray[np.int64]:
 
 
 def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tuple[Array, Array]:
-    """Return the numbers of the rows that some party has and that have labels, and these labels.
-
-    Labels are class indices, or standardised numbers.
-
-    labels : labels from the file, or from `load_labels`.
-    known : mask of the rows that some party has.
-    """
+    """Return the numbers of the known rows with labels, and these labels as in training."""
     if not found.config.data.own_data:
         return np.flatnonzero(known), labels[known]
     about, classes = found.about_labels, found.about_labels["classes"]
@@ -122,11 +102,7 @@ def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tupl
 
 
 def reached(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics:
-    """Return figures of the outputs of rows with labels, from `labelled`.
-
-    With a calibration, they are figures of the calibrated probabilities. The accuracy is that of
-    the predictions.
-    """
+    """Return figures of outputs with labels; with a calibration, of calibrated probabilities."""
     chances = None
     if found.about_labels["classes"]:
         chances = probabilities(outputs, found.calibration)
@@ -183,10 +159,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, frame: Any, figures: dict[str, Any]) -> None:
-    """Write predictions, and their figures as JSON beside them.
-
-    Raise `ConfigError` or `VflError` if the file exists, or cannot be written.
-    """
+    """Write predictions to a new file, and their figures as JSON beside them."""
     of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
     with told(path):
         make_folder(path.parent)

@@ -48,8 +48,7 @@ DRAWS = 2
 class Slopes(NamedTuple):
     """Slopes by which a participant splits its contribution.
 
-    rows : numbers of reference rows, [k].
-    gradients : gradient of the score on the path from each of these rows, [k, E].
+    rows, gradients : reference rows, [k], and the score's gradient on the path from each, [k, E].
     total : what the columns add up to. A model of any subset also gets something from a party
         without its columns: that the party has the person at all.
     """
@@ -81,10 +80,7 @@ def refusal(explainer: Explainer) -> str:
 def slopes(
     explainer: Explainer, row: ScoredRows, chosen: int, contributions: Mapping[str, float]
 ) -> dict[int | str, Slopes]:
-    """Return the slopes of each participant in the score of a row, for a class that is explained.
-
-    contributions : contribution of each participant to this score.
-    """
+    """Return the slopes of each participant in the score of a row, for the explained class."""
     return {
         player: _slopes(explainer, row, chosen, player, contributions[str(player)])
         for player in explainer.players(row)
@@ -146,11 +142,7 @@ def _companions(count: int, players: int, player: int) -> NDArray[np.bool_]:
 def of_score(
     explainer: Explainer, row: ScoredRows, score: Mapping[str, Any], ask: Ask
 ) -> dict[str, Any]:
-    """Return what the participants tell of the columns behind a score, as fields of an answer.
-
-    score : the row's prediction and contributions.
-    ask : returns the parties' answers, and why others have given none.
-    """
+    """Return what participants tell of the columns behind a score, as fields of an answer."""
     chosen = explainer.chosen(row, score["prediction"])
     of_players = slopes(explainer, row, chosen, score["contributions"])
     told = dict[str, list[dict[str, Any]]]()

@@ -29,10 +29,9 @@ def counts_uploads(found: Checkpoint) -> bool:
 
 
 class UploadCount:
-    """Counts uploads of a row under noise on embeddings, and knows their epsilon.
+    """Counts uploads of a row with noise, before they happen, and knows their epsilon.
 
-    It counts the uploads before they happen, in a ledger beside the run and in a second count. It
-    assumes that they are uploads of the rows that were uploaded most.
+    It assumes that they are uploads of the rows that were uploaded most.
     """
 
     def __init__(self, config: RunConfig, found: Checkpoint) -> None:
@@ -52,11 +51,7 @@ class UploadCount:
         return max(known, accountant.uploads())
 
     def add(self, uploads: int = 1) -> float | None:
-        """Count uploads, and return the epsilon of perturbed embeddings; None without them.
-
-        Raise `VflError` if a count is damaged, or of another run, or if a journal of training is
-        older than it was.
-        """
+        """Count uploads, and return the epsilon of perturbed embeddings; None without them."""
         found = self._found
         if not counts_uploads(found):
             return None
@@ -105,9 +100,6 @@ class Releases:
     The ledger of the run counts a prediction as one release of all its rows (`vfl predict`). A
     service adds to it when a row is released more often than it has counted. So epsilon is that
     of the most released row, also after a restart.
-
-    counts : whether there is such noise, so that a service must call `count`.
-    epsilon : of the run and all its predictions; None without such noise.
     """
 
     def __init__(self, config: RunConfig, found: Checkpoint, rows: int) -> None:
@@ -119,10 +111,7 @@ class Releases:
         self.epsilon: float | None = None
 
     def count(self, rows: NDArray[np.int64], ids: Sequence[bytes]) -> None:
-        """Count one release of each of these rows, and of these ids outside the alignment.
-
-        ids : ids that a party has. No other id is released.
-        """
+        """Count a release of each row, and of each id outside the alignment that a party has."""
         self._times[rows] += 1
         self._of_ids.update(ids)
         most = max([self._times[rows].max(initial=0), *(self._of_ids[one] for one in ids)])

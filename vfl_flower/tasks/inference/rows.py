@@ -30,11 +30,7 @@ Array = NDArray[Any]
 
 
 def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
-    """Return the parties that a model of any subset can use; None if it needs all.
-
-    Raise `ConfigError` if the option ``without`` does not name parties of that run, or the model
-    needs all parties.
-    """
+    """Return the parties that a model of any subset can use; None if it needs all."""
     parties = len(found.strategy["holder"]["sizes"])
     words = config.without.replace(",", " ").split()
     if not aggregation_of(found.config).any_subset:
@@ -65,20 +61,13 @@ class RowsToPredict:
     own : the label holder's own columns, float32 [N, F].
     order : puts rows into the order of its file.
     labels : their labels, if there are some. Without those that the noise of training protects.
-    learnt : mask of rows that are known to have trained or chosen the model, [N]; None without a
-        table.
-    present : row mask [N, M], if parties may lack rows.
-    nodes : party -> node, for the parties that know the rows.
-    shown : the label holder's answers in the alignment of the rows, if they were aligned.
-    table : the label holder's table, if it has one.
+    learnt : whether a row trained or chose the model, [N]; None without a table.
+    present, nodes : row mask [N, M] if parties may lack rows, and party -> node.
+    shown, words : the label holder's answers in the alignment of the rows, and its options.
     segments : name of a column -> its values, for columns that ``segments`` names.
-    psi : whether ids were compared by "psi".
     places : places of the rows in the label holder's file, [N], if it has one.
-    known : party -> number of the label holder's ids that it has, as far as this is known.
-    rules : figures of each rule at each party, if rules matched the people.
-    words : the options of the alignment of these rows, if they were aligned.
-    chosen : number of each row among the rows that a party has, or -1, [N, M]. It is None if all
-        rows are wanted.
+    known, rules : party -> number of the label holder's ids that it has; figures of rules.
+    chosen : number of each row among the rows that a party has, or -1, [N, M]; None for all rows.
     """
 
     ids: Array
@@ -124,10 +113,9 @@ class RowsToPredict:
         return self.present
 
     def seeker(self, run: str) -> Seeker | None:
-        """Return what finds people outside these rows at the parties.
+        """Return what finds people outside these rows, if it can.
 
-        Return None if ids were not compared by psi, or if the model reads columns of the label
-        holder. A person described by a caller has these.
+        A model that reads columns of the label holder needs people that a caller describes.
         """
         table, words = self.table, self.words
         if table is None or not self.psi or table.path.startswith("memory:") or words is None:
@@ -266,10 +254,7 @@ def labels_of(found: Checkpoint) -> Labels:
 
 
 def tested(rows: RowsToPredict, found: Checkpoint) -> NDArray[np.bool_]:
-    """Return which rows of the training file are the run's test rows, [N].
-
-    Raise `ConfigError` if the file has other rows than in training.
-    """
+    """Return which rows of the training file are the run's test rows, [N]."""
     assert rows.table is not None and rows.places is not None
     table, trained = rows.table, found.rows
     if len(table.ids) <= trained.max() or table.digest(trained) != found.about_labels["ids"]:
@@ -296,10 +281,7 @@ OF_FILE = (
 
 
 def learnt_by(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]:
-    """Return which rows of a table trained or chose the model, [N].
-
-    They are recognised in the file of its run, and by their ids if noise protects their labels.
-    """
+    """Return which rows trained or chose the model, [N], by its file, or by ids under noise."""
     learnt, known = np.zeros(len(rows), bool), found.rows
     is_file = len(known) > 0 and len(table.ids) > known.max()
     if is_file and table.digest(known) == found.about_labels["ids"]:

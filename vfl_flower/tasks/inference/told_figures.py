@@ -3,17 +3,16 @@
 A party chooses what it uploads in place of permuted rows, so exact figures would tell labels. The
 outputs of the model depend on no label of the explained rows. So for each row and feature, the
 label holder knows by how much that row's label can change the figure (`Score.possible`). A row's
-sensitivity is the norm of these changes over all features. Gaussian noise covers the largest one.
-If a party moves rows further than permutations do, then its own figures get more noise.
+sensitivity is the norm of these changes over all features, and Gaussian noise covers the largest.
 
 All figures of an explanation, of all parties together, are one Gaussian mechanism. It hides a
-person's label by `EPSILON`, or by the option ``epsilon``. It does not hide what the model has
-learned from the label. An AUC is divided by the number of pairs. That number follows from a noisy
-count of the second class, which is part of the mechanism.
+person's label by `EPSILON`, or by the option ``epsilon``, but not what the model has learned from
+the label. An AUC is divided by the number of pairs, from a noisy count of the second class, which
+is part of the mechanism.
 
-A file on the disk has the day on which parties were told about each person. For 30 days, no other
-explanation has a figure for parties with that person's label. So nothing averages the noise away.
-Figures of few rows would be noise alone: parties are told none about fewer than 200 people.
+A file has the day on which parties were told about each person. For 30 days, no other explanation
+has a figure with that person's label, so nothing averages the noise away. Parties are told none
+about fewer than 200 people, which would be noise alone.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ _OF_COUNT = 0.1  # part of the squared mu that the count of the second class tak
 
 
 class FiguresToTell:
-    """The exact sums of one party's figures, and the largest change of them by a row's label.
-
-    outputs : outputs of the rows as they are, [R, C].
-    fresh : mask of the rows that parties may be told about, [R].
-    """
+    """The exact sums of one party's figures, and the largest change of them by a row's label."""
 
     def __init__(
         self, score: Score, outputs: Outputs, fresh: NDArray[np.bool_], features: int
@@ -64,10 +59,7 @@ class FiguresToTell:
         self._sums, self._squares = np.zeros(features), np.zeros(len(self._plain))
 
     def add(self, first: int, outputs: Outputs, repeat: int, repeats: int) -> None:
-        """Add the outputs of one permutation of some features, [count, R, C].
-
-        first : number of the first of the features.
-        """
+        """Add the outputs of a permutation of features from ``first`` on, [count, R, C]."""
         if not repeat:
             self._falls = np.zeros((len(outputs), *self._plain.shape), np.float32)
         for falls, each in zip(self._falls, outputs, strict=True):
@@ -92,12 +84,7 @@ class FiguresToTell:
 
 
 class Noise:
-    """The noise on all figures of an explanation, for several parties.
-
-    second : mask of the rows that the figures are about and that have the second class, [R].
-
-    unit : a sum times this is the fall of the metric.
-    """
+    """The noise on all parties' figures. A sum times ``unit`` is the fall of the metric."""
 
     def __init__(
         self, score: Score, fresh: NDArray[np.bool_], parties: int, epsilon: float, delta: float

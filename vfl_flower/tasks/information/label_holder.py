@@ -1,14 +1,13 @@
 """The label holder's half of task "information": labels with noise out, or exact counts.
 
 Noisy: the label holder randomises each training label once (`protocol.privacy.labels`), and sends
-every party the same draw. So one epsilon covers all columns and all parties. Each party counts
-noisy events in its own bins. It answers the information value of each column, by number, and no
-more. Any further run with the same epsilon sends the same draw, and training with
-privacy = 'labels' learns from it too.
+every party the same draw, also in later runs with this epsilon. So one epsilon covers all columns
+and parties, and training with privacy = 'labels' too. A party counts noisy events in its own bins,
+and answers the information value of each column, by number, and no more.
 
 Exact: each party uploads the bin of each of its rows, and gets the events of each bin. So the label
-holder learns the bins of every person, without names and edges. A party learns sums of labels over
-rows that it knows. Bins with few rows of a class are merged, and `exact_sums` bounds what all sums
+holder learns the bins of every person, without names and edges, and a party learns sums of labels
+over rows that it knows. Bins with few rows of a class are merged, and `Shown` bounds what all sums
 together say about one label.
 """
 
@@ -31,11 +30,13 @@ from vfl_flower.data.at_label_holder import load_labels, own_labels, with_row_ma
 from vfl_flower.data.at_party import own_columns
 from vfl_flower.data.bins import Bins
 from vfl_flower.data.evidence import (
+    MOST_TOLD,
     ColumnEvidence,
     Estimate,
     Evidence,
     Groups,
     least_rows,
+    leverages,
     merged,
     note_of,
     value_of,
@@ -47,7 +48,6 @@ from vfl_flower.label_holder.results import INFORMATION, in_use
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.labels import DrawAccountant
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.tasks.information.exact_sums import Shown
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.early_messages import (
     ColumnBins,
@@ -61,6 +61,7 @@ from vfl_flower.transport.gather import gather, gather_all
 from vfl_flower.transport.messages import SMALL, checked
 
 _MOST_COLUMNS = 100_000  # of one party
+_MOST_SUMS = 2000  # of all parties; more take too long to check
 _LARGEST = 1e3  # information value
 
 Events = NDArray[np.uint8]
@@ -70,10 +71,7 @@ Events = NDArray[np.uint8]
 def information(
     transport: Transport, config: RunConfig, own: Table | None, run: str, folder: Path
 ) -> None:
-    """Have parties compute the information value of their columns; write ``information.json``.
-
-    A party that refuses is left out.
-    """
+    """Have parties compute the information value of their columns; write ``information.json``."""
     with in_use(folder):
         _Information(transport, config, folder).write(own, run)
 
@@ -137,10 +135,7 @@ class _Information:
     # --- noisy ----------------------------------------------------------------------------------
 
     def _noisy_labels(self, labels: Labels) -> tuple[Events, float | None]:
-        """Return the labels with noise, and the sum of all epsilons spent on them.
-
-        The draw is on the disk, and each further run repeats it (`protocol.privacy.draws`).
-        """
+        """Return labels with noise, the same in each run, and the sum of epsilons spent on them."""
         config = self.config
         noisy, spent = randomised(config, labels)
         kept = mechanism_of(config).kept(2)
@@ -224,6 +219,34 @@ class _Information:
         self.transport.expect({EvidenceOrder.kind: SMALL + 32 * columns})
         timeout = self.config.running.party_timeout
         return gather(self.transport, orders, ColumnInformation, timeout, lenient=True)
+
+
+class Shown:
+    """Sums of labels that exact counts show to all parties of a run, and what they say.
+
+    Each group of a column is a row of a matrix A [K, N] of zeros and ones, and parties learn A y.
+    `leverages` bounds what they say.
+    """
+
+    def __init__(self, rows: int, most: float = MOST_TOLD) -> None:
+        self.sums = np.ones((1, rows), np.float32)  # A: all parties know the sum of all labels
+        self._rows, self._most = rows, most
+
+    def add(self, rows: NDArray[Any], groups: list[NDArray[np.uint8]]) -> bool:
+        """Show the sums of groups [n] of each column over rows [n], unless they tell too much."""
+        number = len(self.sums) + sum(int(each.max()) + 1 for each in groups)
+        if number > min(_MOST_SUMS, self._most * self._rows + len(groups)):
+            return False
+        added = np.zeros((number - len(self.sums), self._rows), np.float32)
+        first = 0
+        for each in groups:
+            added[first + each.astype(np.int64), rows] = 1
+            first += int(each.max()) + 1
+        sums = np.concatenate([self.sums, added])
+        if leverages(sums).max() > self._most:
+            return False
+        self.sums = sums
+        return True
 
 
 # --- labels and columns -------------------------------------------------------------------------

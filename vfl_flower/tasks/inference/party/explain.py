@@ -1,11 +1,12 @@
 """A party's half of an explanation (the other: `vfl_flower.tasks.inference.explain`).
 
-The party permutes one feature of the rows at a time, and uploads embeddings. Its permutations and
-the order of its features are random, and nobody else learns them. At the end the label holder tells
-the party how much the metric fell. Only the party can say which name has which figure.
+The party permutes one feature of the rows at a time, and uploads embeddings. Nobody else learns its
+permutations, or the order of its features. So at the end only the party can say which name has
+which figure.
 """
 
 import secrets
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import check_task
 from vfl_flower.protocol.batches import secret_generator
-from vfl_flower.tasks.inference.party import explained_table
+from vfl_flower.tasks.inference import bars
 from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
 from vfl_flower.tasks.inference.party.features import Feature, features_of
@@ -39,6 +40,7 @@ from vfl_flower.transport.node import index_and_parties, refused, simulated
 
 _IN_MEMORY = 2**29  # bytes of samples; more samples are read again for each upload
 _AT_ONCE = 2**26  # most numbers in the permutations of an order
+_SHOWN = 30  # features in the picture
 
 Rows = NDArray[np.float32]
 
@@ -46,12 +48,9 @@ Rows = NDArray[np.float32]
 class Explanation:
     """The rows and the features of a party that are being explained.
 
-    places : places of the rows among the party's samples, [n].
     features : the features, in a random order that only the party knows.
-    repeats : number of permutations of each feature.
     secret : all permutations follow from it; fresh by default.
     people : numbers of the rows' people, [n]. Their order decides who gets whose value.
-
     plain : embeddings of the rows as they are, float32 [n, E].
     """
 
@@ -83,10 +82,7 @@ class Explanation:
         """Do nothing: an explanation counts nothing ahead."""
 
     def permutation(self, feature: int, repeat: int) -> NDArray[np.int64]:
-        """Return the row whose value each row gets, [n].
-
-        It follows from the secret, the feature's name, and the people's order.
-        """
+        """Return whose value each row gets, [n], by secret, feature's name and people's order."""
         said = f"explain|{repeat}|{self.features[feature].name}|".encode()
         drawn = secret_generator(said + self._secret).permutation(self.rows)
         donors = np.empty_like(drawn)
@@ -105,11 +101,7 @@ class Explanation:
         return self.plain
 
     def permuted(self, order: explain_messages.PermuteOrder) -> Rows:
-        """Return embeddings [count * (stop - start), E] of rows with permuted features.
-
-        Raise `VflError` if the party does not have these features or rows, or has embedded them
-        already.
-        """
+        """Return embeddings [count * (stop - start), E] of rows with permuted features."""
         self._begin(order)
         rows = self._read(np.arange(order.start, order.stop))
         learner, found = self.party.learner, []
@@ -129,13 +121,7 @@ class Explanation:
         return np.concatenate(found)
 
     def repeated(self, order: explain_messages.PermuteOrder) -> Rows:
-        """Return embeddings [count * (stop - start), E] of rows as they are, and count them.
-
-        They equal an earlier upload, also in its noise, so they tell nothing new.
-
-        Raise `ConfigError` or `VflError` if the rule allows no more uploads, or the order cannot be
-        served.
-        """
+        """Return embeddings of rows as they are, which tell nothing new, and count them."""
         self._check(order)
         self.party.count_uploads(self._places[order.start : order.stop], order.count)
         return np.tile(self.plain[order.start : order.stop], (order.count, 1))
@@ -178,11 +164,7 @@ class Explanation:
 
 
 def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_messages.Explained:
-    """Load a saved model and the rows, embed them, and say how many features there are.
-
-    Raise `ConfigError` or `VflError` if the party's columns, rows or model differ from training, or
-    if a rule forbids a prediction of these rows.
-    """
+    """Load a saved model and the rows, embed them, and say how many features there are."""
     model = LoadedModel(context, order)
     party, places, asked = model.party, model.places, order.arrays.get("rows")
     if asked is not None:
@@ -219,11 +201,7 @@ def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_mes
 
 
 def permute(context: Context, order: explain_messages.PermuteOrder) -> explain_messages.Permuted:
-    """Embed rows with permuted features, or as they are if another party permutes its own.
-
-    Raise `OutOfStepError` if this process has loaded nothing to explain. Raise `VflError` if the
-    order cannot be served.
-    """
+    """Embed rows with permuted features, or as they are if another party permutes its own."""
     index, _ = index_and_parties(context)
     found = current(context)
     if order.party == index:
@@ -240,11 +218,7 @@ def permute(context: Context, order: explain_messages.PermuteOrder) -> explain_m
 
 
 def note(context: Context, order: explain_messages.FiguresOrder) -> explain_messages.Noted:
-    """Write the party's own table and picture of its features.
-
-    Raise `OutOfStepError` or `VflError` if this process has explained nothing, or the files cannot
-    be written.
-    """
+    """Write the party's own table and picture of its features."""
     index, parties = index_and_parties(context)
     found = current(context)
     figures = {
@@ -253,14 +227,14 @@ def note(context: Context, order: explain_messages.FiguresOrder) -> explain_mess
         if order.arrays
     }
     path = table_of(context)
-    table = explained_table.of(found.features, figures)
+    table = _table(found.features, figures)
     try:
         with told(path):
             make_folder(path.parent)
         with whole(path) as file:
             write_csv(file, table)
         if figures:
-            explained_table.draw(table, order, path.with_suffix(".png"))
+            _draw(table, order, path.with_suffix(".png"))
     except VflError as error:
         log.warning("%s", error)
         raise VflError("cannot write its table of features: its own log says why.") from None
@@ -277,6 +251,40 @@ def table_of(context: Context) -> Path:
     """Return the file of the party's own table. A new explanation replaces it."""
     party = context.node_config.get("partition-id")
     return state_file.place(context).with_name(f"party-{party}-explanation.csv")
+
+
+def _table(features: Sequence[Feature], figures: Mapping[str, NDArray[np.float64]]) -> Any:
+    """Return a frame with a line for each feature, the most important first.
+
+    ``feature`` is the number under which the label holder knows the feature. The figures are
+    missing if labels are protected.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(
+        {"feature": np.arange(len(features)), "name": [each.name for each in features]}
+    )
+    if not figures:
+        return table
+    values, margins = figures["values"], figures["margins"]
+    columns = {"value": values, "low": values - margins, "high": values + margins}
+    return table.assign(**columns).sort_values("value", ascending=False, kind="stable")
+
+
+def _draw(table: Any, order: explain_messages.FiguresOrder, path: Path) -> None:
+    """Draw the features with the largest figures as bars, with their intervals."""
+    most = table.iloc[:_SHOWN][::-1]
+    names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
+    metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
+    noise = f", with noise of deviation {order.grain:.2g}" if order.grain else ""
+    bars.draw(
+        path,
+        [name.replace("$", r"\$") for name in names],
+        most["value"],
+        (most["high"] - most["low"]) / 2,
+        ["#0a56dd"] * len(most),
+        f"fall of {metric} on {order.rows} rows if permuted{noise}",
+    )
 
 
 # --- steps of the first message -----------------------------------------------------------------
@@ -315,12 +323,6 @@ def _features(model: LoadedModel) -> tuple[list[Feature], str]:
 def _count(
     context: Context, party: Party, places: NDArray[np.int32], uploads: int, times: int
 ) -> None:
-    """Count what the party computes of these rows, before it does so.
-
-    uploads : number of uploads that have a row's values in them.
-    times : number of embeddings of each row.
-
-    Raise `ConfigError` if a rule allows no more. Then nothing is counted.
-    """
+    """Count uploads with a row's values, and ``times`` embeddings of each, before they happen."""
     with counted_predictions(context, Rules.of(context.node_config), times * len(places)):
         party.count_uploads(places, uploads)

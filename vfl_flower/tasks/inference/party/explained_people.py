@@ -44,11 +44,7 @@ def people_of(model: LoadedModel, places: NDArray[np.int32]) -> People:
 def claimed(context: Context, people: People, repeats: int) -> Iterator[bytes]:
     """Yield the secret of these people's set, and then put the people into the set.
 
-    If the block fails, the people are in no set: it counts, and a rule may allow no more. Another
-    explanation of the party waits meanwhile.
-
-    Raise `ConfigError` if the rows are too few, if each feature would be permuted several times, or
-    if another explanation has had some of these people, and others besides.
+    If the block fails, the people are in no set. Another explanation waits meanwhile.
     """
     least = max(LEAST, Rules.of(context.node_config).min_rows)
     if len(people) < least:

@@ -1,7 +1,7 @@
 """A party's features as its owner calls them, and where they are in a sample.
 
-A feature is a column of a table. A text column is one feature, however many 0/1 columns encode it.
-A feature of sequences is a signal, and a feature of images is a patch.
+A feature is a column of a table, however many 0/1 columns encode a text, a signal of sequences, or
+a patch of images.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,7 @@ _PATCHES = 4  # along each side of an image
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature: its name, and its index into samples [R, ...].
-
-    number : its number in the order of the owner's columns.
-    """
+    """A feature: its name, its index into samples [R, ...], and its number in the owner's order."""
 
     name: str
     index: tuple[Any, ...]
@@ -32,14 +29,7 @@ class Feature:
 def features_of(
     party: int, sample: Samples, preparation: Preparation | None, sequences: bool
 ) -> list[Feature]:
-    """Return a party's features, in the order of its columns.
-
-    sample : one row, without the row dimension.
-    preparation : preparation of the party's own data, which has the names of its columns.
-    sequences : whether a sample is a sequence [T, signals].
-
-    Raise `ConfigError` if samples are no array of numbers, such as texts.
-    """
+    """Return a party's features in order, from one row, or raise `ConfigError` if it has none."""
     if isinstance(sample, dict) or not sample.is_floating_point():
         raise ConfigError(
             f"Party {party} has samples of {'tokens or ' * (not isinstance(sample, dict))}several "

@@ -1,8 +1,9 @@
-"""A model that a party has saved, with the rows to embed: loaded in one way for all of inference.
+"""A model that a party has saved, with the rows to embed, and predictions with it.
 
 A process keeps what a service or an explanation has loaded, until the run ends (`forget`).
 """
 
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.store import common_rows, is_aligned
 from vfl_flower.config.errors import OutOfStepError
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact, Preparation, Source
 from vfl_flower.party import builder, state, state_file
 from vfl_flower.party.inputs import own_source
+from vfl_flower.party.limits import counted_predictions
 from vfl_flower.protocol.aggregation.masks import alike
-from vfl_flower.tasks.drift.party import DriftReports
+from vfl_flower.tasks.drift.party import DriftReports, of_block
 from vfl_flower.transport.messages import Arrays, Predicted, PredictOrder, Serving
 from vfl_flower.transport.node import index_and_parties
 
@@ -28,12 +31,7 @@ class LoadedModel:
 
     places : places of the rows among the samples of ``block``, int32 [n].
     background : numbers of the people in `background_rows` of training, for own data.
-    source, in_source : the party's own data, and the place of each row there, [n]. A party
-        without own data has None and no places.
-
-    Raise `OutOfStepError` if the party was not told its rows, as after a start of its process.
-    Raise `ConfigError` or `VflError` if its columns, rows or model differ from training, or a rule
-    forbids it.
+    source, in_source : the party's own data, if it has some, and the place of each row there, [n].
     """
 
     def __init__(self, context: Context, order: PredictOrder) -> None:
@@ -91,6 +89,24 @@ class LoadedModel:
         )
 
 
+def predict(context: Context, order: PredictOrder) -> Predicted:
+    """Embed rows with a saved model: the rows just aligned, or the test rows."""
+    model = LoadedModel(context, order)
+    party, block, rows = model.party, model.block, model.places
+    with counted_predictions(context, Rules.of(context.node_config), len(rows)):
+        party.count_uploads(rows)
+    embedding = party.learner.embeddings(block.test, rows).cpu().numpy()
+    tags = model.agree(order)
+    arrays = model.hide(embedding) | tags
+    read, places = of_block(block), rows.astype(np.int64)
+    if model.source and block.preparation:
+        read = partial(model.source.raw_columns, dates=block.preparation.dates)
+        places = model.in_source[places]
+    people = block.test_rows.astype(np.uint64)[rows]
+    arrays |= model.drift.of_prediction(people, places, read)
+    return model.answer(Predicted, arrays)
+
+
 U = TypeVar("U")
 
 in_use: dict[tuple[int, Any], Any] = {}
@@ -98,10 +114,7 @@ in_use: dict[tuple[int, Any], Any] = {}
 
 
 def current(context: Context, kind: type[U], what: str) -> U:
-    """Return what the party has loaded, or raise `OutOfStepError`.
-
-    what : what it has not loaded, for the error.
-    """
+    """Return what the party has loaded, or raise `OutOfStepError`: it has loaded no ``what``."""
     loaded = in_use.get((context.run_id, context.node_config.get("partition-id")))
     if not isinstance(loaded, kind):
         raise OutOfStepError(f"has loaded no {what}.")

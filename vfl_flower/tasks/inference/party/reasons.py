@@ -37,11 +37,7 @@ _AT_ONCE = 256  # rows whose columns a first layer reads at once
 
 
 class Reasons:
-    """The reference rows of a party, and its columns in a random order that only it knows.
-
-    Raise `ConfigError` if the party's rules or samples permit no reasons, or it has lost its
-    reference rows.
-    """
+    """The reference rows of a party, and its columns in a random order that only it knows."""
 
     def __init__(self, model: LoadedModel) -> None:
         party, self._index, self._folder = model.party, model.index, states_folder(model.context)
@@ -70,10 +66,7 @@ class Reasons:
         self._latest: tuple[bytes, Any] = b"", None  # places of rows, and these rows as read
 
     def give(self, order: ReasonsOrder, sample: Any, person: list[str]) -> GivenReasons:
-        """Keep the reasons for the score of a sample [1, ...]; return what the rule permits.
-
-        person : keyed hash of the person's id, as in the audit log.
-        """
+        """Keep the reasons of a sample [1, ...], with its person; return what is permitted."""
         parts, errors = self.parts(order, np.asarray(sample))
         largest = np.argsort(-np.abs(parts), kind="stable")
         line = {

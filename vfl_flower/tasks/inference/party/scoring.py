@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Context
@@ -32,7 +32,18 @@ from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.tasks.inference.party.reasons import Reasons
 from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
-from vfl_flower.transport.messages import Arrays, Scored, ScoreOrder, ServeOrder, Serving
+from vfl_flower.transport.messages import (
+    Arrays,
+    Order,
+    Payload,
+    Scored,
+    ScoreOrder,
+    ServeOrder,
+    Serving,
+)
+
+O = TypeVar("O", bound=Order)  # noqa: E741
+P = TypeVar("P", bound=Payload)
 
 _SINGLES = 10_000  # most samples of single rows in memory
 _LOOK = 1.0  # seconds between two looks at the party's file
@@ -45,10 +56,8 @@ _readers = ThreadPoolExecutor(2, "reading")  # of files that have changed
 class Served:
     """A loaded model that answers a service, with its rows in the order of the alignment.
 
-    features : samples of the rows that the party's data have now.
-    at : position of each row in ``features``, or -1 if the data have lost it.
-    ids : ids of all rows, if the party has own data.
-    in_source : place of each row in the party's own data, or -1 if the data have lost it.
+    features, at : samples that the party's data have now, and each row's position there, or -1.
+    ids, in_source : ids of all rows of own data, and each row's place there, or -1.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -185,12 +194,9 @@ class Served:
     def _recorded(
         self, event: str, number: int, ids: Sequence[bytes] = ()
     ) -> Iterator[dict[str, Any]]:
-        """Write an order to the audit log at the end of the block, also if the block refuses it.
+        """Write an order about some ids to the audit log at the end of the block, also if refused.
 
         Yield further fields of the line, for the block to set.
-
-        number : number of ids that the order is about.
-        ids : these ids, if the party knows them.
         """
         outcome, more = "refused", dict[str, Any]()
         try:
@@ -223,10 +229,7 @@ class Served:
         return np.stack([kept[row] for row in wanted.tolist()])
 
     def _written(self) -> int:
-        """Return when the party's file or its list of withdrawals was last written.
-
-        Return 0 if it has no file.
-        """
+        """Return when the party's file or its withdrawals were last written; 0 without a file."""
         listed = version(place(self._context.node_config))
         try:
             return max(self._file.stat().st_mtime_ns, listed) if self._file else listed
@@ -290,10 +293,7 @@ class Served:
 
 
 def load(context: Context, order: ServeOrder) -> Serving:
-    """Load a saved model and its rows: the rows just aligned, or the test rows.
-
-    Raise errors as `LoadedModel` does, or if the audit log cannot be opened.
-    """
+    """Load a saved model and its rows: the rows just aligned, or the test rows."""
     model = LoadedModel(context, order)
     tags = model.agree(order)
     models.forget(context.run_id, model.index)  # two services cannot write one audit log
@@ -301,25 +301,12 @@ def load(context: Context, order: ServeOrder) -> Serving:
     return model.answer(Serving, tags, rows=len(model.places))
 
 
-def score(context: Context, order: ScoreOrder) -> Scored:
-    """Embed some of the loaded rows.
-
-    Raise `OutOfStepError` if this process has loaded no model. Raise `ConfigError` or `VflError` if
-    the order names rows that do not exist, or if a rule forbids more predictions.
-    """
-    return models.current(context, Served, "model to serve").score(order)
+def _by_served(method: Callable[[Served, O], P]) -> Callable[[Context, O], P]:
+    """Return a function that has the loaded model answer; it must be loaded."""
+    return lambda context, order: method(models.current(context, Served, "model to serve"), order)
 
 
-def give_reasons(context: Context, order: ReasonsOrder) -> GivenReasons:
-    """Split the party's contribution to one score; the errors are as of `score`."""
-    return models.current(context, Served, "model to serve").give_reasons(order)
-
-
-def open_set(context: Context, order: OpenSetOrder) -> SetKept:
-    """Open a set of blinded ids for a service; the errors are as of `score`."""
-    return models.current(context, Served, "model to serve").open_set(order)
-
-
-def seek(context: Context, order: SeekOrder) -> Sought:
-    """Blind ids for a service; the errors are as of `score`."""
-    return models.current(context, Served, "model to serve").seek(order)
+score = _by_served(Served.score)
+give_reasons = _by_served(Served.give_reasons)
+open_set = _by_served(Served.open_set)
+seek = _by_served(Served.seek)

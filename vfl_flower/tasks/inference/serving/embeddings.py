@@ -29,11 +29,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass
 class Found:
-    """People outside the alignment, and where the parties have them.
+    """People outside the alignment, by `identity`, and where the parties have them.
 
-    encoded : `identity` of each.
-    places : place of each person in a party's set, or -1, [k, M].
-    proofs : proof for each place, [k, M, 32].
+    places, proofs : place of each person in a party's set, or -1, [k, M], and proofs [k, M, 32].
     refused : whether a party's rule forbids to ask about the person, [k, M].
     missing : party -> why it has not answered.
     """
@@ -51,22 +49,14 @@ class Found:
         proofs = np.zeros((*places.shape, 32), np.uint8)
         return cls(encoded, places, proofs, np.zeros(places.shape, bool), {})
 
-    @property
-    def at_parties(self) -> list[bytes]:
-        """Return the ids that some party has."""
-        there = np.flatnonzero((self.places >= 0).any(axis=1))
-        return [self.encoded[at] for at in there.tolist()]
-
 
 @dataclass
 class Embedded:
-    """The parties' embeddings of rows.
+    """The parties' embeddings of rows; the last rows are people ``found`` outside the alignment.
 
     blocks : embeddings, [R, width]; zeros where a party has given none.
     given, has : whether a party has given a row, and whether it should have it, [R, M].
-    refused : whether a party's rule forbids the row, [R, M].
-    missing : party -> why it has given nothing.
-    found : the last rows, which are people outside the alignment.
+    refused, missing : whether a party's rule forbids the row, [R, M]; party -> why it gave nothing.
     """
 
     blocks: Tensor
@@ -116,10 +106,7 @@ class Embeddings:
         self._at = (np.cumsum(self.present, axis=0) - 1).astype(np.int32)  # among its own rows
 
     def embed(self, rows: NDArray[np.int64], found: Found, until: float) -> Embedded:
-        """Return embeddings of aligned rows [n], and then of ids that were found, [k].
-
-        until : monotonic time after which no party is waited for.
-        """
+        """Return embeddings of aligned rows [n], and then of ids that were found, [k]."""
         size, aligned = len(rows) + len(found.encoded), len(rows)
         said = Embedded(
             torch.zeros(size, self._predictor.width),
@@ -169,10 +156,7 @@ class Embeddings:
         return {"places": found.places[[new], party], "proofs": found.proofs[[new], party]}
 
     def find(self, people: Sequence[int | str | Person], seconds: float) -> Found:
-        """Find people outside the alignment at the parties: one round trip for ids, or each rule.
-
-        seconds : how long a round trip may take.
-        """
+        """Find people outside the alignment: one round trip for ids, or for each rule."""
         seeker = self._parties.seeker
         if seeker is None:
             return self.no_ids
@@ -237,11 +221,7 @@ class Embeddings:
         said: Embedded,
         collection: Collection,
     ) -> str:
-        """Take a party's embeddings; return why they cannot be used, or an empty text.
-
-        Raise `VflError` if the answer does not fit. The message continues a sentence that names the
-        party.
-        """
+        """Take embeddings; return why they cannot be used, or ''. A misfit is a `VflError`."""
         rows, size = np.flatnonzero(said.has[:, number]), self._predictor.sizes[number]
         there = np.ones(len(rows), bool)
         if "refused" in answer.arrays:
@@ -263,10 +243,7 @@ class Embeddings:
 
 
 def _positions(arrays: Arrays, name: str, size: int) -> Mask:
-    """Return a list of positions in an answer as a mask [size]; none are named without a list.
-
-    Raise `VflError` if it is not a list of such positions. The message continues a sentence.
-    """
+    """Return a list of positions in an answer as a mask [size]; none are named without a list."""
     mask, named = np.zeros(size, bool), arrays.get(name)
     if named is not None and named.size:
         if named.dtype != np.int32 or named.ndim != 1 or named.min() < 0 or named.max() >= size:

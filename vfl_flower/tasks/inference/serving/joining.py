@@ -1,32 +1,84 @@
-"""Parties that come while a service answers: they align and load their models beside it.
+"""Records of a service's parties, and parties that come while it answers.
 
-A thread asks a party as the service's start does. Only the service's own thread uses the transport:
-it sends the messages of this thread, and hands it the replies.
+A thread asks such a party to align and to load its model, as the service's start does. Only the
+service's own thread uses the transport: it sends this thread's messages, and hands it the replies.
 """
 
+from __future__ import annotations
+
+import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Message
+from numpy.typing import NDArray
 
 from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import Places
+from vfl_flower.alignment.reuse import proof_of
 from vfl_flower.alignment.seeking import Seeker
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.logs import log
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.split import Alignment
 from vfl_flower.tasks.inference.model import TrainedModel
-from vfl_flower.tasks.inference.serving.records import PartyRecord
+from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import ReuseOrder
 from vfl_flower.transport.gather import AvailableParties, gather
-from vfl_flower.transport.messages import ServeOrder, Serving
+from vfl_flower.transport.messages import Order, ServeOrder, Serving
 
+READY, ASKED, LATE, LOADING, DOWN = "ready", "asked", "late", "loading", "down"
 _FIRST, _MOST = 2.0, 60.0  # seconds between two tries, which double while a party fails
+
+
+@dataclass
+class PartyRecord:
+    """The label holder's knowledge of one party.
+
+    key, order, sent : the message that is out to it, what it asks, and when it was sent.
+    why : the reason of the party's last refusal.
+    alignment, shown : the alignment of its rows, and the label holder's answer in it.
+    failed : when it last failed a whole order, instead of some rows.
+    """
+
+    number: int
+    node: int | None
+    state: str = DOWN
+    key: str = ""
+    order: Order | None = None
+    sent: float = 0.0
+    why: str = ""
+    alignment: str = ""
+    shown: NDArray[np.uint8] | None = None
+    failed: float = -math.inf
+
+    @classmethod
+    def of_all(cls, parties: int, rows: RowsToPredict) -> list[PartyRecord]:
+        """Return a record of each party, with the alignment of these rows."""
+        found = [cls(number, None, alignment=rows.alignment) for number in range(parties)]
+        if rows.shown is not None:
+            who = range(parties) if rows.nodes is None else sorted(rows.nodes)
+            for number, shown in zip(who, rows.shown, strict=True):
+                found[number].shown = shown
+        return found
+
+    def reuse(self, every: Sequence[PartyRecord], run: str, config: RunConfig) -> ReuseOrder:
+        """Return the order to use the rows of its alignment again, with all proofs of it."""
+        proofs = np.zeros((len(every), 32), np.uint8)
+        for each in every:
+            if each.shown is not None and each.alignment == self.alignment:
+                proof = proof_of(each.shown, each.alignment, run)
+                proofs[each.number] = np.frombuffer(proof, np.uint8)
+        about = json.dumps(config.values())
+        return ReuseOrder(alignment=self.alignment, config=about, arrays={"proofs": proofs})
 
 
 class Joined(NamedTuple):
@@ -104,8 +156,7 @@ class Joining:
 
     model : its row mask gets the rows of parties that join.
     parties : the service's records. It lacks those without a node, but for excluded parties.
-    load : what a party is asked to load.
-    opens : whether parties are asked to find ids.
+    load, opens : what a party is asked to load, and whether it is asked to find ids.
     """
 
     def __init__(

@@ -25,10 +25,7 @@ from vfl_flower.transport.base import Transport
 
 
 class Loaded(TrainedModel):
-    """One version of the model: its rows, its top model, and the parties that have loaded it.
-
-    The parameters are as of `TrainedModel`.
-    """
+    """One version of the model: its rows, its top model, and the parties that have loaded it."""
 
     def __init__(
         self,

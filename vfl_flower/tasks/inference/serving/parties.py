@@ -16,16 +16,16 @@ from vfl_flower.config.logs import log, notice
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.tasks.inference.model import TrainedModel
-from vfl_flower.tasks.inference.serving.joining import Joining
-from vfl_flower.tasks.inference.serving.metrics import Metrics
-from vfl_flower.tasks.inference.serving.records import (
+from vfl_flower.tasks.inference.serving.joining import (
     ASKED,
     DOWN,
     LATE,
     LOADING,
     READY,
+    Joining,
     PartyRecord,
 )
+from vfl_flower.tasks.inference.serving.metrics import Metrics
 from vfl_flower.tasks.inference.serving.requests import FAULTY, REFUSED
 from vfl_flower.transport import messages
 from vfl_flower.transport.early_messages import (
@@ -73,11 +73,7 @@ class Parties:
     # --- the beginning ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Have all parties load their models and rows.
-
-        Raise `ConfigError` or `PartyError` if a party that the model needs is missing, refuses, or
-        has another model or rows.
-        """
+        """Have all parties load their models and rows, and open their sets."""
         model = self._model
         self._load_order = model.order(messages.ServeOrder)
         per_row = 4 * max(model.predictor.sizes, default=0) + 4
@@ -144,10 +140,7 @@ class Parties:
             self._lose(party)
 
     def _loaded(self, party: PartyRecord, answer: messages.Serving) -> None:
-        """Take a party's answer that it has loaded its model; raise `VflError` if it does not fit.
-
-        The message continues a sentence that names the party.
-        """
+        """Take a party's answer that it has loaded its model, or raise `VflError` about it."""
         check_states(self._model.found, [answer], whole=False)
         mine = int(self._model.rows.known_by(len(self._all))[:, party.number].sum())
         known = party.number, party.alignment, mine

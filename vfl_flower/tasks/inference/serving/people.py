@@ -33,9 +33,8 @@ class Person:
     """A person of a request.
 
     name : the id in the row, or the number of the row in the request.
-    keys : text of a rule -> key, for rules whose key counts.
+    keys : text of a rule -> key, for rules whose key counts; else ``why`` there are fewer.
     own : the label holder's columns that the model reads, float32 [F].
-    why : `AMBIGUOUS`, `INCOMPLETE`, or an empty text.
     listed : what a list of withdrawals knows the person by.
     """
 
@@ -62,13 +61,7 @@ def identity(one: int | str | Person) -> bytes:
 
 
 class People:
-    """Makes people of the rows of requests.
-
-    table, rules : the label holder's table, and the rules that it has the columns of.
-    preparation : how the columns that the model reads become numbers; None if it reads none.
-
-    columns : the columns that each row must have.
-    """
+    """Makes people of the rows of requests, which must have ``columns``."""
 
     def __init__(
         self, table: Table, rules: Mapping[str, Rule], preparation: Mapping[str, Any] | None
@@ -90,11 +83,7 @@ class People:
         self._ambiguous = {text: _twice(keys, rule) for text, rule in rules.items()}
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[Person]:
-        """Return the people of a request.
-
-        Raise `ConfigError` if a row lacks a column, has another one, or has a value that cannot be
-        used.
-        """
+        """Return the people of a request, or raise `ConfigError` about one of its rows."""
         import pandas as pd
 
         named = {self._words["id"], *self.columns}

@@ -8,14 +8,16 @@ small request waits for one batch at most. While small requests come, batches ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from vfl_flower.config.errors import VflError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.names import in_words
+from vfl_flower.records.ledger import opened, today
 from vfl_flower.tasks.inference.contribution_to_score import HOLDER
 from vfl_flower.tasks.inference.serving.people import Person
 
@@ -27,6 +29,7 @@ BATCH = 2048
 """Most work of a batch, in ids of the alignment."""
 _SMALL = BATCH // 8  # most ids of a small request, and work of a batch while such requests come
 _LULL = 1.0  # seconds after a small request until batches are large again
+_LAST_DAY = "day"  # name in the ledger of new ids
 _NEW = 8  # the work of an id that the parties must find first, in ids of the alignment
 
 UNKNOWN, REFUSED, FAULTY = "unknown", "refused", "faulty"
@@ -44,10 +47,7 @@ Contributions to the score can follow (`contribution_to_score.Explainer`)."""
 
 
 class UnavailableError(VflError):
-    """No answer now. ``outcome`` is for metrics and the audit log, ``status`` is HTTP's.
-
-    retry : seconds after which the caller may try again.
-    """
+    """No answer now: an outcome for metrics and audit log, HTTP's status, and seconds to wait."""
 
     def __init__(
         self, sentence: str, outcome: str = "unavailable", status: int = 503, retry: int = 1
@@ -57,12 +57,7 @@ class UnavailableError(VflError):
 
 
 class Answers(NamedTuple):
-    """The answers of one request.
-
-    model : the model's version.
-    scores : an answer for each id.
-    explain : add the contributions to the scores, if the request asks for them. Each may take long.
-    """
+    """A model's scores for the ids of a request, and what adds contributions to them, slowly."""
 
     model: str
     scores: list[Score]
@@ -73,11 +68,9 @@ class Answers(NamedTuple):
 class Request:
     """The ids of one call, and where its answer goes.
 
-    answer : is called once, from the service's thread, with the answers, or with the reason why
-        there are none.
+    answer : is called once, from the service's thread, with the answers or the reason for none.
     explain : whether the answers need the contributions to the scores; ``columns`` for reasons.
-    new : people outside the alignment. The parties are asked about them.
-    each : the work for one of them.
+    new, each : people outside the alignment, and the work for one of them.
     """
 
     name: str
@@ -137,11 +130,10 @@ class Piece(NamedTuple):
 
 
 class Queue:
-    """Requests that wait for their batches.
+    """Requests that wait for their batches; ``wake`` is called after each.
 
     most : most ids of a caller that wait. A request may take half of the places that its caller has
         left, so that large requests keep out no small ones.
-    wake : is called after each request.
     """
 
     def __init__(self, most: int, wake: Callable[[], None]) -> None:
@@ -185,10 +177,7 @@ class Queue:
         return True
 
     def take(self, begun: bool = False) -> list[Piece]:
-        """Return the pieces of the next batch, the smallest first.
-
-        begun : whether to take only requests that an earlier batch has begun.
-        """
+        """Return the pieces of the next batch, the smallest first; only of ``begun`` requests."""
         pieces: list[Piece] = []
         with self._lock:
             self._lines = {
@@ -260,3 +249,47 @@ def refusal_of(scores: Sequence[Score]) -> UnavailableError | None:
     return UnavailableError(
         in_words(f"The model needs all its parties, and these do not answer: {who}.")
     )
+
+
+# --- new ids of a caller --------------------------------------------------------------------------
+
+
+class NewIds:
+    """Counts new ids by caller and day of UTC, in a file. After a restart, ids count again.
+
+    Parties count each id for ever (`alignment.asked_ids`), so a caller may name few new ones. An id
+    counts for each caller, so that nobody learns from the count what other callers ask about.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._asked: dict[str, set[int | str | bytes]] = {}  # by caller, since the service began
+        self._day = 0
+        try:
+            if path.exists():
+                with opened(path) as ledger:
+                    self._day = ledger.count(_LAST_DAY)
+        except VflError:
+            raise ConfigError(
+                f"{path} cannot be read, which counts the new ids of callers. Delete it."
+            ) from None
+
+    def count(self, caller: str, ids: Set[int | str | bytes], most: int) -> None:
+        """Count new ids before parties are asked about them, or raise `UnavailableError`."""
+        if today() > self._day:  # a clock that is set back must not start a new day
+            self._day, self._asked = today(), {}
+        new = ids - self._asked.get(caller, set())
+        if not new:
+            return
+        with opened(self._path) as ledger:
+            left = most - ledger.count(f"of {caller}", self._day)
+            if len(new) > left:
+                raise UnavailableError(
+                    f"The request has {len(new)} ids that the alignment does not have, and this "
+                    f"caller may ask about {max(0, left)} more today. Ask again tomorrow (UTC), or "
+                    f"ask the label holder to raise new-ids-per-day = {most}.",
+                    *("new-ids", 429, max(1, (self._day + 1) * 86400 - int(time.time()))),
+                )
+            ledger.add(f"of {caller}", len(new), self._day)
+            ledger.write(_LAST_DAY, self._day)
+        self._asked.setdefault(caller, set()).update(new)

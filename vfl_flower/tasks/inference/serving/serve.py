@@ -22,6 +22,7 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.results import in_use
+from vfl_flower.tasks.inference.model import check_model, check_streams
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.http.tokens import tokens_of
 
@@ -38,20 +39,9 @@ _FINISHING = 15.0  # seconds that requests under way may take after a signal
 
 
 def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
-    """Answer requests for scores until SIGTERM or Ctrl-C.
-
-    Raise `ConfigError` or `PartyError` if the run, its parties' models or an option of the service
-    cannot be used.
-
-    given : the options that were given. Training decides all others.
-    run : number of this Flower run.
-    """
-    if not config.model:
-        raise ConfigError("There is no model to serve. Set model to a run's results folder.")
-    if transport.medium == "messages":
-        raise ConfigError(
-            "A service needs streams: Flower's messages take seconds. Leave transport out."
-        )
+    """Answer requests for scores until SIGTERM or Ctrl-C."""
+    check_model(config, "serve")
+    check_streams(transport, "A service needs")
     try:
         from vfl_flower.tasks.inference.serving.loaded import Loaded
         from vfl_flower.tasks.inference.serving.service import Service
@@ -86,10 +76,9 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
 
 
 def lasting(config: RunConfig) -> RunConfig:
-    """Return the configuration with streams, and sessions that last as long as a service.
+    """Return the configuration with streams and sessions that outlast the service.
 
-    A session ends so that parties save their states. A service changes no state, and a new process
-    of a party would have to load its model again.
+    Sessions end so that parties save their states, and a service changes none.
     """
     values: dict[str, Any] = {"session-seconds": _SESSION}
     if config.running.transport == "auto":
@@ -109,10 +98,7 @@ def _process_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_signal(end: Callable[[], None]) -> Iterator[None]:
-    """Call ``end`` at the first SIGTERM, SIGHUP or Ctrl-C; a second has its usual effect.
-
-    The second comes by itself if the block has not ended after some seconds.
-    """
+    """Call ``end`` at the first signal; a second, or some seconds, end the process as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

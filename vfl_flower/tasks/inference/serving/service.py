@@ -28,10 +28,8 @@ from vfl_flower.tasks.inference.serving import requests
 from vfl_flower.tasks.inference.serving.embeddings import Embedded
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.metrics import Metrics
-from vfl_flower.tasks.inference.serving.new_ids import NewIds
 from vfl_flower.tasks.inference.serving.people import Person, identity
-from vfl_flower.tasks.inference.serving.reasons import Asking, Explained
-from vfl_flower.tasks.inference.serving.turns import Turns, apart
+from vfl_flower.tasks.inference.serving.turns import Asking, Explained, Turns, apart
 from vfl_flower.transport.http.guard import Refusals
 from vfl_flower.transport.messages import Arrays
 
@@ -44,12 +42,7 @@ _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
 class Service:
-    """Answers requests by the current version of a model.
-
-    load : loads the current version, given where to put figures.
-    wake : ends a wait for parties.
-    audit : gets a line for each request. The count of new ids lies beside it.
-    """
+    """Answers requests by the current version of a model, with a line in ``audit`` for each."""
 
     def __init__(
         self, load: Callable[[Metrics], Loaded], wake: Callable[[], None], audit: AuditLog
@@ -59,7 +52,7 @@ class Service:
         self.loaded = load(self.metrics)
         self.queue, self._asking = requests.Queue(_WAITING, wake), Asking(wake)
         self.metrics.queue_rows.set_function(lambda: self.queue.ids)
-        self._new_ids = NewIds(audit.path.with_name("serve.new-ids"))
+        self._new_ids = requests.NewIds(audit.path.with_name("serve.new-ids"))
         # A thread each: neither the web nor the scores wait for the disk.
         self._counting, self.recording = Turns("new ids"), Turns("audit lines", together=8)
         self._refusing = Future[None]()  # of the last calls that were refused
@@ -103,11 +96,7 @@ class Service:
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
     async def admit(self, request: requests.Request) -> None:
-        """Take a request of the web. Its ``answer`` will be called.
-
-        Raise `UnavailableError` if the caller has no place left, or has asked about too many new
-        ids today. Raise `VflError` if the count of new ids cannot be written.
-        """
+        """Take a request, whose ``answer`` will be called, or raise `UnavailableError`."""
         with self.queue.room(request) as has_room:
             if not has_room:
                 raise requests.UnavailableError(
@@ -148,13 +137,7 @@ class Service:
         found: requests.Answers | None,
         outcome: str,
     ) -> Callable[[], None]:
-        """Return what writes a request to the audit log, once, before it is answered.
-
-        It raises `VflError` if the log cannot be written.
-
-        ids : ids of the request; none of a request that is refused as invalid.
-        found : the answers; None if there are none.
-        """
+        """Return what writes a request to the audit log, once, before it is answered."""
         asked = () if outcome in requests.UNASKED else ids  # else refused calls could fill the disk
         model, scores, explain = found or requests.Answers(self.loaded.name, [])
         used = Counter(chain.from_iterable(score["parties"] for score in scores))
@@ -270,7 +253,8 @@ class Service:
         none = int(rows[0] < 0)  # the first place stands for the ids outside the alignment
         rows = rows[none:]
         if loaded.releases.counts:
-            loaded.releases.count(rows, found.at_parties)
+            there = np.flatnonzero((found.places >= 0).any(axis=1)).tolist()
+            loaded.releases.count(rows, [found.encoded[at] for at in there])
         embedded = loaded.embeddings.embed(rows, found, until)
         given = time.monotonic()
         self.metrics.stage_seconds.labels("party").observe(given - matched)
@@ -310,12 +294,7 @@ class Service:
         scored: ScoredRows,
         who: Callable[[int, int], Arrays],
     ) -> None:
-        """Give each request of a batch its scores.
-
-        places : place of each id among the scores, or -1 for an id outside the alignment.
-        of_new : person outside the alignment -> place of the score.
-        who : as of `Explained`.
-        """
+        """Give each request of a batch its scores, from the place of each id or new person."""
         loaded = self.loaded
         unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), requests.UNKNOWN)
         nobody_asked = _without_score({HOLDER: requests.UNKNOWN})  # the parties were not asked
