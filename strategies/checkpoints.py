@@ -109,8 +109,9 @@ class Checkpoints:
         then = of_group("tags", before.arrays) if before else {}
         of_then = [then[name] for name in ("train", "earlier")[bool(self.keeper.found) :] if then]
         earlier = np.concatenate([tags["tags.train"][:0], *of_then])
-        known = np.isin(earlier, tags["tags.train"])
-        return {**tags, "tags.earlier": earlier[~known]}  # 0 stands for a withdrawal
+        if len(earlier):  # else copies of the tags of many rows would be the run's peak of memory
+            earlier = earlier[~np.isin(earlier, tags["tags.train"])]
+        return {**tags, "tags.earlier": earlier}  # 0 stands for a withdrawal
 
     def _write(self, finished: bool = False) -> None:
         """Write the label holder's half; the parties have written theirs."""

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from unicodedata import normalize
 
 import numpy as np
@@ -15,6 +15,7 @@ _AT_ONCE = 65536  # ids to encode at a time
 _DIGITS = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 _POWERS = 10 ** np.arange(20, dtype=np.uint64)
 
+B = TypeVar("B", bytes, memoryview)
 People = NDArray[np.uint64]  # a number for each person, [n]
 
 
@@ -24,7 +25,7 @@ def people_of_rows(dataset: str, rows: NDArray[Any]) -> People:
     return rows.astype(np.uint64) ^ np.uint64(int.from_bytes(name))
 
 
-def digests(parts: Iterable[bytes], size: int, key: bytes = b"") -> NDArray[np.uint8]:
+def digests(parts: Iterable[bytes | memoryview], size: int, key: bytes = b"") -> NDArray[np.uint8]:
     """Return a digest of each part, keyed if there is a key, [n, size]."""
     made, hashed = bytearray(), hashlib.blake2b  # a list of all digests takes twice the memory
     for one in parts:
@@ -32,7 +33,7 @@ def digests(parts: Iterable[bytes], size: int, key: bytes = b"") -> NDArray[np.u
     return np.frombuffer(made, np.uint8).reshape(-1, size)
 
 
-def cut(data: bytes, size: int) -> Iterator[bytes]:
+def cut(data: B, size: int) -> Iterator[B]:
     """Yield the parts of this size."""
     return (data[at : at + size] for at in range(0, len(data), size))
 

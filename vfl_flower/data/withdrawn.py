@@ -49,8 +49,9 @@ class Withdrawn:
 
     def tags(self, numbers: People) -> People:
         """Return the keyed hash of each number, [n]; never 0."""
-        hashes = digests(cut(numbers.astype("<u8").tobytes(), 8), 8, self.secret)
-        return np.maximum(hashes.view("<u8")[:, 0], 1).astype(np.uint64)
+        whole = np.ascontiguousarray(numbers, "<u8").view(np.uint8).data
+        hashes = digests(cut(whole, 8), 8, self.secret).view("<u8")[:, 0]
+        return np.maximum(hashes, 1, out=hashes).astype(np.uint64, copy=False)
 
     def have(self, numbers: People) -> NDArray[np.bool_]:
         """Return which people the list has, by their numbers, [n]."""
