@@ -33,9 +33,10 @@ from vfl_flower.data.split import divide
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.party import state_file
 from vfl_flower.party.state_file import Saved
 from vfl_flower.tasks.drift.label_holder import DriftWatch
-from vfl_flower.tasks.drift.party import DriftReports, keep
+from vfl_flower.tasks.drift.party import DriftReports
 from vfl_flower.tasks.inference.model import Predictor
 
 pytestmark = pytest.mark.xdist_group("drift")  # its tests share a trained model
@@ -297,7 +298,7 @@ def node(tmp_path: Path) -> Node:
         words = {"partition-id": 0, "num-partitions": 2, "states": str(folder), **rules}
         context = Context(1, 1, words, RecordDict(), {})
         shares = Watch.learn(columns_of(np.random.default_rng(0).standard_normal((5000, 2))))
-        keep(context, FeatureBlock(np.zeros(0), np.zeros(0), "", shares=shares))
+        state_file.keep_shares(context, FeatureBlock(np.zeros(0), np.zeros(0), "", shares=shares))
         return DriftReports(context, Saved(context.state, 1), "1-ab")
 
     return made

@@ -13,8 +13,9 @@ from strategies.party_record import PartyRecord, State, Traffic
 from strategies.step_budget import StepBudget
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
 from vfl_flower.config.provenance import environment
-from vfl_flower.label_holder import checkpoint, drift
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.tasks.drift import label_holder as drift
 from vfl_flower.transport.messages import CheckpointOrder
 from vfl_flower.transport.wire import read_order
 

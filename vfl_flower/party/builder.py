@@ -19,7 +19,7 @@ from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.source import Preparation, alike
 from vfl_flower.models.training import load_model
-from vfl_flower.party import about, drift, state, state_file
+from vfl_flower.party import about, state, state_file
 from vfl_flower.party.about import About
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.limits import Limits
@@ -74,7 +74,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     _limit(context, party, goes_on=isinstance(order, RejoinOrder) or bool(known))
     keys.forget(context)  # last, so that a refusal leaves the party's state unchanged
     state.forget_copies(context.state)
-    drift.keep(context, party.inputs.block)
+    state_file.keep_shares(context, party.inputs.block)
     return party
 
 
@@ -119,7 +119,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     if saved and party.limits:
         coming = 0 if party.learner.frozen else party.config.training.epochs * per_epoch
         party.limits.check_steps(party.steps + coming, per_epoch)
-    drift.keep(context, party.inputs.block)
+    state_file.keep_shares(context, party.inputs.block)
     return party
 
 

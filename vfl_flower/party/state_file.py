@@ -15,6 +15,7 @@ renamed file is refused. A run's name is Flower's run id and a nonce of the labe
 repeated run id names no old state. `transport.node.states_folder` names the folder.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ from vfl_flower.config.files import (
 )
 from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.at_party import FeatureBlock
+from vfl_flower.data.drift import Watch
 from vfl_flower.data.ids import People
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.aggregation.keys import RECORD
@@ -47,9 +50,9 @@ from vfl_flower.transport.wire import record_of
 _MARK = "mark"
 _SESSION = -1  # replaces a checkpoint's number at the end of a session
 _ANY = -2
-PEOPLE = "background"
+PEOPLE, _SHARES = "background", "drift"
 """Record of a state that names the reference people of reasons."""
-_NO_ROWS = f"(mark|about|scalars|model|model-at-.*|optimizer|drift|transcript|{PEOPLE})$"  # records
+_NO_ROWS = f"(mark|about|scalars|model|model-at-.*|optimizer|{_SHARES}|transcript|{PEOPLE})$"
 Gone = Callable[[People], NDArray[np.bool_]]
 """Tells which people have withdrawn, by their numbers."""
 _MORE_LOGS = "-2", "-3", "-4"  # a SuperNode serves four runs at once
@@ -237,3 +240,19 @@ def _checkpoints(context: Context, run: str) -> dict[int, Path]:
     pattern = any_number.stem.removesuffix("0") + "*.state"
     numbered = {path.stem.rsplit("-", 1)[1]: path for path in any_number.parent.glob(pattern)}
     return {int(number): path for number, path in numbered.items() if number.isdecimal()}
+
+
+def keep_shares(context: Context, block: FeatureBlock) -> None:
+    """Keep the shares of the training rows, and the reference people, in the party's state."""
+    context.state.pop(_SHARES, None)
+    context.state[PEOPLE] = ConfigRecord({PEOPLE: block.background.tobytes()})
+    if block.shares is not None and block.shares.names:
+        text = json.dumps(block.shares.as_json())
+        context.state[_SHARES] = ConfigRecord({_SHARES: text})
+
+
+def load_shares(state: RecordDict) -> Watch | None:
+    """Return the shares in a party's state, from which drift is counted; None if there are none."""
+    if _SHARES not in state:
+        return None
+    return Watch.from_json(json.loads(str(record_of(state, _SHARES, ConfigRecord)[_SHARES])))

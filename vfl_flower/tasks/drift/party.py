@@ -1,7 +1,7 @@
 """Drift of a party's columns, computed at the party.
 
 When a run begins, the party learns bins of its raw columns, and their shares among its training
-rows (`keep`). At a prediction it counts the rows in the same bins. It writes a table with the names
+rows. At a prediction it counts the rows in the same bins. It writes a table with the names
 of its columns beside its states. The label holder gets two numbers: how many columns drift
 moderately, and how many largely.
 
@@ -12,13 +12,12 @@ parties have one owner. The rule ``refuse='drift'`` forbids reports. A run with 
 has none.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
@@ -26,14 +25,13 @@ from vfl_flower.config.files import unsealed
 from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules, refused_tasks
 from vfl_flower.data.at_party import FeatureBlock
-from vfl_flower.data.drift import LEAST, Columns, Watch, Window, columns_of, sampled
+from vfl_flower.data.drift import LEAST, Columns, Window, columns_of, sampled
 from vfl_flower.data.source import Source
 from vfl_flower.party import state_file
-from vfl_flower.party.state_file import PEOPLE, Saved
+from vfl_flower.party.state_file import Saved, load_shares
 from vfl_flower.records.ledger import Value, no_file, opened, today
 from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import simulated
-from vfl_flower.transport.wire import record_of
 
 Places = NDArray[np.int64]
 Names = NDArray[np.uint64]
@@ -41,24 +39,7 @@ Read = Callable[[Places, list[str]], Columns]
 """Yields raw columns, by their names, of the rows at some places."""
 _DAY = "day"  # name in the ledger: person -> day of the last report
 
-_RECORD = "drift"
 _AT_ONCE = 200_000  # values to count while a request waits
-
-
-def keep(context: Context, block: FeatureBlock) -> None:
-    """Keep the shares of the training rows, and the reference people, in the party's state."""
-    context.state.pop(_RECORD, None)
-    context.state[PEOPLE] = ConfigRecord({PEOPLE: block.background.tobytes()})
-    if block.shares is not None and block.shares.names:
-        text = json.dumps(block.shares.as_json())
-        context.state[_RECORD] = ConfigRecord({_RECORD: text})
-
-
-def kept(state: RecordDict) -> Watch | None:
-    """Return the shares in a party's state; None if there are none."""
-    if _RECORD not in state:
-        return None
-    return Watch.from_json(json.loads(str(record_of(state, _RECORD, ConfigRecord)[_RECORD])))
 
 
 def of_block(block: FeatureBlock) -> Read:
@@ -74,7 +55,7 @@ class DriftReports:
     """
 
     def __init__(self, context: Context, saved: Saved, run: str, perturbs: bool = False) -> None:
-        self._watch, self._context = kept(saved.state), context
+        self._watch, self._context = load_shares(saved.state), context
         rules, one_owner = Rules.of(context.node_config), simulated(context)
         asked = not one_owner or "min-rows" in context.node_config
         self._least = max(LEAST, rules.min_rows if asked else 0)
