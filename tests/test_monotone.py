@@ -24,8 +24,8 @@ from vfl_flower.data.own_columns import signs_of
 from vfl_flower.data.source import Preparation
 from vfl_flower.label_holder import calibration, checkpoint
 from vfl_flower.models.bottoms import build_bottom, learn_bins
+from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.models.layers import Linear, applied, rise, turns
-from vfl_flower.models.rebuilt import ColumnChange
 from vfl_flower.models.training import trained
 from vfl_flower.party import about, stacked, state, state_file
 from vfl_flower.party.party import Party

@@ -99,7 +99,7 @@ class OwnBottom(BottomModel):
         self.sample = sample
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
-        """Return embeddings [R, E]; raise `VflError` if the output has another shape."""
+        """Return embeddings [R, E], whose shape is checked."""
         if perturb is not None:
             # Noise on a row's embedding does not hide this row in another row's embedding.
             rows = range(samples.count(x))
@@ -142,10 +142,9 @@ class OwnBottom(BottomModel):
         return True
 
     def apart(self) -> bool:
-        """Return whether each row's embedding depends on that row alone.
+        """Return whether no buffer or extra state learns from rows, as BatchNorm's do.
 
-        Noise passes one row at a time, so only buffers can carry one row into another's embedding.
-        The answer is no if buffers or extra states learn from rows, as in BatchNorm.
+        Noise passes one row at a time, so only these can carry one row into another's embedding.
         """
         before = {name: each.clone() for name, each in self.named_buffers()}
         extra = extra_states(self)
@@ -161,7 +160,7 @@ class OwnBottom(BottomModel):
         return not learned
 
     def check_one_row(self) -> None:
-        """Raise `VflError` if the module cannot train on a mini-batch of one row."""
+        """Refuse a module that cannot train on a mini-batch of one row."""
         one = samples.each(self._two(), lambda x: x[:1])
         try:
             with torch.no_grad():
@@ -174,10 +173,7 @@ class OwnBottom(BottomModel):
             ) from error
 
     def try_out(self, gradients: bool) -> None:
-        """Raise `VflError` if the module cannot make embeddings of two rows.
-
-        The module does not change.
-        """
+        """Refuse a module that cannot make embeddings of two rows. It does not change."""
         self.eval()
         with torch.enable_grad():
             h = learned = passes.one(self, self._two(), 0, learns=False)

@@ -31,7 +31,7 @@ def is_extra(name: str) -> bool:
 def extra_states(model: nn.Module) -> dict[str, Tensor]:
     """Return the extra states of a model as bytes, uint8 [B], by name.
 
-    Raise `VflError`, without its subject, if nothing could restore one of them.
+    Errors about a state that nothing could restore lack their subject.
     """
     return {
         name: torch.from_numpy(np.frombuffer(_encode(each.get_extra_state()), np.uint8).copy())

@@ -106,8 +106,6 @@ class Pretrained(nn.Module):
         return self
 
 
-# --- the folder ---------------------------------------------------------------------------------
-
 _OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt*", "*.h5", "*.msgpack")
 
 
@@ -222,11 +220,8 @@ def _alone(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# --- samples and adapters -----------------------------------------------------------------------
-
-
 def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> None:
-    """Raise `VflError` if the backbone cannot read rows like this one."""
+    """Refuse rows like this one, if the backbone cannot read them."""
     unknown = sorted(sample.keys() - reads)
     if unknown:
         raise VflError(
@@ -273,12 +268,9 @@ def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> No
 def _add_adapters(backbone: nn.Module, rank: int) -> None:
     """Add adapters beside all linear layers, or beside convolutions if none is linear."""
     peft = _library("peft")
-    of = {kind: _names(backbone, kind) for kind in (nn.Linear, nn.Conv2d)}
-    config = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=of[nn.Linear] or of[nn.Conv2d]
+    linear, convolutions = (
+        [name for name, each in backbone.named_modules() if isinstance(each, kind)]
+        for kind in (nn.Linear, nn.Conv2d)
     )
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear or convolutions)
     peft.inject_adapter_in_model(config, backbone)
-
-
-def _names(module: nn.Module, kind: type[nn.Module]) -> list[str]:
-    return [name for name, each in module.named_modules() if isinstance(each, kind)]

@@ -128,10 +128,7 @@ class TopModel(nn.Module):
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows [R, M * E] of the parties.
-
-        ``rows`` are the gradient rows of the first layer's input.
-        """
+        """Return gradient rows [R, M * E] of the parties, from rows of the first layer's input."""
         if self.combine == "concat":
             return rows[:, : self.received]
         rows = rows / self.blocks if self.combine == "mean" else rows
@@ -222,10 +219,7 @@ class CombiningTop(TopModel):
         return self._of_blocks(rows, h)[:, columns]
 
     def _of_blocks(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of all blocks, [R, B * E].
-
-        ``rows`` are the gradient rows of the first layer's input.
-        """
+        """Return gradient rows of all blocks, [R, B * E]."""
         return vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
 
 

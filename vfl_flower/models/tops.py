@@ -182,13 +182,17 @@ def build_top(
         rise(layers, side_by_side if models.combine == "concat" else turns(inputs))
     combine = models.combine if layers else "sum"
     top = kinds[0](sizes, combine, layers, outputs, own, precision)
-    if isinstance(top, CombiningTop):
-        _check_parameters(top, models.aggregation)
+    for name, _ in top.named_parameters() if isinstance(top, CombiningTop) else ():
+        if name.split(".")[0] not in ("layers", "own"):
+            raise ConfigError(
+                f"aggregation = {models.aggregation!r} has a top model with the parameter "
+                f"{name!r}, which nothing trains. Combine embeddings without parameters."
+            )
     return top
 
 
 def _check_monotone(config: RunConfig, outputs: int, kind: type[TopModel]) -> None:
-    """Raise `ConfigError` if the score would not rise with every embedding of a monotone block."""
+    """Refuse a top model whose score might fall with an embedding of a monotone block."""
     code = config.models.top not in TOPS.known or not kind.__module__.startswith("vfl_flower.")
     noisy = config.privacy.mechanism not in ("none", "labels", "scalar")
     wrong = (outputs > 1 and f"{outputs} classes") or (code and "a top model of your own")
@@ -197,16 +201,6 @@ def _check_monotone(config: RunConfig, outputs: int, kind: type[TopModel]) -> No
         raise ConfigError(
             f"A participant has monotonic columns, which do not fit {wrong}. Leave one of them out."
         )
-
-
-def _check_parameters(top: CombiningTop, aggregation: str) -> None:
-    """Raise `ConfigError` if a top model has parameters besides its layers and its own model."""
-    for name, _ in top.named_parameters():
-        if name.split(".")[0] not in ("layers", "own"):
-            raise ConfigError(
-                f"aggregation = {aggregation!r} has a top model with the parameter {name!r}, which "
-                "nothing trains. Combine embeddings without parameters."
-            )
 
 
 def _own_bottom(
@@ -223,7 +217,7 @@ def _own_bottom(
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load a saved top model; raise `ConfigError` if its parameters differ."""
+    """Load a saved top model, whose parameters must be like its own."""
     try:
         load_model(top, arrays)
     except VflError as error:
@@ -237,8 +231,7 @@ def grow_top(
     sizes: Sequence[int],
     then: type[TopModel],
 ) -> None:
-    """Load a saved top model, with parties of ``sizes``, into one with more; the new ones come
-    last.
+    """Load a saved top model of parties with ``sizes`` into one with more; new ones come last.
 
     With embeddings side by side, outputs stay the same with and without the new parties. The first
     layer's columns of a new party, and its placeholder, begin at zero. With a mean or a sum,

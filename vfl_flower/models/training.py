@@ -77,7 +77,7 @@ def choose_device(config: RunConfig) -> torch.device:
 
 
 def check_size(numbers: float, keys: str) -> None:
-    """Raise `ConfigError` if so many parameters and gradients exceed the free memory."""
+    """Refuse so many parameters that they and their gradients exceed the free memory."""
     needed, free = 2 * 4 * numbers, free_memory()
     if needed > free:
         raise ConfigError(
@@ -208,10 +208,7 @@ def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state of a torch optimizer; the tensors share its memory.
-
-    Names are "parameter number.name".
-    """
+    """Return the state of a torch optimizer by "parameter number.name", in shared memory."""
     parameters = optimizer.param_groups[0]["params"]
     return {
         f"{number}.{name}": value
