@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.organisations import ID, Organisations, change, cut, forget_alignments, small
 from tests.test_matching import SHORT, World, people
 from vfl_flower.config.errors import ConfigError, PartyError
-from vfl_flower.data import on_disk, repeated_rows
+from vfl_flower.data import on_disk, own_files
 from vfl_flower.data.on_disk import LargeTable, SequenceColumn
 from vfl_flower.data.sources import source_of
 from vfl_flower.launch.engines import predict_local, run_local
@@ -112,8 +112,8 @@ def test_a_large_file_gives_the_same_rows_in_pieces(
     preparation = small.learn(np.arange(30))
     monkeypatch.setattr(on_disk, "_LARGE", 0)
     monkeypatch.setattr(LargeTable, "piece", 7)
-    monkeypatch.setattr(repeated_rows, "_ROWS", 5)
-    monkeypatch.setattr(repeated_rows, "_AT_ONCE", 1)
+    monkeypatch.setattr(own_files, "_ROWS", 5)
+    monkeypatch.setattr(own_files, "_AT_ONCE", 1)
     large = own(path, how)
     assert isinstance(large, LargeTable) and large.learn(np.arange(30)) == preparation
     every = np.arange(large.count)

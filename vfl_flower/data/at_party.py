@@ -45,12 +45,9 @@ class FeatureBlock:
 
     train, test : samples of the training and the test rows, or readers of them.
     ids_digest : digest of the rows' ids. With own data, only the party knows it.
-    preparation : how the features of the party's own data were made, if it has own data.
-    alignment : the party's statement about its rows to the label holder
-        (`transport.messages.Description`).
+    alignment : the party's statement about its rows (`transport.messages.Description`).
     train_rows, test_rows : numbers that identify the rows in any order. With own data they are
         empty unless the party counts uploads.
-    augment : augmentation of samples in training passes.
     row_masks : which of the run's training and test rows these are, if the party lacks rows.
     validation : number of validation rows, which come first in ``test`` and choose the model.
     shares : bins and shares of the raw columns at the training rows, if they were asked for.
@@ -103,8 +100,6 @@ def load_own_features(
     counted : whether to number the rows, so that their uploads can be counted.
     preparation : preparation of an earlier run. By default, the training rows teach it.
     watched : whether to learn the shares of the columns at the training rows.
-
-    Raise `ConfigError` if the features cannot be read, or do not fit the statements in ``own``.
     """
     *places, validation = divide(data, len(common.rows), common.held_out)
     parts = [common.rows[each] for each in places]
@@ -112,7 +107,8 @@ def load_own_features(
     validation = int((parts[1][:validation] >= 0).sum())
     known = None
     if data.align != "any":
-        _check_has_all(own, common)
+        if (common.rows < 0).any():  # a missing row would shift the other rows
+            raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
@@ -126,18 +122,27 @@ def load_own_features(
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
     _check_monotonic(own, preparation)
-    samples = [prepared(own, part, preparation) for part in (train, test)]
-    shares = None
-    if watched:
-        few = train[sampled(len(train), len(preparation.mean))]
-        shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
-    about: dict[str, Any] = {"row_masks": known, "validation": validation, "shares": shares}
-    about |= {"count": count, **({"background": background} if watched else {})}
-    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names, **about)
+    block = FeatureBlock(
+        prepared(own, train, preparation),
+        prepared(own, test, preparation),
+        digest,
+        preparation,
+        common.name,
+        train_rows=names[0],
+        test_rows=names[1],
+        row_masks=known,
+        validation=validation,
+        count=count,
+    )
+    if not watched:
+        return block
+    few = train[sampled(len(train), len(preparation.mean))]
+    shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
+    return replace(block, shares=shares, background=background)
 
 
 def training_rows(own: Source, rows: Array) -> Array:
-    """Return the places of the training rows that are there; raise `ConfigError` without any."""
+    """Return the places of the training rows that are there, at least one."""
     if not len(rows := rows[rows >= 0]):
         raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
     return rows
@@ -157,7 +162,7 @@ def _check_no_labels(own: Source, label: str) -> None:
 
 
 def _check_monotonic(own: Source, preparation: Preparation) -> None:
-    """Raise `ConfigError` unless the owner names the columns that the model is monotonic in."""
+    """Refuse another `monotonic` than the one that the model was trained with."""
     if isinstance(own, OwnColumns) and (
         wrong := dict(signs_of(own.monotonic).items() ^ preparation.monotone.items())
     ):
@@ -166,12 +171,6 @@ def _check_monotonic(own: Source, preparation: Preparation) -> None:
             "numbers. Write 'a:+,b:-'.",
             f"monotonic = {own.monotonic!r}. Look at {', '.join(map(repr, wrong))}.",
         )
-
-
-def _check_has_all(own: Source, common: Alignment) -> None:
-    """Raise `ConfigError` if a row is missing, which would shift the other rows."""
-    if (common.rows < 0).any():
-        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
@@ -200,11 +199,7 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
 
 
 def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
-    """Return a party's columns of a partitioned data set, scaled by its training rows.
-
-    Raise `ConfigError` if the data cannot be read, is empty or not numeric, or has fewer columns
-    than parties.
-    """
+    """Return a party's columns of a partitioned data set, scaled by its training rows."""
     data, sequences = config.data, config.models.bottom == "lstm"
     block = _load_part(decisive(data), version_of(data), sequences, party, parties)
     return block if data.presence >= 1 else _with_presence(block, config, party, parties)
@@ -221,19 +216,19 @@ def _with_presence(
         raise ConfigError(
             f"presence = {config.data.presence} leaves party {party} no training row. Raise it."
         )
+    train, test = (
+        rows[has.ids] if isinstance(rows, np.ndarray) else Compact(has.ids, rows.__getitem__)
+        for rows, has in zip((block.train, block.test), known, strict=True)
+    )
     return replace(
         block,
-        train=_some(block.train, known[0].ids),
-        test=_some(block.test, known[1].ids),
+        train=train,
+        test=test,
         validation=int((known[1].ids < block.validation).sum()),
         train_rows=numbers[0][known[0].ids],
         test_rows=numbers[1][known[1].ids],
         row_masks=known,
     )
-
-
-def _some(rows: Array | Rows | Compact, ids: Array) -> Array | Compact:
-    return rows[ids] if isinstance(rows, np.ndarray) else Compact(ids, rows.__getitem__)
 
 
 @lru_cache(maxsize=128)
@@ -273,8 +268,7 @@ class RawColumns:
     alignment : statement about the rows, as in `transport.messages.Description`.
     rows : number n of its training rows.
     read : function that yields the name and the values [n] of each column (`Source.raw_columns`).
-    people : function that returns a number for the person of each row, [n]: by its id if it has
-        one, or else the row's number.
+    people : function that returns a number for each row's person, [n]: by its id, if it has one.
     """
 
     alignment: str
@@ -284,10 +278,7 @@ class RawColumns:
 
 
 def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
-    """Return a participant's own columns.
-
-    Raise `ConfigError` if it has none of the training rows.
-    """
+    """Return a participant's own columns."""
     places, *_ = divide(data, len(common.rows), common.held_out)
     train = training_rows(own, common.rows[places])
     read, people = partial(_checked, own, train), partial(own.people, train)
@@ -313,10 +304,7 @@ def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
 
 
 def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns:
-    """Return a party's columns of a partitioned data set. Their names are their numbers.
-
-    Raise `ConfigError` if the data set is no table of numbers.
-    """
+    """Return a party's columns of a partitioned data set. Their names are their numbers."""
     data = decisive(config.data)
     dataset = opened(data, version_of(data))
     parts = dataset.features(Columns(data, False, party, parties))

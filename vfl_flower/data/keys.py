@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, asked, shown
 from vfl_flower.data.ids import encoded
+from vfl_flower.data.later import jellyfish, pd
 from vfl_flower.data.normalised import (
     VERSION,
     Coded,
@@ -80,8 +81,6 @@ class KeyTable:
 
     def groups(self, parts: Iterable[Part]) -> Rows:
         """Return a number of each row's key, -1 where a part is missing, [n]."""
-        import pandas as pd
-
         numbers, size = np.zeros(len(self), np.int64), 1
         for part in parts:
             column = self.part(part)
@@ -94,10 +93,7 @@ class KeyTable:
         return numbers
 
     def once(self, rule: Rule, rows: Rows | None = None) -> tuple[Rows, int]:
-        """Return the rows whose key is whole and stands once among these rows, and the ambiguous.
-
-        rows : rows of the people that no earlier rule has matched; by default, all.
-        """
+        """Return which rows have a whole key that stands once among them; count the ambiguous."""
         rows = np.arange(len(self)) if rows is None else rows
         numbers = self.groups(rule.parts)[rows]
         rows, numbers = rows[numbers >= 0], numbers[numbers >= 0]
@@ -210,7 +206,6 @@ def expected_false(chance: float, left: int, right: int, matched: int = 0) -> fl
     root, then all matches may be false.
 
     chance : chance that two people share the key (`KeyTable.chance`).
-    matched : people that the rule has matched.
     """
     if not matched:
         return min(chance * left * right, float(left), float(right))
@@ -224,19 +219,14 @@ def expected_false(chance: float, left: int, right: int, matched: int = 0) -> fl
 
 def _telling(parts: Iterable[Part]) -> frozenset[Part]:
     """Return the parts that no other part decides: a date decides its year."""
-    functions = {
-        column: {p.function for p in parts if p.column == column}
-        for (column,) in {(p.column,) for p in parts}
-    }
+    every = frozenset(parts)
 
     def decided(part: Part) -> bool:
-        others = functions[part.column] - {part.function}
-        whole = "" in others or (part.function in _OF_DATES and "date" in others)
-        return bool(part.function) and (
-            whole or (part.function == "prefix1" and "prefix3" in others)
-        )
+        by = dict.fromkeys(_OF_DATES, "date") | {"prefix1": "prefix3"}
+        wholes = {"", by.get(part.function, "")} if part.function else set()
+        return any(Part(part.column, each) in every for each in wholes)
 
-    return frozenset(part for part in parts if not decided(part))
+    return frozenset(part for part in every if not decided(part))
 
 
 def _of_id(text: str) -> str:
@@ -244,14 +234,8 @@ def _of_id(text: str) -> str:
     return encoded(text).decode("utf-8", "surrogatepass") if text else ""
 
 
-def _sound(name: str) -> str:
-    from jellyfish import nysiis
-
-    return nysiis(name)  # equal in releases 1.1 to 1.3
-
-
 _OF_TEXTS: Mapping[str, Callable[[str], str]] = {
-    "sound": _sound,
+    "sound": lambda name: jellyfish.nysiis(name),  # equal in releases 1.1 to 1.3
     "prefix1": lambda text: text[:1],
     "prefix3": lambda text: text[:3],
 }
@@ -329,16 +313,12 @@ class Rule:
 
 
 def parse(match: str) -> tuple[Rule, ...]:
-    """Return the rules of an option ``match``: rules, or named lists, between semicolons.
-
-    Raise `ConfigError` if a rule is empty or repeated, has an unknown function, repeats a column,
-    or joins the id to other columns; or if there are too many rules.
-    """
+    """Return the rules of an option ``match``: rules, or named lists, between semicolons."""
     if len(match) > _LONGEST:
         raise ConfigError(f"match has {len(match)} letters. Write at most {_LONGEST}.")
     texts = [text.strip() for text in match.split(";")]
     texts = texts[:-1] if len(texts) > 1 and not texts[-1] else texts
-    texts = [each for text in texts for each in (_named(text) if text in NAMED else [text])]
+    texts = [each.strip() for text in texts for each in NAMED.get(text, text).split(";")]
     rules = tuple(map(_rule, texts))
     for number, rule in enumerate(rules):
         if rule in rules[:number]:
@@ -346,10 +326,6 @@ def parse(match: str) -> tuple[Rule, ...]:
     if len(rules) > MOST_RULES:
         raise ConfigError(f"match has {len(rules)} rules. Write at most {MOST_RULES}.")
     return rules
-
-
-def _named(name: str) -> list[str]:
-    return [text.strip() for text in NAMED[name].split(";")]
 
 
 def _rule(text: str) -> Rule:

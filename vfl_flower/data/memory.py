@@ -52,7 +52,7 @@ class Frame(Table):
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
         """Return an error with the detail, since whoever reads it has the frame.
 
-        A party's error is part of the run's results. So it has no cells: `survey` adds them.
+        A party's error is part of the run's results, so it has no cells. `survey` adds them.
         """
         named = replace(self, path=self.whose, party=None)
         return super(Frame, named).wrong(what, detail, whole * (self.party is None))

@@ -35,8 +35,8 @@ class Preparation:
     mean, deviation : for each resulting column; for images, for each colour.
     shape : shape of a sample, if columns do not decide it: images, sequences, tokens.
     tokenizer : digest of the meaning of tokens.
-    dates : numeric columns that are dates, and the newest training date of each. Dates are days
-        since then. The newest date itself is in days since 1970.
+    dates : numeric columns that are dates, and the newest training date of each in days since
+        1970. Dates are days since then.
     monotone : numeric columns that the score rises with (1) or falls with (-1).
     """
 
@@ -145,9 +145,10 @@ class Source(ABC):
     def ids(self) -> Sequence[bytes]:
         """Return the encoded ids of all rows, in their order. No id of a run is a withdrawn one."""
         found = encode_ids(self.id_column, self.whose)
-        gone = np.flatnonzero(read(self.withdrawn).have_ids(found)).tolist()
-        hidden = {row: b"w:%d" % row for row in gone}
-        return [hidden.get(row, one) for row, one in enumerate(found)] if hidden else found
+        gone = read(self.withdrawn).have_ids(found)
+        if not gone.any():
+            return found
+        return [b"w:%d" % row if gone[row] else one for row, one in enumerate(found)]
 
     def id_values(self, rows: Array) -> Array:
         """Return the ids of these rows, not encoded."""
@@ -232,10 +233,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:
-    """Return mean and deviation of training rows, for each column or for all pixels.
-
-    A constant column has deviation 1.
-    """
+    """Return mean and deviation of training rows, for each column or for all pixels; 1 for none."""
     axes = tuple(range(train.ndim - 1)) if per_column else None
     mean = np.asarray(train.mean(axis=axes, dtype=np.float64))
     deviation = np.asarray(train.std(axis=axes, dtype=np.float64))

@@ -38,12 +38,7 @@ _CHECKS = {name: check_of(kind) for name, (_, kind) in _OPTIONS.items()}
 
 
 def source_of(node_config: Mapping[str, Any], party: int) -> Source:
-    """Return a party's data, from its option ``source``, ``images`` or ``file``.
-
-    They name code, a folder and a file.
-
-    Raise `ConfigError` if an option has an invalid value, or the file cannot be read.
-    """
+    """Return a party's data, from its option ``source``, ``images`` or ``file``."""
     if node_config.get("monotonic") and not node_config.get("file"):
         raise ConfigError(f"Party {party} gives monotonic, which needs a file. Leave it out.")
     if "source" in node_config:
@@ -94,10 +89,7 @@ def _option(node_config: Mapping[str, Any], name: str, party: int) -> Any:
 
 
 def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
-    """Return the file as a source of this kind, which has a single feature column.
-
-    Columns that become sequences may be several.
-    """
+    """Return the file as a source of one feature column, or of columns that become sequences."""
     if len(own.feature_names) != 1 and own.repeats != "sequence":
         raise own.wrong(
             f"holds {what} beside other columns, but a party has one kind of data. Name the one "

@@ -30,8 +30,7 @@ _SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # validation: share, least training 
 def divide(data: DataConfig, rows: int, held_out: int = 0) -> tuple[Array, Array, int]:
     """Return numbers of training and test rows, and the number of validation rows.
 
-    The permutation depends on ``rows`` alone. Validation rows come first among the test rows. By
-    default, ``test-fraction`` says how many rows are ``held_out`` for testing.
+    By default, ``test-fraction`` says how many rows are ``held_out`` for testing.
     """
     order = np.random.default_rng(0).permutation(rows)
     held_out = held_out or math.ceil(data.test_fraction * rows)
@@ -61,10 +60,9 @@ def _for_validation(data: DataConfig, rows: int) -> int:
 
 
 def split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Array, Array, int]]:
-    """Split rows into training and test rows, and count the validation rows.
+    """Split rows into training and test rows; return also the row numbers of both, as `divide`.
 
-    Return both with their sample ids, which are row numbers. One part is split at random. Two parts
-    are the data set's own split.
+    One part is split at random. Two parts are the data set's own split.
     """
     if min(part.size for part in parts) == 0:
         raise ConfigError(f"{data.called} has no rows. Give it rows, or name other data.")
@@ -97,8 +95,7 @@ def digest_of_rows(train_ids: Array, test_ids: Array) -> str:
 def newest(data: DataConfig, periods: Array) -> tuple[Places, int]:
     """Return places [N] to take rows from, so that the newest whole periods are the test rows.
 
-    Return also how many rows these are: as near to ``test-fraction`` as whole periods can. Rows
-    that are in place already stay.
+    Return also how many rows these are: as near to ``test-fraction`` as whole periods can.
     """
     names, number, counts = np.unique(periods, return_inverse=True, return_counts=True)
     if len(names) < 2:
@@ -229,20 +226,21 @@ class Alignment:
     held_out: int = 0
 
 
+def row_masks_of(
+    config: RunConfig, numbers: tuple[Array, Array], parties: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the drawn row masks of these training and test rows, each [rows, parties]."""
+    rows = 1 + max(int(part.max()) for part in numbers)
+    has = draw_row_masks(config, rows, parties)
+    return has[numbers[0]], has[numbers[1]]
+
+
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:
     """Draw the row masks of a partitioned data set, [rows, parties], by the seed.
 
     Each party has a row with probability ``presence``. A row without a party goes to a random one.
     """
     return _drawn(config.training.seed, config.data.presence, rows, parties)
-
-
-def row_masks_of(
-    config: RunConfig, numbers: tuple[Array, Array], parties: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the drawn row masks of these training and test rows, each [rows, parties]."""
-    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)
-    return has[numbers[0]], has[numbers[1]]
 
 
 @lru_cache(maxsize=2)  # each party and the label holder call it
