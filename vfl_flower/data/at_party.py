@@ -6,7 +6,7 @@ rows from the number of rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache, partial
@@ -24,7 +24,16 @@ from vfl_flower.data.drift import Watch, sampled
 from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.samples import Augment
-from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
+from vfl_flower.data.source import (
+    Compact,
+    Moments,
+    Named,
+    Preparation,
+    Rows,
+    Source,
+    scaled,
+    scaling,
+)
 from vfl_flower.data.split import (
     Alignment,
     RowMask,
@@ -263,18 +272,12 @@ def _load_part(
 
 @dataclass(frozen=True)
 class RawColumns:
-    """A participant's columns in its training rows.
+    """A participant's columns in its n training rows."""
 
-    alignment : statement about the rows, as in `transport.messages.Description`.
-    rows : number n of its training rows.
-    read : function that yields the name and the values [n] of each column (`Source.raw_columns`).
-    people : function that returns a number for each row's person, [n]: by its id, if it has one.
-    """
-
-    alignment: str
+    alignment: str  # statement about the rows, as in `transport.messages.Description`
     rows: int
-    read: Callable[[], Iterator[tuple[str, Array]]]
-    people: Callable[[], NDArray[np.uint64]]
+    read: Callable[[], Named]  # yields the name and the values [n] of each column
+    people: Callable[[], NDArray[np.uint64]]  # returns a number for each row's person, [n]
 
 
 def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
@@ -285,7 +288,7 @@ def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
     return RawColumns(common.name, len(train), read, people)
 
 
-def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
+def _checked(own: Source, places: Array) -> Named:
     """Yield the columns, which must be there and have no dates."""
     if isinstance(own, Table):
         own.check_features()
@@ -319,7 +322,7 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
         mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
 
-    def read() -> Iterator[tuple[str, Array]]:
+    def read() -> Named:
         for number, column in enumerate(train.T):
             yield str(number), column.astype(np.float64)
 

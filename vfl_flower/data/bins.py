@@ -33,13 +33,10 @@ class Bins:
 
     A number x is in bin i if ``edges[i-1] < x <= edges[i]``. A text is in the bin of its value, or
     in the bin of all other texts. The last bin has the missing values.
-
-    edges : upper edges of all number bins but the last, ascending.
-    values : texts with a bin each, the most frequent first; None for a column of numbers.
     """
 
-    edges: tuple[float, ...] = ()
-    values: tuple[str, ...] | None = None
+    edges: tuple[float, ...] = ()  # upper edges of all number bins but the last, ascending
+    values: tuple[str, ...] | None = None  # texts, the most frequent first; None for numbers
 
     @classmethod
     def learn(cls, column: Array, most: int = MOST) -> Bins:

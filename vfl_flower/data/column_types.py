@@ -1,10 +1,9 @@
 """The type of each column of a table: decided once, over all its values.
 
 A column of texts, as each column of a csv file is, holds numbers if all its values are numbers and
-none is a code. A code has a zero before another digit, or a plus: 007, +49. It holds truth values
-if all are ``true`` or ``false``. Otherwise its texts stay as they were written. So a csv file, a
-parquet file and a frame with the same values give the same rows, whatever their size. A model keeps
-the types of its training rows (`Preparation`), and later files are read by these.
+none is a code, such as 007 or +49. It holds truth values if all are ``true`` or ``false``.
+Otherwise its texts stay as they were written. So every kind of file gives the same rows. A model
+keeps the types of its training rows (`Preparation`), and later files are read by these.
 """
 
 import re

@@ -45,16 +45,11 @@ def _terms(then: Counts, now: Counts) -> NDArray[np.float64]:
 
 
 class Drift(NamedTuple):
-    """Drift of a column.
+    """Drift of a column."""
 
-    raw : the population stability index.
-    value : the index, less its mean under chance; at least 0.
-    chance : an index that chance alone rarely exceeds.
-    """
-
-    raw: float
-    value: float
-    chance: float
+    raw: float  # the population stability index
+    value: float  # the index, less its mean under chance; at least 0
+    chance: float  # an index that chance alone rarely exceeds
 
     def level(self, factor: float = 1.0) -> str:
         """Return "moderate" or "large"; an empty text below, or if chance explains the index."""
@@ -96,14 +91,11 @@ class _Watched:
 
 
 class Watch:
-    """Bins and counts of columns at training rows, and counts of new rows.
-
-    rows : number of new rows.
-    """
+    """Bins and counts of columns at training rows, and counts of new rows."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Watched] = {}
-        self.rows = 0
+        self.rows = 0  # new ones
 
     @classmethod
     def learn(cls, columns: Columns) -> Watch:
@@ -227,12 +219,10 @@ class Window:
     A window lasts for a day of UTC, or for 100,000 rows, but for at least `LEAST` rows. Indices are
     due when the window has twice as many rows as before, or 1,000 more. So each new row shares its
     first index with as many other new rows as old ones, or with 999.
-
-    waiting : number of rows that are not in an index yet.
     """
 
     def __init__(self) -> None:
-        self.waiting = 0
+        self.waiting = 0  # rows that are not in an index yet
         self._rows = 0
         self._seen: set[Hashable] = set()
         self._day = today()

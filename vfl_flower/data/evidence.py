@@ -53,15 +53,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows and events of each bin of a column, [B], and what they say.
-
-    events : estimated with noise, so perhaps negative.
-    kept : probability p that a label is the true one.
-    """
+    """Rows and events of each bin of a column, [B], and what they say."""
 
     rows: NDArray[np.int64]
-    events: Floats
-    kept: float = 1.0
+    events: Floats  # estimated with noise, so perhaps negative
+    kept: float = 1.0  # probability p that a label is the true one
 
     @classmethod
     def count(cls, bins: Array, labels: Array, count: int, kept: float = 1.0) -> Evidence:
@@ -163,9 +159,6 @@ def _derivatives(events: Floats, others: Floats) -> tuple[Floats, Floats]:
     return slope, curve
 
 
-# --- merging ------------------------------------------------------------------------------------
-
-
 def merged(evidence: Evidence, min_rows: int) -> Groups:
     """Merge bins with their neighbours until each group has enough rows.
 
@@ -202,9 +195,6 @@ def least_rows(evidence: Evidence, min_rows: int) -> float:
     return max(min_rows, (_CLEAR * deviation / share) ** 2) if share > 0 else math.inf
 
 
-# --- what sums say about one person ---------------------------------------------------------------
-
-
 def leverages(sums: Array, times: Array | None = None) -> Floats:
     """Return what sums over people say about each of them at most, [N].
 
@@ -233,16 +223,11 @@ _BLUE, _GREY = "#0a56dd", "#58626e"
 
 @dataclass(frozen=True)
 class ColumnEvidence:
-    """A column's merged bins, and what they say about the labels.
-
-    names : name of each group of bins, [G].
-    edges : range of each group of numbers, [G]: above the first number, up to the second. None for
-        texts, and for missing values alone.
-    """
+    """A column's merged bins, and what they say about the labels."""
 
     column: str
-    names: list[str]
-    edges: list[tuple[float, float] | None]
+    names: list[str]  # of each group of bins, [G]
+    edges: list[tuple[float, float] | None]  # above the first, up to the second; None: texts
     evidence: Evidence
     information: Estimate | None
 

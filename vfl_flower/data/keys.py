@@ -124,21 +124,15 @@ class KeyTable:
     def chance(self, rule: Rule) -> float:
         """Estimate the chance that two people, drawn as this table's people are, share the key.
 
-        N people with a whole key make N(N-1)/2 pairs, and C pairs share the key. If the people are
-        drawn from a population, then the mean of C / pairs is the chance. Its relative error is
-        about 1 / sqrt(C). With 10 such pairs or more, it is the estimate.
+        N people with a whole key make N(N-1)/2 pairs, and C pairs share the key. The estimate is
+        C / pairs, with a relative error of about 1 / sqrt(C), if C is 10 or more. Else C may be 0
+        although the chance is not. Then split the parts into A and B: if the two are independent,
+        the chance is the product of both chances, each estimated in the same way. If A and B go
+        together, as surname and address do in a family, the product is too small. So the estimate
+        is the largest product over all splits, or C / pairs if that is larger. A single part that
+        never repeats has the chance 0.5 / pairs: the mean by Jeffreys' prior.
 
-        With fewer pairs, C may be 0 although the chance is not. The chance of all parts is then
-        taken from smaller groups of parts. Split the parts into A and B: if the two are
-        independent, the chance is the product of both chances, each estimated in the same way. If
-        A and B go together, as surname and address do in a family, the product is too small. So
-        the estimate is the largest product over all splits, or C / pairs if that is larger. It is
-        too small only if every split separates parts that go together, and this table still has
-        fewer than 10 such pairs. A single part that never repeats has the chance 0.5 / pairs: the
-        mean by Jeffreys' prior.
-
-        The estimate assumes that each row is another person, and that the other side's people are
-        drawn from the same population. The chance of an id is 0.
+        Each row must be another person, and the other side's people of the same population.
         """
         if str(rule) in self.chances:
             return self.chances[str(rule)]
@@ -174,10 +168,8 @@ class KeyTable:
         """Return how hard a key is to guess: -log2 of `chance`, the collision entropy.
 
         A side that asks G keys of people from the same population finds G * N / 2**bits of this
-        table's N people by chance. Min-entropy would count the most frequent key alone. But a
-        table of N rows cannot tell a share below 1 / N, whereas its pairs tell a chance of 1 / N².
-        A side that asks the most frequent keys first finds more, at most G * N / 2**(bits / 2).
-        An id has no bits to tell: infinity.
+        table's N people by chance. If it asks the most frequent keys first, it finds at most
+        G * N / 2**(bits / 2). Min-entropy would need shares below 1 / N, which N rows cannot tell.
         """
         chance = self.chance(rule)
         return -math.log2(chance) if chance else math.inf
@@ -195,17 +187,13 @@ def row_keys(columns: Columns, whose: str) -> list[bytes]:
 def expected_false(chance: float, left: int, right: int, matched: int = 0) -> float:
     """Return how many matches of a rule are false, as expected.
 
-    ``left`` and ``right`` people have keys that stand once at their side. Before the rule is tried
-    (``matched`` = 0), anyone may lack a partner. So left * right pairs are compared, and each
-    shares its key by ``chance``: the mean is at most chance * left * right. A side has no more
-    matches than people.
+    ``left`` and ``right`` people have keys that stand once at their side, and each pair shares its
+    key by ``chance`` (`KeyTable.chance`). Before the rule is tried (``matched`` = 0), anyone may
+    lack a partner, so the mean is at most chance * left * right.
 
     Of the matches M, let F be false. The M - F people who have found themselves have keys that
-    stand once, so no other person shares these. False matches are then among the others:
-    F = chance * (left - M + F) * (right - M + F). The smaller root is the estimate. If there is no
-    root, then all matches may be false.
-
-    chance : chance that two people share the key (`KeyTable.chance`).
+    nobody else shares. So F = chance * (left - M + F) * (right - M + F). The smaller root is the
+    estimate. If there is no root, then all matches may be false.
     """
     if not matched:
         return min(chance * left * right, float(left), float(right))

@@ -23,14 +23,10 @@ _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """Parameters of the noise on labels, to correct figures for it.
+    """Parameters of the noise on labels, to correct figures for it."""
 
-    kept : probability that a class label is the true one. Otherwise it is any other, uniformly.
-    variance : variance of the noise on a number, in squared units of the standardised labels.
-    """
-
-    kept: float = 1.0
-    variance: float = 0.0
+    kept: float = 1.0  # probability that a class label is the true one; any other is as likely
+    variance: float = 0.0  # of the noise on a number, in squared units of standardised labels
 
 
 @dataclass(frozen=True)

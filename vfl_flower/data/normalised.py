@@ -53,13 +53,9 @@ _ENOUGH = 0.9  # share of a column's dates that its order must read; others are 
 
 @dataclass(frozen=True)
 class Coded:
-    """A column of n texts in which few are distinct.
+    """A column of n texts in which few are distinct."""
 
-    codes : place of each row's text in ``texts``, -1 where it is missing, [n].
-    texts : distinct texts.
-    """
-
-    codes: NDArray[np.int64]
+    codes: NDArray[np.int64]  # place of each row's text in ``texts``, -1 where it is missing, [n]
     texts: list[str]
 
     def by(self, function: Callable[[str], str]) -> Coded:
@@ -92,10 +88,7 @@ def spelling(text: str) -> str:
 
 
 def normalised(column: Any, name: str, whose: str) -> Coded:
-    """Return the normalised texts of a NumPy or pandas column [n].
-
-    name, whose : name of the column in a rule, and of its table in errors: "The party's file".
-    """
+    """Return the normalised texts of a NumPy or pandas column [n] with this name in rules."""
     return _with_values(as_written(column, name, whose).by(normal_text), name, whose)
 
 

@@ -233,9 +233,8 @@ class LastRows(TableFile):
 class Combined(TableFile):
     """A file in which each column combines the rows of a person.
 
-    how : ``mean`` gives the mean of numbers, and the most frequent value of other columns: the
-        first one, if there are several. Missing values do not count. ``sequence`` gives a list of
-        a column's numbers.
+    ``mean`` gives the mean of numbers, and the most frequent value of other columns: the first one,
+    if there are several. Missing values do not count. ``sequence`` gives lists of numbers.
     """
 
     people: Any = None

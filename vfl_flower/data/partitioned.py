@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -31,14 +31,11 @@ OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 
 @dataclass(frozen=True)
 class Columns:
-    """A party's columns: call it with the shape of a sample to get the index of an even part.
-
-    party, parties : number of the party, from 0, and of all parties.
-    """
+    """A party's columns: call it with the shape of a sample to get the index of an even part."""
 
     data: DataConfig
     sequences: bool
-    party: int
+    party: int  # from 0
     parties: int
 
     def __call__(self, shape: tuple[int, ...]) -> Any:
@@ -127,17 +124,12 @@ def version_of(data: DataConfig) -> Any:
         for path in paths
         for file in (sorted(path.rglob("*")) if isdir(path) else [path, Path(f"{path}.t")])
     ]
-    return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except (OSError, ValueError):
-        return None
-
-
-# --- columns of a party -------------------------------------------------------------------------
+    found = []
+    for file in files:
+        with suppress(OSError, ValueError):
+            about = file.stat()
+            found.append((str(file), about.st_size, about.st_mtime_ns))
+    return tuple(found)
 
 
 def check_parties(data: DataConfig, sequences: bool, parties: int) -> None:

@@ -22,6 +22,9 @@ from vfl_flower.data.ids import encode_ids, in_pieces
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.withdrawn import numbers_of, read
 
+Names = Collection[str] | None
+Named = Iterator[tuple[str, Array]]  # columns by name, each [rows]
+
 _NOBODY = np.zeros(0, np.uint64)
 _FAR = 1e6  # deviations between zero and a mean from which on rounding errors count
 
@@ -117,12 +120,7 @@ class Source(ABC):
         """
         return
 
-    def raw_columns(
-        self,
-        places: Array,
-        names: Sequence[str] | None = None,
-        dates: Collection[str] | None = None,
-    ) -> Iterator[tuple[str, Array]]:
+    def raw_columns(self, places: Array, names: Names = None, dates: Names = None) -> Named:
         """Yield columns by name as they were before any preparation, each [rows].
 
         Numbers are float64, with NaN for missing values. Texts are objects, with None for them.
@@ -154,17 +152,14 @@ class Source(ABC):
         """Return the ids of these rows, not encoded."""
         return np.asarray(self.id_column)[rows]
 
-    def names(self, rows: Array) -> NDArray[np.uint64]:
+    def names(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
         """Return a number for the id of each of these rows, the same in all files."""
-        return self._id_numbers(rows)
+        some = in_pieces(self.ids, rows)
+        return np.concatenate([_NOBODY, *(numbers_of(each, skipped) for each in some)])
 
     def people(self, rows: Array) -> NDArray[np.uint64]:
         """Return a number for each row's person, by the text of the id: 7 and "7" are one."""
-        return self._id_numbers(rows, len(b"i:"))  # skip the prefix of `encode_ids`
-
-    def _id_numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
-        some = in_pieces(self.ids, rows)
-        return np.concatenate([_NOBODY, *(numbers_of(each, skipped) for each in some)])
+        return self.names(rows, len(b"i:"))  # skip the prefix of `encode_ids`
 
     @cached_property
     def whole_digest(self) -> str:
@@ -227,9 +222,6 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
     return bool(one == other)
-
-
-# --- scaling ------------------------------------------------------------------------------------
 
 
 def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:

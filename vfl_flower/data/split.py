@@ -123,8 +123,7 @@ def used_by(
 ) -> tuple[Places, Places]:
     """Return rows that trained a model or its ancestors, and rows that chose them.
 
-    then, known : data options of the model's run, and its rows, in its order.
-    before : these two sets of rows, for the models that this run started from.
+    ``before`` has both sets for the models that this run, of ``known`` rows, started from.
     """
     learnt, held, chose = divide(then, len(known))
     of_run = known[learnt], known[held[:chose]]
@@ -157,10 +156,7 @@ def held_out_again(
 
 
 def _exchange(at: Places, into: Places, rank: Array, among: Array | None = None) -> None:
-    """Move the rows of least rank, of all or of ``among``, to the places ``into``.
-
-    Rows of equal rank that are already there stay.
-    """
+    """Move rows of least rank to the places ``into``; of equal rank, those that are there stay."""
     wanted, can = np.zeros(len(at), bool), np.zeros(len(at), bool)
     wanted[into] = True
     can[slice(None) if among is None else among] = True

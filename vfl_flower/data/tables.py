@@ -43,7 +43,7 @@ from vfl_flower.data.needs import (
 )
 from vfl_flower.data.normalised import VERSION
 from vfl_flower.data.own_columns import OwnColumns, signs_of
-from vfl_flower.data.source import Preparation, scaled, scaling
+from vfl_flower.data.source import Named, Names, Preparation, scaled, scaling
 
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
@@ -296,12 +296,7 @@ class Table(OwnColumns):
             part = slice(end, None)
             yield Preparation({}, preparation.texts, mean[part], deviation[part]), part
 
-    def raw_columns(
-        self,
-        places: Array,
-        names: Sequence[str] | None = None,
-        dates: Collection[str] | None = None,
-    ) -> Iterator[tuple[str, Array]]:
+    def raw_columns(self, places: Array, names: Names = None, dates: Names = None) -> Named:
         """Yield columns by name, as `Source.raw_columns`."""
         wanted = self.feature_names if names is None else list(names)
         for group in self._groups(wanted, len(places)):

@@ -18,8 +18,14 @@ from vfl_flower.config.logs import log
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.extra_state import extra_states, load_extra_states
-from vfl_flower.models.training import arrays_of, autocast, in_float32, trained
+from vfl_flower.models.training import (
+    arrays_of,
+    autocast,
+    extra_states,
+    in_float32,
+    load_extra_states,
+    trained,
+)
 
 Perturb = Callable[[int, Tensor], Tensor]
 """Adds noise to a layer's output, given the layer's number, from 0, and the output."""

@@ -22,7 +22,7 @@ Builder = Callable[[Shape, int, ModelConfig], Layers]
 
 def black_box(builder: Builder) -> Builder:
     """Mark a builder of layers without gradients, for zeroth-order systems only."""
-    setattr(builder, "gradients", False)  # noqa: B010  (mypy knows no attributes of functions)
+    vars(builder)["gradients"] = False  # mypy knows no attributes of functions
     return builder
 
 

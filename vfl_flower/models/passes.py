@@ -2,9 +2,8 @@
 
 Layers of this project read each row alone, so one pass serves a whole window. A user's model may
 normalise over its mini-batch, use dropout and keep running statistics. It therefore makes one pass
-for each step, in order, as if it trained step by step. A key decides the random numbers of a step,
-so a repeated pass has the same result. Only one of several passes over a mini-batch updates the
-buffers.
+for each step, in order. A key decides the random numbers of a step, so a repeated pass has the same
+result. Only one of several passes over a mini-batch updates the buffers.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ from torch.func import functional_call
 
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
-from vfl_flower.models.extra_state import extra_states, load_extra_states
+from vfl_flower.models.training import extra_states, load_extra_states
 
 
 class Noise(Protocol):

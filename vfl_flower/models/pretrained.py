@@ -1,10 +1,8 @@
 """Use models of the transformers library as bottom models: ``hf:FOLDER``.
 
-The folder is on the party's disk. It holds the library's config.json and perhaps weights in
-safetensors. Without weights the model starts from random parameters. No hub is contacted, no code
-is loaded, and nothing is unpickled. A linear layer maps the pooled output to the embedding size.
-
-A sample of an image is [H, W, C] or [H, W]. A sample of a text is a tokenizer's output by name:
+The party's folder holds the library's config.json and perhaps weights in safetensors. Without
+weights the model starts from random parameters. No hub is contacted, no code is loaded, and nothing
+is unpickled. A sample is an image [H, W, C] or [H, W], or a tokenizer's output by name:
 ``input_ids`` and ``attention_mask``, each [L].
 """
 

@@ -1,9 +1,8 @@
 """Compare a model of your own with a copy that is rebuilt from what is saved.
 
-Messages, resumed runs and predictions rebuild a module from its ``state_dict``. A module may keep
-more: a counter, a plain tensor, a global variable. Then it would predict otherwise than it was
-tested. `try_out` finds that before training, by a few passes. `check` finds it at each evaluation,
-so no figure of a run belongs to a model that nobody can rebuild.
+Messages, resumed runs and predictions rebuild a module from its ``state_dict``. A module that keeps
+more, such as a counter, would predict otherwise than it was tested. `try_out` finds that before
+training, and `check` at each evaluation.
 """
 
 import inspect
@@ -24,9 +23,8 @@ from vfl_flower.config.logs import log
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.extra_state import is_extra
 from vfl_flower.models.pretrained import Pretrained
-from vfl_flower.models.training import kept, load_model, model_arrays, trained
+from vfl_flower.models.training import is_extra, kept, load_model, model_arrays, trained
 
 ROWS = 32  # number of rows to compare
 

@@ -1,9 +1,8 @@
 """Top models: the label holder's models, from embeddings to outputs.
 
 `config.plugins.TOPS` lists the top models of this project: linear layers with explicit gradients.
-Any other value is a **top model of your own**, as for bottom models (`models.bottoms`). It is
-called with the sizes of all embeddings, the number of outputs and ``top-args``. Autograd gives its
-gradients, behind the methods of `TopModel`. docs/how-to/own-models.md has the contract.
+Any other value is a **top model of your own**, as for bottom models (`models.bottoms`). Autograd
+gives its gradients, behind the methods of `TopModel`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
 from vfl_flower.models.layers import Linear, rise, turns
-from vfl_flower.models.top_layers import Block, CombiningTop, Outputs, TopModel, one_by_one
+from vfl_flower.models.top_layers import Block, CombiningTop, Outputs, TopModel, clipped, one_by_one
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 
 Monotone = tuple[Collection[int], Sequence[int]]
@@ -116,11 +115,9 @@ class OwnTop(TopModel):
             return vjp(outputs, dict(of_module))[1](its_signal)[0]
 
         of_rows = [each.flatten(1) for each in vmap(of_row)(x, signal).values()]
-        norms = torch.stack([each.square().sum(1) for each in of_rows]).sum(0).sqrt()
-        kept = (bound / norms.clamp_min(1e-30)).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-        clipped = (torch.where(kept > 0, each * kept, 0.0) for each in of_rows)
-        of_all = (each.sum(0, dtype=sums) for each in clipped)
-        return [each.view_as(p) for each, p in zip(of_all, of_module.values(), strict=True)]
+        bounded = clipped(of_rows, [each.square().sum(1) for each in of_rows], bound)
+        both = zip(bounded, of_module.values(), strict=True)
+        return [each.sum(0, dtype=sums).view_as(p) for each, p in both]
 
 
 def check(models: ModelConfig) -> None:
