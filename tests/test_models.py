@@ -59,33 +59,23 @@ def test_bottom_model_makes_embeddings(kind: str, shape: tuple[int, ...], rows: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "count"),
+    ("kind", "shape", "count", "biases"),
     [
-        ("linear", (5,), 5 * 7 + 7),
-        ("mlp", (5,), 5 * 6 + 6 + 6 * 7 + 7),
-        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + (6 * 2 * 2 * 7 + 7)),
-        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + (6 * 7 + 7)),
-        ("binarised", (5,), 5 * 7),
-        ("scorecard", (5,), 4 * 5 * 7),
+        ("linear", (5,), 5 * 7, 7),
+        ("mlp", (5,), 5 * 6 + 6 * 7, 6 + 7),
+        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + 6 * 2 * 2 * 7, 7),
+        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + 6 * 7, 7),
+        ("binarised", (5,), 5 * 7, 0),
+        ("scorecard", (5,), 4 * 5 * 7, 0),
     ],
 )
-def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], count: int) -> None:
-    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=6), 0, torch.zeros(shape), 7)
-    assert flat(model).numel() == count
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "count"),
-    [
-        ("linear", (5,), 5 * 7),
-        ("mlp", (5,), 5 * 6 + 6 * 7),
-        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + 6 * 2 * 2 * 7),
-        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + 6 * 7),
-    ],
-)
-def test_linear_layers_may_have_no_bias(kind: str, shape: tuple[int, ...], count: int) -> None:
-    config = config_of(bottom_model=kind, bottom_hidden=6, bottom_bias=False)
-    assert flat(build_bottom(config, 0, torch.zeros(shape), 7)).numel() == count
+def test_bottom_model_has_so_many_parameters_and_perhaps_no_bias(
+    kind: str, shape: tuple[int, ...], count: int, biases: int
+) -> None:
+    for bias in (True, False):
+        config = config_of(bottom_model=kind, bottom_hidden=6, bottom_bias=bias)
+        model = build_bottom(config, 0, torch.zeros(shape), 7)
+        assert flat(model).numel() == count + bias * biases
 
 
 def test_colours_are_the_last_axis_of_an_image() -> None:
@@ -208,18 +198,16 @@ def test_parameters_survive_as_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "shape", "sentence"),
+    ("kind", "shape", "sentence"),
     [
-        ({"bottom_model": "cnn"}, (5,), r"'cnn' needs images, .* sample has shape \(5,\)"),
-        ({"bottom_model": "lstm"}, (5,), r"'lstm' needs sequences .* sample has shape \(5,\)"),
-        ({"bottom_model": "lstm"}, (4, 4, 3), "'lstm' needs sequences"),
+        ("cnn", (5,), r"'cnn' needs images, .* sample has shape \(5,\)"),
+        ("lstm", (5,), r"'lstm' needs sequences .* sample has shape \(5,\)"),
+        ("lstm", (4, 4, 3), "'lstm' needs sequences"),
     ],
 )
-def test_model_that_cannot_read_the_data(
-    keys: dict[str, Any], shape: tuple[int, ...], sentence: str
-) -> None:
+def test_model_that_cannot_read_the_data(kind: str, shape: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        build_bottom(config_of(**keys), 0, torch.zeros(shape), 3)
+        build_bottom(config_of(bottom_model=kind), 0, torch.zeros(shape), 3)
 
 
 def test_size_of_embeddings() -> None:
@@ -283,25 +271,14 @@ def test_concatenated_embeddings_may_differ_in_size() -> None:
     assert build_top(config_of(), [2, 3], 5)(torch.randn(4, 5)).shape == (4, 5)
 
 
-def test_loss_of_several_outputs_is_that_of_torch() -> None:
+def test_losses_are_the_logistic_ones_also_for_large_logits() -> None:
     outputs, labels = torch.randn(8, 5), torch.randint(5, (8,))
     expected = -outputs.log_softmax(1)[torch.arange(8), labels]
     torch.testing.assert_close(loss_per_row(outputs, labels), expected)
-    mean = functional.cross_entropy(outputs, labels)
-    torch.testing.assert_close(loss_per_row(outputs, labels).mean(), mean)
-
-
-def test_loss_of_one_output_is_that_of_torch() -> None:
-    outputs, labels = torch.randn(8, 1), torch.randint(2, (8,))
-    signs = 2.0 * labels - 1
-    torch.testing.assert_close(
-        loss_per_row(outputs, labels), torch.log1p(torch.exp(-signs * outputs[:, 0]))
-    )
-    expected = functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.float())
-    torch.testing.assert_close(loss_per_row(outputs, labels).mean(), expected)
-
-
-def test_loss_of_one_output_is_finite_for_large_logits() -> None:
+    torch.testing.assert_close(loss_per_row(outputs, labels, "mean"), expected.mean())
+    one, two = torch.randn(8, 1), torch.randint(2, (8,))
+    expected = torch.log1p(torch.exp((1 - 2.0 * two) * one[:, 0]))
+    torch.testing.assert_close(loss_per_row(one, two), expected)
     losses = loss_per_row(torch.tensor([[1e4], [-1e4]]), torch.tensor([0, 0]))
     torch.testing.assert_close(losses, torch.tensor([1e4, 0.0]))
 
@@ -329,20 +306,14 @@ def test_regularisers_by_hand_and_their_gradient(regulariser: str, values: list[
     torch.testing.assert_close(penalty_gradient(training, w.detach()), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "momentum"),
-    [
-        ("sgd", torch.optim.SGD, 0),
-        ("momentum", torch.optim.SGD, 0.9),
-        ("adam", torch.optim.Adam, None),
-    ],
-)
-def test_optimizer(name: str, kind: type, momentum: float | None) -> None:
+def test_optimizers_by_name() -> None:
     model = BottomModel([torch.nn.Linear(2, 1)], ["none"])
-    optimizer = build_optimizer(config_of(optimizer=name), model, 0.25)
-    assert isinstance(optimizer, kind)
-    assert optimizer.param_groups[0]["lr"] == 0.25
-    assert optimizer.param_groups[0].get("momentum") == momentum
+    kinds = {"sgd": ("SGD", 0), "momentum": ("SGD", 0.9), "adam": ("Adam", None)}
+    for name, (kind, momentum) in kinds.items():
+        optimizer = build_optimizer(config_of(optimizer=name), model, 0.25)
+        group = optimizer.param_groups[0]
+        found = type(optimizer).__name__, group["lr"], group.get("momentum")
+        assert found == (kind, 0.25, momentum)
 
 
 @pytest.mark.parametrize("classes", [3, 1500])

@@ -200,9 +200,9 @@ def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
 )
 def test_no_pair_of_people_violates_the_promise(name: str) -> None:
     text = " ".join(f"{column}:{'-+'[sign > 0]}" for column, sign in TRUTH.items())
-    assert moved(RUNS[name], text, 10_000) == 0
+    assert moved(RUNS[name], text, 3_000) == 0
     if name in ("split-nn", "linear"):  # the test can fail
-        assert moved(RUNS[name], "", 10_000) > 1000
+        assert moved(RUNS[name], "", 3_000) > 300
 
 
 def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:
