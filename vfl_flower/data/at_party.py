@@ -106,9 +106,7 @@ def load_own_features(
 ) -> FeatureBlock:
     """Return a participant's own features of the common rows.
 
-    counted : whether to number the rows, so that their uploads can be counted.
-    preparation : preparation of an earlier run. By default, the training rows teach it.
-    watched : whether to learn the shares of the columns at the training rows.
+    Uploads of rows that are ``counted`` need numbers, and columns that are ``watched`` shares.
     """
     *places, validation = divide(data, len(common.rows), common.held_out)
     parts = [common.rows[each] for each in places]
@@ -121,8 +119,8 @@ def load_own_features(
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
-    none = np.zeros(0, np.int64)  # a view would keep all places
-    names = (own.names(train), own.names(test)) if counted else (none, none)
+    named = {"train_rows": train, "test_rows": test} if counted else {}
+    numbers: dict[str, Any] = {name: own.names(rows) for name, rows in named.items()}
     few = parts[1][background_rows(len(parts[1]))]
     background = np.zeros(len(few), np.uint64)
     background[few >= 0] = own.names(few[few >= 0])
@@ -137,11 +135,10 @@ def load_own_features(
         digest,
         preparation,
         common.name,
-        train_rows=names[0],
-        test_rows=names[1],
         row_masks=known,
         validation=validation,
         count=count,
+        **numbers,
     )
     if not watched:
         return block
@@ -161,9 +158,8 @@ def _check_no_labels(own: Source, label: str) -> None:
     """Refuse a column with the label's name in a table, unless `columns` names it."""
     if not isinstance(own, Table) or own.party is None:
         return
-    if own.columns and not own.leaves_out:
-        return
-    if label in own.feature_names:
+    is_named = own.columns and not own.leaves_out
+    if not is_named and label in own.feature_names:
         raise ConfigError(
             f"{own.whose} has a column of the label's name, so the label would predict itself. "
             "Leave that column out, or name the feature columns by `columns`."
@@ -189,10 +185,8 @@ def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows
     samples = own.rows(rows, preparation)
     if isinstance(samples, np.ndarray):
         return samples
-    parts = dict(samples)
-    return Compact(
-        np.arange(len(rows)), lambda at: {name: each[at] for name, each in parts.items()}
-    )
+    every, parts = np.arange(len(rows)), dict(samples)
+    return Compact(every, lambda at: {name: each[at] for name, each in parts.items()})
 
 
 # --- a partitioned data set -----------------------------------------------------------------------

@@ -178,10 +178,7 @@ def svmlight(data: DataConfig, place: str) -> PartitionedData:
         return [SparseRows(each[:, mine]) for each in rows]
 
     return PartitionedData(
-        features,
-        lambda: parts()[1],
-        SparseRows.dense,
-        lambda: tuple(parts()[0][0].shape[1:]),
+        features, lambda: parts()[1], SparseRows.dense, lambda: tuple(parts()[0][0].shape[1:])
     )
 
 

@@ -21,14 +21,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError, asked, shown
 from vfl_flower.data.ids import encoded
 from vfl_flower.data.later import jellyfish, pd
-from vfl_flower.data.normalised import (
-    VERSION,
-    Coded,
-    as_written,
-    dates,
-    normalised,
-    spelling,
-)
+from vfl_flower.data.normalised import VERSION, Coded, as_written, dates, normalised, spelling
 
 _SURE = 10  # pairs that share a key; fewer are too few to estimate a chance from
 _UNSEEN = 0.5  # pairs that share a key, if the table has none: the mean by Jeffreys' prior

@@ -19,7 +19,6 @@ from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
 from vfl_flower.models.training import (
-    arrays_of,
     autocast,
     extra_states,
     in_float32,
@@ -48,10 +47,7 @@ class BottomModel(nn.Module):
     name = ""  # of a module of your own, in the configuration
 
     def __init__(
-        self,
-        layers: Iterable[nn.Module],
-        activations: Iterable[str],
-        precision: str = "float32",
+        self, layers: Iterable[nn.Module], activations: Iterable[str], precision: str = "float32"
     ) -> None:
         super().__init__()
         self.precision = precision
@@ -158,7 +154,7 @@ class OwnBottom(BottomModel):
             passes.one(self, self._two(), 0)
         now = extra_states(self).items()
         learned = any(not torch.equal(each, extra[name]) for name, each in now)
-        load_extra_states(self, arrays_of(extra))
+        load_extra_states(self, extra)
         for name, buffer in self.named_buffers():
             if name not in before or not torch.equal(buffer, before[name]):
                 learned = True

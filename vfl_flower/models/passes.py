@@ -94,4 +94,4 @@ def repeatable(model: nn.Module, key: bytes, step: int = 0, learns: bool = True)
             if name in kept and kept[name].shape == buffer.shape:  # else this pass created it
                 buffer.data.copy_(kept[name])  # .data, so that a later backward pass still works
         if extra:
-            load_extra_states(model, {name: each.numpy() for name, each in extra.items()})
+            load_extra_states(model, extra)

@@ -125,8 +125,8 @@ def _settings(place: Path) -> bytes:
         ) from None
     refused = [name for name in ("auto_map", "quantization_config") if name in settings]
     refused += [name for name in ("backbone", "use_timm_backbone") if settings.get(name)]
-    for name, value in settings.items():  # such a value names a kernel on a hub
-        refused += [name] * (name.endswith("_implementation") and "/" in str(value))
+    kernels = [name for name, value in settings.items() if "/" in str(value)]  # on a hub
+    refused += [name for name in kernels if name.endswith("_implementation")]
     if refused:
         raise VflError(
             f"is a {kind}, and its config.json has {refused[0]}, which asks for code or files "

@@ -256,13 +256,13 @@ def extra_states(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def load_extra_states(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+def load_extra_states(model: nn.Module, states: Mapping[str, Tensor | NDArray[Any]]) -> None:
     """Restore extra states by ``set_extra_state``."""
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     for name, each in _with_extra_state(model):
-        if name in arrays:
-            each.set_extra_state(_decode(arrays[name].tobytes(), device))
+        if name in states:
+            each.set_extra_state(_decode(np.asarray(states[name]).tobytes(), device))
 
 
 def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
