@@ -357,8 +357,6 @@ def test_a_rule_is_skipped_by_name_where_a_column_is_missing() -> None:
     assert [each.missing for each in results] == [((), ("b",)), (("c",), ()), ((), ())]
 
 
-
-
 # --- estimates ------------------------------------------------------------------------------------
 
 FAMILY, PERSON = parse("surname+address")[0], parse("given_name+surname+date(birthdate)")[0]

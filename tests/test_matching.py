@@ -40,10 +40,7 @@ RULES = "given_name+surname+date(birthdate); surname+date(birthdate); given_name
 COLUMNS = "given_name surname birthdate postcode"
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
-
-@pytest.fixture(autouse=True)
-def results_stay_in_the_tests_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def people(n: int, seed: int = 0, few: int = 40) -> pd.DataFrame:

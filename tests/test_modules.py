@@ -78,9 +78,8 @@ def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any
     optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
     steps = -(-len(y) // config.training.batch_size)
     for epoch in range(config.training.epochs):
-        order = torch.from_numpy(
-            sampling_of(config, len(y)).window(None, epoch, 0, steps, b"").ids
-        ).long()
+        window = sampling_of(config, len(y)).window(None, epoch, 0, steps, b"")
+        order = torch.from_numpy(window.ids).long()
         for number, ids in enumerate(order.split(config.training.batch_size)):
             if number % window == 0:
                 met = [copy.deepcopy(bottom) for bottom in bottoms]
@@ -155,8 +154,7 @@ def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name",
-    ["momentum, windows", nightly("two-sided pairs"), nightly("a top model by pairs")],
+    "name", ["momentum, windows", nightly("two-sided pairs"), nightly("a top model by pairs")]
 )
 def test_a_run_that_is_cut_short_goes_on_with_its_statistics(name: str, tmp_path: Path) -> None:
     keys = own("Normal", **{"model-args": "drop=0.3", "checkpoint-every": 4, **SYSTEMS[name]})
@@ -234,9 +232,8 @@ def test_pairs_of_a_module_are_stacked_only_where_they_can_be(name: str, stackab
     config, x = resolve(own(name, **{"strategy": "cascaded"})), torch.randn(12, 3)
     model = build_bottom(config, 0, x[0], 4)
     assert model.stackable is stackable
-    assert not build_bottom(
-        resolve(own("Normal", **{"model-args": "drop=0.1"})), 0, x[0], 4
-    ).stackable
+    dropping = resolve(own("Normal", **{"model-args": "drop=0.1"}))
+    assert not build_bottom(dropping, 0, x[0], 4).stackable
     directions = Directions(config.estimator, b"key", model)
     assert values_of_pairs(model, x, [5, 7], directions)[1] is None
     pair, u = values_of_pairs(model, x, [6, 6], directions)
@@ -263,9 +260,7 @@ class Rows(source.Rows):
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{}, MOMENTUM, {"strategy": "cascaded"}, {"strategy": "cascaded", "window": 1}],
-    ids=str,
+    "keys", [{}, MOMENTUM, {"strategy": "cascaded"}, {"strategy": "cascaded", "window": 1}], ids=str
 )
 def test_samples_by_name_go_through_all_that_a_party_does(keys: dict[str, Any]) -> None:
     config = resolve(own("Named", **keys))

@@ -332,14 +332,6 @@ def test_columns_name_those_that_are_features(tmp_path: Path) -> None:
     np.testing.assert_array_equal(two[:, 1], alone[:, 0])
 
 
-def test_a_party_trains_on_the_columns_that_it_names(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, small())
-    organisations.words = [{"columns": "f0"}, {}]
-    run = organisations.run("run", {**SHORT, "bottom-model": "mlp"})
-    shapes = [run.parameters(f"party-{number}") for number in range(2)]
-    assert [next(iter(each.values())).shape for each in shapes] == [(8, 1), (8, 2)]
-
-
 # --- what is told of them -----------------------------------------------------------------------
 
 SENTINEL = "zebrafish"
