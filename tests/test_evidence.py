@@ -63,6 +63,22 @@ def test_the_derivatives_are_equal_to_differences() -> None:
         assert curve[at] == pytest.approx((slope(unit) - slope(-unit)) / 2e-4, rel=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "epsilon"), [(20_000, 1.0), (4_000, 2.0)])
+def test_a_useless_column_has_no_value_under_noise(rows: int, epsilon: float) -> None:
+    generator = np.random.default_rng(1)
+    found, plain, exact = [], [], []
+    for _ in range(200):
+        true = counted(np.full(10, 0.22), rows, generator)
+        evidence = noisy(true, epsilon, generator)
+        exact.append(true.information().value)
+        found.append(evidence.information().value)
+        plain.append(uncorrected(evidence))
+    by_noise = np.mean(plain) - np.mean(exact)
+    # The control: without the correction, noise alone makes a value.
+    assert by_noise > 0.8 * np.mean(exact)
+    assert np.mean(found) - np.mean(exact) < 0.2 * by_noise + 1e-4  # never below 0, so not equal
+
+
 def test_the_corrected_value_is_right_on_average_and_the_other_one_is_not() -> None:
     generator = np.random.default_rng(2)
     exact = counted(RATES, 20_000, generator)

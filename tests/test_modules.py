@@ -78,8 +78,8 @@ def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any
     optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
     steps = -(-len(y) // config.training.batch_size)
     for epoch in range(config.training.epochs):
-        window = sampling_of(config, len(y)).window(None, epoch, 0, steps, b"")
-        order = torch.from_numpy(window.ids).long()
+        drawn = sampling_of(config, len(y)).window(None, epoch, 0, steps, b"")
+        order = torch.from_numpy(drawn.ids).long()
         for number, ids in enumerate(order.split(config.training.batch_size)):
             if number % window == 0:
                 met = [copy.deepcopy(bottom) for bottom in bottoms]
@@ -522,15 +522,14 @@ def test_rounding_by_the_number_of_rows_is_no_mixing(precision: str) -> None:
     try_out("plain", precision=precision)
 
 
-@pytest.mark.parametrize("how", ["buffer", "integers", "numpy", "python"])
-def test_a_module_that_is_its_state_dict_is_taken(how: str) -> None:
-    """The control."""
-    try_out("Stateful", how)
+TAKEN = [("Stateful", how) for how in ("buffer", "integers", "numpy", "python")]
+TAKEN += [(name, "") for name in ("Extra", "Averaged", "Normal", "Half", "lazy")]
 
 
-@pytest.mark.parametrize("name", ["Extra", "Averaged", "Normal", "Half", "lazy"])
-def test_extra_states_lazy_tied_and_averaged_layers_are_kept(name: str) -> None:
-    try_out(name)
+@pytest.mark.parametrize(("name", "how"), TAKEN)
+def test_a_module_that_is_its_state_dict_is_taken(name: str, how: str) -> None:
+    """The control: also with extra states, and lazy, tied and averaged layers."""
+    try_out(name, how)
 
 
 def test_an_extra_state_that_nobody_can_save_is_refused() -> None:
@@ -607,23 +606,16 @@ def test_a_run_with_extra_states_resumes_as_if_it_had_not_stopped(tmp_path: Path
     assert loss_of_predictions(whole.folder) == expected
 
 
-LATE: list[tuple[dict[str, Any], str]] = [
-    (
-        {"bottom-model": f"{TOWERS}:Stateful", "model-args": "how='counter' after=10"},
-        "Party 0's model 'tests.towers:Stateful'",
-    ),
-    (
-        {"top-model": f"{TOWERS}:StatefulTop", "top-args": "how='counter' after=10"},
-        "top-model = 'tests.towers:StatefulTop'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("keys", "said"), LATE, ids=["party", "label holder"])
+@pytest.mark.parametrize(
+    ("of", "name", "said"),
+    [("bottom-", "Stateful", "Party 0's model"), ("top-", "StatefulTop", "top-model =")],
+)
 def test_state_that_matters_late_ends_the_run_at_its_next_figures(
-    keys: dict[str, Any], said: str, tmp_path: Path
+    of: str, name: str, said: str, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
+    out, said = tmp_path / "run", f"{said} 'tests.towers:{name}'"
+    arguments = {"bottom-": "model-args", "top-": "top-args"}[of]
+    keys = {f"{of}model": f"{TOWERS}:{name}", arguments: "how='counter' after=10"}
     with pytest.raises(VflError, match=f"{said} {OTHERWISE} 'steps'"):
         run_local(2, {**CANCER, **keys, "checkpoint-every": 4, "out": str(out)})
     summary = json.loads((out / "summary.json").read_text())

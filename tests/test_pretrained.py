@@ -241,7 +241,7 @@ def two_turns(context: Context) -> Upload:
     """Two windows, feedback for the first, and the test rows."""
     feedback: dict[str, Any] = {}
     for exchange in (1, 2):
-        at = {"exchange": exchange, "epoch": exchange - 1, "first": 0, "steps": 2}
+        at: dict[str, Any] = {"exchange": exchange, "epoch": exchange - 1, "first": 0, "steps": 2}
         upload = asked(context, TrainOrder(**at, coordinated=False, arrays=feedback))
         if "perturbed" in upload.arrays:
             feedback = {"difference": np.array([0.5, -0.2], np.float32)}
