@@ -122,7 +122,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LargeTable, "piece", 3)
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("shapes", [NUMBERS, TEXTS], ids=["numbers", "texts"])
 def test_every_kind_of_file_gives_the_same_rows(
     tmp_path: Path, shapes: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch

@@ -59,8 +59,6 @@ class FeatureBlock:
         empty unless the party counts uploads.
     row_masks : which of the run's training and test rows these are, if the party lacks rows.
     validation : number of validation rows, which come first in ``test`` and choose the model.
-    shares : bins and shares of the raw columns at the training rows, if they were asked for.
-    count : number of rows of the party's own data, with those that the run leaves out.
     background : numbers of the people in `background_rows` of own data, 0 where the party lacks
         them. It comes with ``shares``.
     """
@@ -75,8 +73,8 @@ class FeatureBlock:
     augment: Augment = samples.none
     row_masks: tuple[RowMask, RowMask] | None = None
     validation: int = 0
-    shares: Watch | None = None
-    count: int = 0
+    shares: Watch | None = None  # of the raw columns at the training rows, if asked for
+    count: int = 0  # rows of the party's own data, with those that the run leaves out
     background: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property

@@ -238,15 +238,19 @@ class ColumnEvidence:
         """Name the groups of a column's bins. Bins without ``counts``, [B], give no name."""
         names: list[str] = []
         edges: list[tuple[float, float] | None] = []
-        limits = (-np.inf, *bins.edges, np.inf)
+        limits, missing = (-np.inf, *bins.edges, np.inf), bins.count - 1
         for group in range(int(groups.max()) + 1):
             inside = [at for at in np.flatnonzero(groups == group).tolist() if counts[at]]
-            names.append(" or ".join(_joined(bins, inside)) or "none")
-            known = [at for at in inside if at < bins.count - 1]
+            known = [at for at in inside if at < missing]
+            named, span = [bins.names[at] for at in known], None
             if bins.values is None and known:
-                edges.append((float(limits[known[0]]), float(limits[known[-1] + 1])))
-            else:
-                edges.append(None)
+                span = limits[known[0]], limits[known[-1] + 1]
+            if span and len(known) > 1:  # neighbouring ranges of numbers become one range
+                ends = Bins(tuple(each for each in span if np.isfinite(each)))
+                named = [ends.names[int(np.isfinite(span[0]))]]
+            named += ["missing"] * (missing in inside)
+            names.append(" or ".join(named) or "none")
+            edges.append(span)
         return cls(column, names, edges, evidence, value_of(np.array(counts), evidence))
 
     @property
@@ -266,19 +270,6 @@ def note_of(information: Estimate | None, bins: int) -> str:
     if information is None:
         return "no value: no two bins have enough rows, or enough rows of each class"
     return "constant in the training rows" if bins == 1 else ""
-
-
-def _joined(bins: Bins, inside: list[int]) -> list[str]:
-    """Return the names of some bins. Neighbouring ranges of numbers become one range."""
-    missing = bins.count - 1
-    known = [at for at in inside if at < missing]
-    named = [bins.names[at] for at in known]
-    if bins.values is None and len(known) > 1:
-        limits = (-np.inf, *bins.edges, np.inf)
-        low, high = limits[known[0]], limits[known[-1] + 1]
-        ends = Bins(tuple(each for each in (low, high) if np.isfinite(each)))
-        named = [ends.names[int(np.isfinite(low))]]
-    return named + ["missing"] * (missing in inside)
 
 
 def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:

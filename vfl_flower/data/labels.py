@@ -38,16 +38,10 @@ class Labels:
     classes : label values of the classes; empty under regression.
     features : the label holder's own columns, if any: float32 [rows, F] of training and of test
         rows, made by ``preparation`` from its file. Training rows of a large table are on disk.
-    alignment : the statement about rows that parties must make (`messages.Description`).
     places, test_places : numbers of the rows among all rows of the label holder.
     people : numbers of the ids of training and test rows (`Source.people`), if rows have ids.
-    whole : digest of all labels in their order, if rows have no ids.
-    bounds : bounds of regression labels, if configured.
-    present : row masks [rows, M] of training and test rows, if parties may lack rows.
-    validation : number of test rows, from the first, that choose the model.
     coverage : the people of the file that the run covers, and why others are left out.
     segments : name of a column -> its values in the test rows, for columns that ``segments`` names.
-    shares : bins and shares of the label holder's own columns at the training rows.
     """
 
     train: Array
@@ -58,17 +52,17 @@ class Labels:
     deviation: float = 1.0
     features: tuple[Array | Rows, Array] | None = None
     preparation: Preparation | None = None
-    alignment: str = ""
+    alignment: str = ""  # the statement about rows that parties must make (`messages.Description`)
     places: Array | None = None
     test_places: Array | None = None
     people: tuple[Array, Array] | None = None
-    whole: str = ""
-    bounds: tuple[float, float] | None = None
-    present: tuple[Array, Array] | None = None
-    validation: int = 0
+    whole: str = ""  # digest of all labels in their order, if rows have no ids
+    bounds: tuple[float, float] | None = None  # of regression labels, if configured
+    present: tuple[Array, Array] | None = None  # row masks [rows, M] of training and test rows
+    validation: int = 0  # number of test rows, from the first, that choose the model
     coverage: Mapping[str, Any] | None = None
     segments: Mapping[str, Array] = field(default_factory=dict)
-    shares: Watch | None = None
+    shares: Watch | None = None  # of own columns at the training rows
 
     @property
     def repeats(self) -> bool:

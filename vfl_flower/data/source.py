@@ -33,22 +33,19 @@ _FAR = 1e6  # deviations between zero and a mean from which on rounding errors c
 class Preparation:
     """How columns become numbers, learned from training rows, saved with the model.
 
-    numbers : numeric columns, in order, and the median of each.
-    texts : text columns, in order, and the values of each that get a 0/1 column.
     mean, deviation : for each resulting column; for images, for each colour.
     shape : shape of a sample, if columns do not decide it: images, sequences, tokens.
-    tokenizer : digest of the meaning of tokens.
     dates : numeric columns that are dates, and the newest training date of each in days since
         1970. Dates are days since then.
     monotone : numeric columns that the score rises with (1) or falls with (-1).
     """
 
-    numbers: dict[str, float]
-    texts: dict[str, list[str]]
+    numbers: dict[str, float]  # numeric columns, in order, and the median of each
+    texts: dict[str, list[str]]  # text columns, in order, and the values that get a 0/1 column
     mean: list[float]
     deviation: list[float]
     shape: list[int] = field(default_factory=list)
-    tokenizer: str = ""
+    tokenizer: str = ""  # digest of the meaning of tokens
     dates: dict[str, float] = field(default_factory=dict)
     monotone: dict[str, int] = field(default_factory=dict)
 

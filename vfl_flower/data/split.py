@@ -200,26 +200,22 @@ class RowMask:
 class Alignment:
     """A participant's rows of a run, in common order, and the name of their alignment.
 
-    name : name that the label holder draws. It reveals nothing about the rows.
-    rows : places of the rows in the participant's data; -1 for a row that a party lacks.
     present : row mask [N, M] of all parties, known to the label holder alone; None if all parties
         have all rows.
-    nodes : party -> node, of the parties that know the alignment.
     answers : proofs [parties, 32] that the label holder knows each party's ids. Nobody else has
         seen them.
     known : party -> number of the label holder's ids that it has, as far as this is known.
     rules : figures of each rule at each party (`alignment.by_rules.RuleFigures`), without ids.
-    held_out : number of test rows; 0 if ``test-fraction`` says it (`split.newest`).
     """
 
-    name: str
-    rows: NDArray[np.int64]
+    name: str  # drawn by the label holder, so that it reveals nothing about the rows
+    rows: NDArray[np.int64]  # places in the participant's data; -1 for a row that a party lacks
     present: NDArray[np.bool_] | None = None
-    nodes: Mapping[int, int] = field(default_factory=dict)
+    nodes: Mapping[int, int] = field(default_factory=dict)  # party that knows it -> its node
     answers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
     known: Mapping[int, int] = field(default_factory=dict)
     rules: Sequence[Mapping[str, Any]] = ()
-    held_out: int = 0
+    held_out: int = 0  # number of test rows; 0 if ``test-fraction`` says it (`split.newest`)
 
 
 def row_masks_of(
