@@ -48,7 +48,7 @@ from sklearn.preprocessing import StandardScaler
 from benchmarks.common import report
 from vfl_flower.config.options import DataConfig
 from vfl_flower.config.run_config import pairs
-from vfl_flower.data.partitioned import Columns, PartitionedData, open_dataset
+from vfl_flower.data.partitioned import Columns, PartitionedData, opened
 from vfl_flower.data.split import split
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol.systems import resolve
@@ -251,10 +251,10 @@ def measured(parties: int, words: dict[str, Any], out: Path, seeds: int) -> dict
 def plain(keys: dict[str, Any], seeds: int) -> dict[str, dict[str, float]]:
     """Fit models of scikit-learn on all columns; return their figures on the test rows of a run."""
     data = resolve(keys).data
-    opened = open_dataset(data)
+    dataset = opened(data, None)
     numbers = keys.get("target") == "regression"
-    x, x_test, learnt = known_and_test(data, opened.features(Columns(data, False, 0, 1)))
-    y, y_test, _ = known_and_test(data, opened.labels())
+    x, x_test, learnt = known_and_test(data, dataset.features(Columns(data, False, 0, 1)))
+    y, y_test, _ = known_and_test(data, dataset.labels())
     x, x_test = x.reshape(len(x), -1), x_test.reshape(len(x_test), -1)
     boosted = HistGradientBoostingRegressor if numbers else HistGradientBoostingClassifier
     models: dict[str, list[Any]] = {

@@ -20,8 +20,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.logs import log, notice
 from vfl_flower.config.provenance import peak_memory_mb, utc_now
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.bins import check_segments
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.segments import check_segments
 from vfl_flower.label_holder.about_data import data_of
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.chance import no_better

@@ -14,7 +14,7 @@ from sklearn.calibration import calibration_curve
 from tests.conftest import nightly
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options.data import AssessmentConfig, Rule
-from vfl_flower.data.segments import MISSING, segments
+from vfl_flower.data.bins import MISSING, segments
 from vfl_flower.label_holder.assessment import numbers, several_classes, threshold, two_classes
 from vfl_flower.label_holder.assessment.form import Scored
 from vfl_flower.label_holder.assessment.intervals import Figure, Z, difference, wilson

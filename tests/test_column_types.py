@@ -4,7 +4,6 @@ Each shape of a table is a list of texts, as a csv file has them. A parquet file
 the values that pandas makes of them.
 """
 
-import gzip
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -35,122 +34,25 @@ def cells(*values: str) -> list[str]:
     return [values[row % len(values)] for row in range(ROWS)]
 
 
-NUMBERS: dict[str, list[str]] = {
-    "whole": cells("3", "-7", "0"),
-    "whole with gaps": cells("3", "", "5"),
-    "points": cells("1.5", "-0.25", "2"),
-    "points with gaps": cells("1.5", "", "2.75"),
-    "exponents": cells("1e5", "2.5E-3", "-1e+02"),
-    "no digit before the point": cells(".5", "-.25", "1."),
-    "blanks around": cells(" 1", "2 ", " 3.5 "),
-    "large": cells("4006000000001", "4006000000007"),
-    "beyond 64 bits": cells("9223372036854775808", "12345678901234567890"),
-    "zero and one": cells("0", "1"),
-    "minus zero": cells("-0", "0.0", "1"),
-    "truth": cells("True", "False"),
-    "truth in capitals": cells("TRUE", "FALSE"),
-    "truth in small letters": cells("true", "false"),
-    "truth with gaps": cells("true", "", "false"),
-    "constant": cells("7", "7.0"),
-    "many digits": cells("0.1000000000000000055", "0.1", "3"),
-    "tiny": cells("1e-30", "-2e-30", "0"),
-    "tabs around": cells("\t1", "2\t"),
-    "one number alone": ["4", *[""] * (ROWS - 2), "6"],
-}
-TEXTS: dict[str, list[str]] = {
-    "codes": cells("01", "02", "10"),
-    "codes and a letter": cells("01", "02", "2A"),
-    "codes of zeros": cells("0", "00", "000"),
-    "codes with a minus": cells("-01", "5"),
-    "a plus": cells("+49", "+1"),
-    "a plus among numbers": cells("+5", "-3"),
-    "words for missing values": cells("NA", "None", "null", "n/a"),
-    "nan among numbers": cells("1", "nan", "2"),
-    "a word among numbers": cells("1", "2", "unknown"),
-    "a word at the end": [*map(str, range(ROWS - 1)), "none"],
-    "truth and numbers": cells("true", "1"),
-    "yes and no": cells("yes", "no"),
-    "capitals differ": cells("a", "A"),
-    "blanks differ": cells("a", "a ", " a"),
-    "quotes and commas": cells('a,"b"', "c\nd", "'e'"),
-    "Unicode": cells("é", "e\u0301", "１", "𝟙"),
-    "hexadecimal": cells("0x10", "0x11"),
-    "underscores": cells("1_000", "2_000"),
-    "thousands": cells("1,028", "2,500"),
-    "dates": cells("2024-01-31", "2024-02-01"),
-    "texts with gaps": cells("red", "", "blue"),
-    "a lone minus": cells("-", "5"),
-    "per cent": cells("5%", "6%"),
-    "formulas": cells("=1+1", "@x"),
-    "Arabic digits": cells("٣", "٤"),
-    "a space of no width": cells("1\u200b", "2"),
-    "a space that does not break": cells("1\u00a0000", "2"),
-    "spaces between thousands": cells("1 000", "2 500"),
-    "apostrophes between thousands": cells("1'000", "2'500"),
-    "money": cells("$5", "€6"),
-    "fractions": cells("1/2", "3/4"),
-    "brackets for a minus": cells("(5)", "6"),
-    "a minus behind": cells("5-", "6"),
-    "clock": cells("12:30", "07:05"),
-    "weeks": cells("2024-W05", "2024-W06"),
-    "single letters of truth": cells("T", "F"),
-    "complex": cells("1+2j", "3"),
-    "a letter behind numbers": cells("1f", "2L", "3d"),
-    "zeros before a point": cells("00.5", "1.5"),
-    "an apostrophe before": cells("'5", "6"),
-    "signs alone": cells("+", "-", "."),
-    "emoji": cells("🙂", "🙃"),
-    "versions": cells("1.10", "1.1", "1.1b"),
-}
+def numbered(columns: str) -> dict[str, list[str]]:
+    """Return columns by number from a text with "; " between columns and | between cells."""
+    return {f"c{n}": cells(*text.split("|")) for n, text in enumerate(columns.split("; "))}
 
 
-def as_csv(path: Path, values: Values) -> OwnFile:
-    """Write a csv file and open it."""
-    frame(values).to_csv(path.with_suffix(".csv"), index=False)
-    return OwnFile(str(path.with_suffix(".csv")), **WORDS)
-
-
-def as_gzip(path: Path, values: Values) -> OwnFile:
-    """Write a compressed csv file and open it."""
-    name = path.with_suffix(".csv.gz")
-    name.write_bytes(gzip.compress(frame(values).to_csv(index=False).encode()))
-    return OwnFile(str(name), **WORDS)
-
-
-def as_parquet(path: Path, values: Values) -> OwnFile:
-    """Write a parquet file of texts and open it."""
-    frame(values).to_parquet(path.with_suffix(".parquet"))
-    return OwnFile(str(path.with_suffix(".parquet")), **WORDS)
-
-
-def as_typed_parquet(path: Path, values: Values) -> OwnFile:
-    """Write a parquet file with pandas' types of the values, and open it."""
-    typed(values).to_parquet(path.with_suffix(".parquet"))
-    return OwnFile(str(path.with_suffix(".parquet")), **WORDS)
-
-
-def as_large_csv(path: Path, values: Values) -> OwnFile:
-    """Open a csv file as one that is too large for memory."""
-    return as_kind(LargeTable, as_csv(path, values))
-
-
-def as_large_parquet(path: Path, values: Values) -> OwnFile:
-    """Open a parquet file as one that is too large for memory."""
-    return as_kind(LargeTable, as_parquet(path, values))
-
-
-def as_memory(path: Path, values: Values) -> Frame:
-    """Return a frame of texts in memory."""
-    return Frame("features", frame=frame(values), **WORDS)
-
-
-def as_typed_memory(path: Path, values: Values) -> Frame:
-    """Return a frame with pandas' types of the values."""
-    return Frame("features", frame=typed(values), **WORDS)
-
-
-OPENERS = [as_csv, as_gzip, as_parquet, as_large_csv, as_large_parquet, as_memory]
-TYPED = [as_typed_parquet, as_typed_memory]
+NUMBERS = numbered(
+    "3|-7|0; 3||5; 1.5|-0.25|2; 1.5||2.75; 1e5|2.5E-3|-1e+02; .5|-.25|1.;  1|2 | 3.5 ; 0|1; "
+    "4006000000001|4006000000007; 9223372036854775808|12345678901234567890; -0|0.0|1; True|False; "
+    "TRUE|FALSE; true|false; true||false; 7|7.0; 0.1000000000000000055|0.1|3; 1e-30|-2e-30|0; "
+    "\t1|2\t; 4|||||||||||6"
+)
+WORD_AT_THE_END = [*map(str, range(ROWS - 1)), "none"]
+TEXTS = numbered(
+    "01|02|10; 01|02|2A; 0|00|000; -01|5; +49|+1; +5|-3; NA|None|null|n/a; 1|nan|2; 1|2|unknown; "
+    "true|1; yes|no; a|A; a|a | a; a,\"b\"|c\nd|'e'; é|e\u0301|１|𝟙; 0x10|0x11; 1_000|2_000; "
+    "1,028|2,500; 2024-01-31|2024-02-01; red||blue; -|5; 5%|6%; =1+1|@x; ٣|٤; 1\u200b|2; "
+    "1\u00a0000|2; 1 000|2 500; 1'000|2'500; $5|€6; 1/2|3/4; (5)|6; 5-|6; 12:30|07:05; T|F; "
+    "2024-W05|2024-W06; 1+2j|3; 1f|2L|3d; 00.5|1.5; '5|6; +|-|.; 🙂|🙃; 1.10|1.1|1.1b"
+) | {"end": WORD_AT_THE_END}
 
 
 def frame(values: Values) -> Any:
@@ -176,6 +78,38 @@ def typed(values: Values) -> Any:
     return table
 
 
+def of_file(suffix: str, make: Callable[[Values], Any] = frame, large: bool = False) -> Opener:
+    """Return what writes values to a file, and opens it, perhaps as one too large for memory."""
+
+    def opener(path: Path, values: Values) -> Table:
+        place, table = path.with_suffix(suffix), make(values)
+        if suffix == ".parquet":
+            table.to_parquet(place)
+        else:
+            table.to_csv(place, index=False)
+        own = OwnFile(str(place), **WORDS)
+        return as_kind(LargeTable, own) if large else own
+
+    return opener
+
+
+def in_memory(make: Callable[[Values], Any]) -> Opener:
+    return lambda path, values: Frame("features", frame=make(values), **WORDS)
+
+
+OPENERS = {
+    "csv": of_file(".csv"),
+    "gzip": of_file(".csv.gz"),
+    "parquet": of_file(".parquet"),  # of texts
+    "large csv": of_file(".csv", large=True),
+    "large parquet": of_file(".parquet", large=True),
+    "memory": in_memory(frame),
+}
+TYPED = {"typed parquet": of_file(".parquet", typed), "typed memory": in_memory(typed)}
+as_csv = OPENERS["csv"]
+openers = pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
+
+
 def rows_of(own: Table) -> Any:
     """Return all rows, prepared by the first eight."""
     return own.rows(np.arange(ROWS), own.learn(np.arange(8)))
@@ -188,16 +122,15 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LargeTable, "piece", 3)
 
 
-@pytest.mark.one_by_day
 @pytest.mark.parametrize("shapes", [NUMBERS, TEXTS], ids=["numbers", "texts"])
 def test_every_kind_of_file_gives_the_same_rows(
     tmp_path: Path, shapes: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_file, "_BLOCK", 1024)  # a few of these longer rows
-    openers = [*OPENERS, *TYPED * (shapes is NUMBERS)]
-    made = {each.__name__: rows_of(each(tmp_path / each.__name__, shapes)) for each in openers}
+    kinds = OPENERS | (TYPED if shapes is NUMBERS else {})
+    made = {name: rows_of(opener(tmp_path / name, shapes)) for name, opener in kinds.items()}
     for name, rows in made.items():
-        np.testing.assert_array_equal(rows, made["as_csv"], err_msg=name)
+        np.testing.assert_array_equal(rows, made["csv"], err_msg=name)
     learnt = as_csv(tmp_path / "again", shapes).learn(np.arange(8))
     assert set(learnt.numbers) - {"x"} == (NUMBERS.keys() if shapes is NUMBERS else set())
     if shapes is TEXTS:
@@ -244,16 +177,16 @@ def test_decimals_are_ids_as_their_digits(tmp_path: Path) -> None:
 
 def test_a_frame_with_a_text_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(ConfigError, match="no Unicode"):
-        as_memory(Path(), cells("a\ud800")).learn(np.arange(ROWS))
+        OPENERS["memory"](Path(), cells("a\ud800")).learn(np.arange(ROWS))
 
 
 def test_pieces_decided_by_themselves_would_differ(tmp_path: Path) -> None:
-    own = as_csv(tmp_path / "a", TEXTS["a word at the end"])
+    own: Any = as_csv(tmp_path / "a", WORD_AT_THE_END)
     kinds = {kinds_of([piece])["value"] for piece in own._file.pieces(["value"])}
     assert kinds == {"whole", "text"}
 
 
-@pytest.mark.parametrize("opener", [*OPENERS, *TYPED], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("opener", (OPENERS | TYPED).values(), ids=OPENERS | TYPED)
 def test_a_later_file_is_read_by_the_types_of_the_model(tmp_path: Path, opener: Opener) -> None:
     preparation = as_csv(tmp_path / "old", cells("1", "2", "2A")).learn(np.arange(ROWS))
     later = opener(tmp_path / "new", cells("1", "2"))
@@ -263,7 +196,7 @@ def test_a_later_file_is_read_by_the_types_of_the_model(tmp_path: Path, opener: 
     assert known.tolist() == [[True, False], [False, True]] * 2
 
 
-@pytest.mark.parametrize("opener", OPENERS, ids=lambda each: each.__name__)
+@openers
 def test_texts_of_numbers_stay_as_written_for_a_model_of_texts(
     tmp_path: Path, opener: Opener
 ) -> None:
@@ -273,14 +206,14 @@ def test_texts_of_numbers_stay_as_written_for_a_model_of_texts(
     assert (rows[:, 1 + at] > 0).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("opener", OPENERS, ids=lambda each: each.__name__)
+@openers
 def test_texts_in_a_column_of_numbers_are_refused(tmp_path: Path, opener: Opener) -> None:
     preparation = as_csv(tmp_path / "old", cells("1", "2")).learn(np.arange(ROWS))
     with pytest.raises(ConfigError, match="other columns than its model"):
         opener(tmp_path / "new", cells("1", "many")).rows(np.arange(ROWS), preparation)
 
 
-@pytest.mark.parametrize("opener", OPENERS, ids=lambda each: each.__name__)
+@openers
 def test_words_that_are_named_are_missing_values(tmp_path: Path, opener: Opener) -> None:
     values = cells("1", "NA", "?", "2")
     own = opener(tmp_path / "a", values)
@@ -301,7 +234,7 @@ IDS = {
 
 
 @pytest.mark.parametrize("kind", IDS)
-@pytest.mark.parametrize("opener", OPENERS, ids=lambda each: each.__name__)
+@openers
 def test_ids_are_texts_as_written(tmp_path: Path, opener: Opener, kind: str) -> None:
     ids = IDS[kind] + [str(row) for row in range(100, 109)]
     own = replace(opener(tmp_path / "a", ids), id="value")
@@ -311,8 +244,8 @@ def test_ids_are_texts_as_written(tmp_path: Path, opener: Opener, kind: str) -> 
 
 def test_digits_in_a_column_of_texts_stay_texts(tmp_path: Path) -> None:
     ids = [str(row) for row in range(ROWS)]
-    for opener in (as_parquet, as_memory):
-        own = replace(opener(tmp_path / opener.__name__, ids), id="value")
+    for kind in ("parquet", "memory"):
+        own = replace(OPENERS[kind](tmp_path / kind, ids), id="value")
         assert own.id_values(np.arange(ROWS)).tolist() == ids
     of_csv = replace(as_csv(tmp_path / "a", ids), id="value")
     assert list(own.ids) == list(of_csv.ids)  # they match all the same

@@ -88,6 +88,7 @@ def test_each_party_has_the_columns_rows_and_split_of_its_files(
 
 def test_a_run_trains_and_reports_on_such_a_folder(tmp_path: Path) -> None:
     keys = {"dataset": vertibench(tmp_path), "epochs": 2, "validation-fraction": 0.0}
+    (tmp_path / "toy_party3-0_imp_weight0.1_seed0_train.pkl").write_bytes(b"passed over")
     assert 0 <= train(keys, parties=3).summary["test_accuracy"] <= 1
 
 
@@ -175,51 +176,40 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (tmp_path / "unpickled").exists()
 
 
-def test_pickled_files_beside_csv_files_are_passed_over(tmp_path: Path) -> None:
-    dataset = vertibench(tmp_path, split="party{}")
-    (tmp_path / "toy_party0_train.pkl").write_bytes(b"not read")
-    assert len(load_labels(config_of(dataset)).train) == 30
+ONE = "toy_party3-1_imp_weight0.1_seed0_train.csv"
+Edit = Callable[[list[str]], list[str]] | None
+BROKEN: dict[str, tuple[str, Edit, str]] = {  # files, how their lines change, and the sentence
+    "missing": (ONE, None, rf"lacks the file {ONE}\. Add it\."),
+    "fewer rows": (
+        *(ONE, lambda lines: lines[:-2]),
+        r"Party 1 of .* has 28 train rows, and there are 30 labels\. Give all",
+    ),
+    "other order": (
+        *(ONE, lambda lines: [lines[0], *reversed(lines[1:])]),
+        r"Party 1 of .* has train rows in another order than .* Sort all files",
+    ),
+    "text": (ONE, lambda lines: [*lines[:-1], "29,2,a lot\n"], f"{ONE} of .* cannot be read"),
+    "other columns": (
+        *(ONE, lambda lines: [line.strip() + ",1\n" for line in lines]),
+        r"Party 1 of .* has other columns in its test part",
+    ),
+    "no labels": (
+        *("*.csv", lambda lines: [line.replace("id,y,", "id,z,") for line in lines]),
+        r"has no labels\. Add a column y",
+    ),
+    "empty": ("*.csv", None, r"has no party files\. Name them NAME_partyN-K_train\.csv"),
+}
 
 
-def broken(folder: Path, how: str) -> str:
-    dataset = vertibench(folder)
-    file = folder / "toy_party3-1_imp_weight0.1_seed0_train.csv"
-    lines = file.read_text().splitlines(keepends=True)
-    if how == "missing":
-        file.unlink()
-    elif how == "fewer rows":
-        file.write_text("".join(lines[:-2]))
-    elif how == "other order":
-        file.write_text("".join([lines[0], *reversed(lines[1:])]))
-    elif how == "text":
-        file.write_text("".join([*lines[:-1], "29,2,a lot\n"]))
-    elif how == "other columns":
-        file.write_text("".join(line.strip() + ",1\n" for line in lines))
-    elif how == "no labels":
-        for each in folder.glob("*.csv"):
-            each.write_text(each.read_text().replace("id,y,", "id,z,"))
-    elif how == "empty":
-        for each in folder.glob("*.csv"):
-            each.unlink()
-    return dataset
-
-
-@pytest.mark.parametrize(
-    ("how", "said"),
-    {
-        "missing": r"lacks the file toy_party3-1_imp_weight0\.1_seed0_train\.csv\. Add it\.",
-        "fewer rows": r"Party 1 of .* has 28 train rows, and there are 30 labels\. Give all",
-        "other order": r"Party 1 of .* has train rows in another order than .* Sort all files",
-        "text": r"toy_party3-1_imp_weight0\.1_seed0_train\.csv of .* cannot be read",
-        "other columns": r"Party 1 of .* has other columns in its test part",
-        "no labels": r"has no labels\. Add a column y",
-        "empty": r"has no party files\. Name them NAME_partyN-K_train\.csv",
-    }.items(),
-)
-def test_a_folder_that_cannot_be_used_is_refused_in_one_sentence(
-    tmp_path: Path, how: str, said: str
-) -> None:
-    config = config_of(broken(tmp_path, how))
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_folder_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, how: str) -> None:
+    config = config_of(vertibench(tmp_path))
+    files, edit, said = BROKEN[how]
+    for file in tmp_path.glob(files):
+        if edit:
+            file.write_text("".join(edit(file.read_text().splitlines(keepends=True))))
+        else:
+            file.unlink()
     with pytest.raises(ConfigError, match=said) as refused:
         load_features(config, 1, 3)
     assert "a lot" not in str(refused.value)

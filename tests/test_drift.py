@@ -26,7 +26,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.data import drift as measure
 from vfl_flower.data import tables
 from vfl_flower.data.at_party import FeatureBlock
-from vfl_flower.data.drift import Watch, Window, columns_of, drift_of, stability_index
+from vfl_flower.data.drift import Watch, Window, columns_of, drift_of
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.split import divide
@@ -187,7 +187,7 @@ def test_the_index_of_scores_equals_numpy_on_the_held_out_rows(trained: Trained)
 def test_an_empty_bin_has_the_least_share() -> None:
     then, now = np.array([500, 500, 0]), np.array([250, 250, 500])
     expected = 2 * (0.25 - 0.5) * np.log(0.5) + (0.5 - 1e-4) * np.log(0.5 / 1e-4)
-    assert stability_index(then, now) == pytest.approx(expected, abs=1e-12)
+    assert drift_of(then, now).raw == pytest.approx(expected, abs=1e-12)
     assert drift_of(then, now).level() == "large"
 
 

@@ -63,7 +63,7 @@ def test_the_derivatives_are_equal_to_differences() -> None:
         assert curve[at] == pytest.approx((slope(unit) - slope(-unit)) / 2e-4, rel=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "epsilon"), [(20_000, 1.0), (20_000, 2.0), (4_000, 2.0)])
+@pytest.mark.parametrize(("rows", "epsilon"), [(20_000, 1.0), (4_000, 2.0)])
 def test_a_useless_column_has_no_value_under_noise(rows: int, epsilon: float) -> None:
     generator = np.random.default_rng(1)
     found, plain, exact = [], [], []

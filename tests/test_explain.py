@@ -19,7 +19,7 @@ from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import explain_local, run_local
 from vfl_flower.models.bottoms import build_bottom, learn_bins
-from vfl_flower.models.rebuilt import ColumnChange
+from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.models.training import load_model
 from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.gaussian import epsilon_of

@@ -115,19 +115,10 @@ def test_spellings_of_a_value_are_one_text(spellings: tuple[Any, ...]) -> None:
         assert column.texts == [normal_text(str(spellings[1]))], repr(each)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("02000", "200"),
-        ("1.5", "15"),
-        ("-5", "5"),
-        ("müller", "mueller"),
-        ("か", "が"),
-        ("李", "季"),
-    ],
-)
-def test_values_that_differ_stay_different(one: str, other: str) -> None:
-    assert normal_text(one) != normal_text(other)
+def test_values_that_differ_stay_different() -> None:
+    pairs = "02000 200", "1.5 15", "-5 5", "müller mueller", "か が", "李 季"
+    for one, other in map(str.split, pairs):
+        assert normal_text(one) != normal_text(other), one
 
 
 @given(st.text())
@@ -193,11 +184,8 @@ def test_dates_that_no_one_order_reads_are_refused(column: list[Any], error: str
 def test_a_named_order_reads_dates_of_two_orders_and_the_others_are_missing() -> None:
     column = pd.Series(["01/03/2024", "02/04/1985", "12/31/1985"])
     assert texts(dates(column, "born", "It", ORDERS[1])) == ["2024-03-01", "1985-04-02", None]
-    assert texts(dates(column, "born", "It", ORDERS[2])) == [
-        "2024-01-03",
-        "1985-02-04",
-        "1985-12-31",
-    ]
+    month_first = ["2024-01-03", "1985-02-04", "1985-12-31"]
+    assert texts(dates(column, "born", "It", ORDERS[2])) == month_first
     mixed = pd.Series(["01/03/2024", "1985-04-02", "20240103"])
     assert texts(dates(mixed, "born", "It", ORDERS[1])) == ["2024-03-01", "1985-04-02", None]
     with pytest.raises(ConfigError, match="order of born = 'dmy' is not known"):
@@ -267,7 +255,7 @@ ANY = st.text(st.sampled_from("aAbB01 -\0+;é"), max_size=4)
 
 
 @given(st.lists(st.tuples(ANY, ANY, ANY), min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 def test_keys_are_equal_only_if_all_parts_and_the_rule_are(people: list[tuple[str, ...]]) -> None:
     padded = [*people, ("x", "x", "x")]  # no column is empty
     made = table(**{name: [each[n] for each in padded] for n, name in enumerate("abc")})
@@ -307,13 +295,8 @@ RULES = st.lists(
 )
 
 
-PARTS = {
-    "a": (0, None),
-    "prefix1(a)": (0, 1),
-    "b": (1, None),
-    "date(c)": (2, None),
-    "year(c)": (2, 4),
-}
+PARTS = {"a": (0, None), "prefix1(a)": (0, 1), "b": (1, None), "date(c)": (2, None)}
+PARTS |= {"year(c)": (2, 4)}
 
 
 def by_hand(left: Any, right: Any, rules: list[str]) -> tuple[set[tuple[int, int]], list[Any]]:
@@ -352,7 +335,7 @@ def by_hand(left: Any, right: Any, rules: list[str]) -> tuple[set[tuple[int, int
 
 
 @given(PEOPLE, PEOPLE, RULES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 def test_the_join_is_what_comparing_all_pairs_gives(left: Any, right: Any, rules: Any) -> None:
     sure = [("zoe", "zoe", "2000-01-01"), ("yan", "yan", "2001-01-01")]  # no column is empty
     left, right = [*left, sure[0]], [*right, sure[1]]
@@ -372,13 +355,6 @@ def test_a_rule_is_skipped_by_name_where_a_column_is_missing() -> None:
     pairs, results = join(left, right, parse("a+b; a+c; a"))
     assert pairs.tolist() == [[0, 1], [1, 0]]
     assert [each.missing for each in results] == [((), ("b",)), (("c",), ()), ((), ())]
-
-
-def test_people_with_all_keys_equal_are_never_matched() -> None:
-    left, right = table(a=["x", "x", "y"], b=[1, 1, 2]), table(a=["x", "y"], b=[1, 2])
-    pairs, results = join(left, right, parse("a+b; a; b"))
-    assert pairs.tolist() == [[2, 1]]
-    assert [each.ambiguous for each in results] == [(2, 0)] * 3
 
 
 # --- estimates ------------------------------------------------------------------------------------

@@ -31,68 +31,49 @@ def flat(model: torch.nn.Module) -> Tensor:
     return torch.cat([p.detach().ravel() for p in model.parameters()])
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    [
-        ("linear", (5,)),
-        ("linear", (4, 3)),
-        ("linear", (4, 4, 3)),
-        ("mlp", (5,)),
-        ("mlp", (4, 3)),
-        ("cnn", (14, 14)),
-        ("cnn", (4, 4)),
-        ("cnn", (1, 8)),
-        ("cnn", (2, 3)),
-        ("cnn", (7, 9, 3)),
-        ("lstm", (6, 2)),
-        ("lstm", (1, 1)),
-        ("binarised", (5,)),
-        ("binarised", (4, 3)),
-        ("scorecard", (5,)),
-        ("scorecard", (4, 3)),
-    ],
-)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_bottom_model_makes_embeddings(kind: str, shape: tuple[int, ...], rows: int) -> None:
-    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=5), 0, torch.zeros(shape), 7)
-    assert model(torch.randn(rows, *shape)).shape == (rows, 7)
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "linear": [(5,), (4, 3), (4, 4, 3)],
+    "mlp": [(5,), (4, 3)],
+    "cnn": [(14, 14), (4, 4), (1, 8), (2, 3), (7, 9, 3)],
+    "lstm": [(6, 2), (1, 1)],
+    "binarised": [(5,), (4, 3)],
+    "scorecard": [(5,), (4, 3)],
+}
+of_each_kind = pytest.mark.parametrize("kind", SHAPES)
+
+
+@of_each_kind
+def test_bottom_model_makes_embeddings(kind: str) -> None:
+    config = config_of(bottom_model=kind, bottom_hidden=5)
+    for shape in SHAPES[kind]:
+        model = build_bottom(config, 0, torch.zeros(shape), 7)
+        for rows in (1, 3):
+            assert model(torch.randn(rows, *shape)).shape == (rows, 7)
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "count"),
+    ("kind", "shape", "count", "biases"),
     [
-        ("linear", (5,), 5 * 7 + 7),
-        ("mlp", (5,), 5 * 6 + 6 + 6 * 7 + 7),
-        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + (6 * 2 * 2 * 7 + 7)),
-        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + (6 * 7 + 7)),
-        ("binarised", (5,), 5 * 7),
-        ("scorecard", (5,), 4 * 5 * 7),
+        ("linear", (5,), 5 * 7, 7),
+        ("mlp", (5,), 5 * 6 + 6 * 7, 6 + 7),
+        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + 6 * 2 * 2 * 7, 7),
+        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + 6 * 7, 7),
+        ("binarised", (5,), 5 * 7, 0),
+        ("scorecard", (5,), 4 * 5 * 7, 0),
     ],
 )
-def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], count: int) -> None:
-    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=6), 0, torch.zeros(shape), 7)
-    assert flat(model).numel() == count
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "count"),
-    [
-        ("linear", (5,), 5 * 7),
-        ("mlp", (5,), 5 * 6 + 6 * 7),
-        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + 6 * 2 * 2 * 7),
-        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + 6 * 7),
-    ],
-)
-def test_linear_layers_may_have_no_bias(kind: str, shape: tuple[int, ...], count: int) -> None:
-    config = config_of(bottom_model=kind, bottom_hidden=6, bottom_bias=False)
-    assert flat(build_bottom(config, 0, torch.zeros(shape), 7)).numel() == count
+def test_bottom_model_has_so_many_parameters_and_perhaps_no_bias(
+    kind: str, shape: tuple[int, ...], count: int, biases: int
+) -> None:
+    for bias in (True, False):
+        config = config_of(bottom_model=kind, bottom_hidden=6, bottom_bias=bias)
+        model = build_bottom(config, 0, torch.zeros(shape), 7)
+        assert flat(model).numel() == count + bias * biases
 
 
 def test_colours_are_the_last_axis_of_an_image() -> None:
-    model = build_bottom(
-        config_of(bottom_model="cnn", embedding_activation="none"), 0, torch.zeros(4, 4, 3), 2
-    )
-    x = torch.randn(2, 4, 4, 3)
+    config = config_of(bottom_model="cnn", embedding_activation="none")
+    model, x = build_bottom(config, 0, torch.zeros(4, 4, 3), 2), torch.randn(2, 4, 4, 3)
     weight, bias = list(model.parameters())[:2]
     planes = functional.conv2d(x.permute(0, 3, 1, 2), weight, bias, 2, 1)
     torch.testing.assert_close(model.layers[0](x), planes)
@@ -159,12 +140,11 @@ def test_black_boxes_have_no_gradient_to_learn_from(kind: str) -> None:
 # --- seeds --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
+@of_each_kind
 def test_equal_seeds_give_equal_parameters_and_other_parties_other_ones(kind: str) -> None:
     def parameters(party: int, seed: int = 0) -> Tensor:
-        return flat(
-            build_bottom(config_of(bottom_model=kind, seed=seed), party, torch.zeros(4, 4), 3)
-        )
+        config = config_of(bottom_model=kind, seed=seed)
+        return flat(build_bottom(config, party, torch.zeros(4, 4), 3))
 
     assert torch.equal(parameters(0), parameters(0))
     assert not torch.equal(parameters(0), parameters(1))
@@ -182,7 +162,7 @@ def test_top_model_draws_parameters_from_its_seed() -> None:
         assert not torch.equal(parameters(), flat(bottom))
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
+@of_each_kind
 def test_random_state_of_torch_is_untouched(kind: str) -> None:
     before = torch.get_rng_state()
     build_bottom(config_of(bottom_model=kind), 0, torch.zeros(4, 4), 3)
@@ -208,18 +188,16 @@ def test_parameters_survive_as_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "shape", "sentence"),
+    ("kind", "shape", "sentence"),
     [
-        ({"bottom_model": "cnn"}, (5,), r"'cnn' needs images, .* sample has shape \(5,\)"),
-        ({"bottom_model": "lstm"}, (5,), r"'lstm' needs sequences .* sample has shape \(5,\)"),
-        ({"bottom_model": "lstm"}, (4, 4, 3), "'lstm' needs sequences"),
+        ("cnn", (5,), r"'cnn' needs images, .* sample has shape \(5,\)"),
+        ("lstm", (5,), r"'lstm' needs sequences .* sample has shape \(5,\)"),
+        ("lstm", (4, 4, 3), "'lstm' needs sequences"),
     ],
 )
-def test_model_that_cannot_read_the_data(
-    keys: dict[str, Any], shape: tuple[int, ...], sentence: str
-) -> None:
+def test_model_that_cannot_read_the_data(kind: str, shape: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        build_bottom(config_of(**keys), 0, torch.zeros(shape), 3)
+        build_bottom(config_of(bottom_model=kind), 0, torch.zeros(shape), 3)
 
 
 def test_size_of_embeddings() -> None:
@@ -238,7 +216,7 @@ def test_device_that_is_not_there() -> None:
             choose_device(config_of(device=name))
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
+@of_each_kind
 def test_a_model_that_no_memory_holds_is_a_sentence_and_takes_none(kind: str) -> None:
     most = 2**31 - 1
     config = config_of(bottom_model=kind, bottom_hidden=most, embedding_size=most)
@@ -247,9 +225,7 @@ def test_a_model_that_no_memory_holds_is_a_sentence_and_takes_none(kind: str) ->
 
 
 def test_a_top_model_that_no_memory_holds_is_a_sentence() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^A model needs .* GB, .*\. Choose a smaller top-hidden"
-    ):
+    with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*a smaller top-hidden"):
         build_top(config_of(top_hidden=2**31 - 1), [32, 32], 10)
 
 
@@ -283,25 +259,14 @@ def test_concatenated_embeddings_may_differ_in_size() -> None:
     assert build_top(config_of(), [2, 3], 5)(torch.randn(4, 5)).shape == (4, 5)
 
 
-def test_loss_of_several_outputs_is_that_of_torch() -> None:
+def test_losses_are_the_logistic_ones_also_for_large_logits() -> None:
     outputs, labels = torch.randn(8, 5), torch.randint(5, (8,))
     expected = -outputs.log_softmax(1)[torch.arange(8), labels]
     torch.testing.assert_close(loss_per_row(outputs, labels), expected)
-    mean = functional.cross_entropy(outputs, labels)
-    torch.testing.assert_close(loss_per_row(outputs, labels).mean(), mean)
-
-
-def test_loss_of_one_output_is_that_of_torch() -> None:
-    outputs, labels = torch.randn(8, 1), torch.randint(2, (8,))
-    signs = 2.0 * labels - 1
-    torch.testing.assert_close(
-        loss_per_row(outputs, labels), torch.log1p(torch.exp(-signs * outputs[:, 0]))
-    )
-    expected = functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.float())
-    torch.testing.assert_close(loss_per_row(outputs, labels).mean(), expected)
-
-
-def test_loss_of_one_output_is_finite_for_large_logits() -> None:
+    torch.testing.assert_close(loss_per_row(outputs, labels, "mean"), expected.mean())
+    one, two = torch.randn(8, 1), torch.randint(2, (8,))
+    expected = torch.log1p(torch.exp((1 - 2.0 * two) * one[:, 0]))
+    torch.testing.assert_close(loss_per_row(one, two), expected)
     losses = loss_per_row(torch.tensor([[1e4], [-1e4]]), torch.tensor([0, 0]))
     torch.testing.assert_close(losses, torch.tensor([1e4, 0.0]))
 
@@ -310,9 +275,8 @@ def test_loss_of_one_output_is_finite_for_large_logits() -> None:
 def test_gradient_of_the_loss_is_its_derivative(outputs: int) -> None:
     h, labels = torch.randn(6, outputs, requires_grad=True), torch.randint(max(2, outputs), (6,))
     (expected,) = torch.autograd.grad(loss_per_row(h, labels).sum(), [h])
-    torch.testing.assert_close(
-        Loss().gradient(h.detach(), Loss().targets(labels, outputs)), expected
-    )
+    found = Loss().gradient(h.detach(), Loss().targets(labels, outputs))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -321,28 +285,21 @@ def test_gradient_of_the_loss_is_its_derivative(outputs: int) -> None:
 )
 def test_regularisers_by_hand_and_their_gradient(regulariser: str, values: list[float]) -> None:
     training = config_of(regulariser=regulariser).training
-    torch.testing.assert_close(
-        penalty(training, torch.tensor([0.0, -1.0, 3.0])), torch.tensor(values)
-    )
+    found = penalty(training, torch.tensor([0.0, -1.0, 3.0]))
+    torch.testing.assert_close(found, torch.tensor(values))
     w = 3 * torch.randn(50, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(penalty(training, w).sum(), [w])
     torch.testing.assert_close(penalty_gradient(training, w.detach()), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "momentum"),
-    [
-        ("sgd", torch.optim.SGD, 0),
-        ("momentum", torch.optim.SGD, 0.9),
-        ("adam", torch.optim.Adam, None),
-    ],
-)
-def test_optimizer(name: str, kind: type, momentum: float | None) -> None:
+def test_optimizers_by_name() -> None:
     model = BottomModel([torch.nn.Linear(2, 1)], ["none"])
-    optimizer = build_optimizer(config_of(optimizer=name), model, 0.25)
-    assert isinstance(optimizer, kind)
-    assert optimizer.param_groups[0]["lr"] == 0.25
-    assert optimizer.param_groups[0].get("momentum") == momentum
+    kinds = {"sgd": ("SGD", 0), "momentum": ("SGD", 0.9), "adam": ("Adam", None)}
+    for name, (kind, momentum) in kinds.items():
+        optimizer = build_optimizer(config_of(optimizer=name), model, 0.25)
+        group = optimizer.param_groups[0]
+        found = type(optimizer).__name__, group["lr"], group.get("momentum")
+        assert found == (kind, 0.25, momentum)
 
 
 @pytest.mark.parametrize("classes", [3, 1500])

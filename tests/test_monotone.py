@@ -24,8 +24,8 @@ from vfl_flower.data.own_columns import signs_of
 from vfl_flower.data.source import Preparation
 from vfl_flower.label_holder import calibration, checkpoint
 from vfl_flower.models.bottoms import build_bottom, learn_bins
+from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.models.layers import Linear, applied, rise, turns
-from vfl_flower.models.rebuilt import ColumnChange
 from vfl_flower.models.training import trained
 from vfl_flower.party import about, stacked, state, state_file
 from vfl_flower.party.party import Party
@@ -200,9 +200,9 @@ def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
 )
 def test_no_pair_of_people_violates_the_promise(name: str) -> None:
     text = " ".join(f"{column}:{'-+'[sign > 0]}" for column, sign in TRUTH.items())
-    assert moved(RUNS[name], text, 10_000) == 0
+    assert moved(RUNS[name], text, 3_000) == 0
     if name in ("split-nn", "linear"):  # the test can fail
-        assert moved(RUNS[name], "", 10_000) > 1000
+        assert moved(RUNS[name], "", 3_000) > 300
 
 
 def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:

@@ -573,49 +573,37 @@ def has_other_columns(three: Organisations) -> None:
     change(three.files[0], lambda frame: frame.rename(columns={"f3": "secret"}))
 
 
-def has_no_number(three: Organisations) -> None:
-    change(three.labels, lambda frame: frame.assign(label=frame["label"] + (frame.index % 50 == 0)))
+def labels_have(**columns: Callable[[pd.DataFrame], Any]) -> Callable[[Organisations], None]:
+    return lambda three: change(three.labels, lambda frame: frame.assign(**columns))
 
 
-def has_columns_of_its_own(three: Organisations) -> None:
-    change(three.labels, lambda frame: frame.assign(age=range(len(frame))))
-
-
+HAS_A_CLASS_MORE = labels_have(label=lambda frame: frame["label"] + (frame.index % 50 == 0))
+HAS_COLUMNS = labels_have(age=lambda frame: range(len(frame)))
 BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
     "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not a folder\. Name the results"),
     "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
     "an older state": (
         has_an_older_state,
         {},
-        r"^Party 0 does not have checkpoint 1 of that run\. Start its SuperNode",
+        r"^Party 0 does not have checkpoint 1 of that run\.",
     ),
     "other columns": (
-        *(has_other_columns, {}),
-        r"Party 0's file has other columns than its model was trained with. Its own log says more",
+        has_other_columns,
+        {},
+        r"Party 0's file has other columns than its model was",
     ),
-    "other classes": (has_no_number, {}, r"have 1 values, such as 2, that the earlier run's model"),
-    "columns of its own": (has_columns_of_its_own, {}, r"only one of them has feature columns"),
+    "other classes": (HAS_A_CLASS_MORE, {}, r"have 1 values, such as 2, that the earlier run's mo"),
+    "columns of its own": (HAS_COLUMNS, {}, r"only one of them has feature columns"),
     "another model": (
-        *(None, {"embedding-size": 8}),
-        r"two holds a model with embedding-size = 4, not 8\. Leave the option out to start",
+        None,
+        {"embedding-size": 8},
+        r"a model with embedding-size = 4, not 8\. Leav",
     ),
     "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
-    "all parties needed": (
-        None,
-        {"align": "psi", "subsets": "off"},
-        r"two holds a model",
-    ),
+    "all parties needed": (None, {"align": "psi", "subsets": "off"}, r"two holds a model"),
     "another kind of data": (None, {"dataset": "digits", "align": "psi"}, r"holds a model with da"),
-    "noise": (
-        None,
-        {"privacy": "labels", "epsilon": 1.0},
-        r"^privacy = 'labels' counts",
-    ),
-    "a baseline": (
-        None,
-        {"strategy": "centralised", "subsets": "sampled"},
-        r"^strategy = 'centralised' is a",
-    ),
+    "noise": (None, {"privacy": "labels", "epsilon": 1.0}, r"^privacy = 'labels' counts"),
+    "a baseline": (None, {"strategy": "centralised", "subsets": "sampled"}, r"^strategy = 'centr"),
 }
 
 
@@ -631,10 +619,8 @@ def test_what_cannot_begin_so_is_one_sentence_before_training(
         grown(three, "three", **keys)
     assert isinstance(raised.value, ConfigError | PartyError)
     assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
-    assert (
-        not (three.folder / "three" / "history.jsonl").exists()
-        or not Run(three.folder / "three").history
-    )
+    history = three.folder / "three" / "history.jsonl"
+    assert not history.exists() or not history.read_text()
 
 
 def test_fewer_parties_or_an_unfinished_run_are_refused(

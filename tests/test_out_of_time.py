@@ -246,20 +246,11 @@ def test_frames_in_python_are_held_out_by_time(organisations: Organisations) -> 
     assert len(tested) == math.ceil(share * sum(others.values())) and tested.nunique() < 6
 
 
-@pytest.mark.parametrize(
-    ("raw", "value", "word"),
-    [
-        (0.2, 0.15, "moderate, or chance"),
-        (0.3, 0.15, "moderate"),
-        (0.2, 0.05, "small"),
-        (0.9, 0.8, "large"),
-    ],
-)
-def test_a_table_of_drift_says_where_chance_explains_an_index(
-    raw: float, value: float, word: str
-) -> None:
-    found = {"score": {"raw": raw, "value": value, "chance": 0.25}}
-    assert drifts(found, "").bodies[0][0][2] == word
+def test_a_table_of_drift_says_where_chance_explains_an_index() -> None:
+    words = {(0.2, 0.15): "moderate, or chance", (0.3, 0.15): "moderate"}
+    for (raw, value), word in (words | {(0.2, 0.05): "small", (0.9, 0.8): "large"}).items():
+        found = {"score": {"raw": raw, "value": value, "chance": 0.25}}
+        assert drifts(found, "").bodies[0][0][2] == word
 
 
 # --- people -------------------------------------------------------------------------------------
@@ -345,26 +336,22 @@ def test_figures_of_outcomes_equal_scikit_learns(
     assert "outcomes" in (folder / "predictions.evaluation.html").read_text()
 
 
-@pytest.mark.parametrize("how", ["strange labels", "no id", "another model", "two rows"])
 def test_outcomes_that_do_not_fit_are_refused(
-    organisations: Organisations, folder: Path, tmp_path: Path, how: str
+    organisations: Organisations, folder: Path, tmp_path: Path
 ) -> None:
     known, path, said = outcomes(organisations, tmp_path / "a.csv"), tmp_path / "a.csv", None
-    sentence = "never seen"
-    if how == "strange labels":
-        write(known.assign(label="yes"), path)
-    elif how == "no id":
-        write(known.assign(**{ID: -known[ID]}), path)
-        sentence = "has no id of"
-    elif how == "two rows":
-        write(pd.concat([known, known[:1]]), path)
-        sentence = "more than once|twice|repeat"
-    else:
-        said = tmp_path / "said.csv"
-        write(read(folder / "predictions.csv").rename(columns={"probability_1": "p"}), said)
-        sentence = "has no column 'probability_1'"
-    with pytest.raises(ConfigError, match=sentence):
-        evaluate(folder, str(path), said, {})
+    for table, sentence in (
+        (known.assign(label="yes"), "never seen"),
+        (known.assign(**{ID: -known[ID]}), "has no id of"),
+        (pd.concat([known, known[:1]]), "repeat"),
+        (known, "has no column 'probability_1'"),
+    ):
+        write(table, path)
+        if table is known:  # predictions of another model
+            said = tmp_path / "said.csv"
+            write(read(folder / "predictions.csv").rename(columns={"probability_1": "p"}), said)
+        with pytest.raises(ConfigError, match=sentence):
+            evaluate(folder, str(path), said, {})
 
 
 @pytest.mark.parametrize("noise", [False, True])

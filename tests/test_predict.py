@@ -741,7 +741,7 @@ def test_other_columns_of_the_label_holder_are_refused_before_parties_count_ids(
     def counts(*given: Any) -> None:
         raise VflError("The parties count ids.")
 
-    monkeypatch.setattr(on_disk, "_is_large", lambda own: lazy)
+    monkeypatch.setattr(on_disk, "_LARGE", 0 if lazy else 2**30)
     monkeypatch.setattr(rows, "aligned", counts)
     change(organisations.labels, lambda frame: frame.assign(f1=1.5))  # the control
     refused(organisations, r"The parties count ids\.")

@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,9 +130,7 @@ def test_pooled_is_the_mean_of_the_tokens_that_the_mask_holds(folders: Path) -> 
     states = model.backbone(**x).last_hidden_state
     torch.testing.assert_close(model.pooled(x), states[:, :5].mean(1))
     padded = {**x, "input_ids": x["input_ids"].masked_fill(x["attention_mask"] == 0, 9)}
-    torch.testing.assert_close(
-        model.pooled(padded), model.pooled(x)
-    )  # masked tokens have no effect
+    torch.testing.assert_close(model.pooled(padded), model.pooled(x))  # masked tokens count not
 
 
 def test_images_are_given_with_colours_last(folders: Path) -> None:
@@ -233,25 +231,18 @@ def a_party(folder: Path, context: Context, strategy: str, **args: Any) -> Party
     block = FeatureBlock(Texts(16, 50, 7), Texts(8, 50, 7), "", None, "", *names)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         if args:
-            patch.setattr(module, "pretrained", lambda place: made_by(place, args))
+            patch.setattr(module, "pretrained", lambda place: partial(Pretrained, place, **args))
         party = Party(config, 0, 2, 3, block)
     between.Session(context, party).write()
     return party
-
-
-def made_by(place: str, args: dict[str, Any]) -> Callable[..., Pretrained]:
-    return lambda sample, size: Pretrained(place, sample, size, **args)
 
 
 def two_turns(context: Context) -> Upload:
     """Two windows, feedback for the first, and the test rows."""
     feedback: dict[str, Any] = {}
     for exchange in (1, 2):
-        order = TrainOrder(
-            exchange=exchange, epoch=exchange - 1, first=0, steps=2, coordinated=False
-        )
-        order.arrays.update(feedback)
-        upload = asked(context, order)
+        at: dict[str, Any] = {"exchange": exchange, "epoch": exchange - 1, "first": 0, "steps": 2}
+        upload = asked(context, TrainOrder(**at, coordinated=False, arrays=feedback))
         if "perturbed" in upload.arrays:
             feedback = {"difference": np.array([0.5, -0.2], np.float32)}
         else:
@@ -272,9 +263,8 @@ def test_a_party_learns_and_goes_on_elsewhere(
     party = a_party(folders / "distilbert", context, strategy, **args)
     before = {name: each.detach().clone() for name, each in party.learner.model.named_parameters()}
     expected = two_turns(context).arrays["embedding"]
-    changed = {
-        n for n, p in party.learner.model.named_parameters() if not torch.equal(p, before[n])
-    }
+    after = dict(party.learner.model.named_parameters())
+    changed = {name for name, p in after.items() if not torch.equal(p, before[name])}
     learn = trained(party.learner.model).keys()
     assert changed <= learn and len(changed) > len(learn) / 2
     assert state.load_arrays(context.state, "model").keys() == (learn if args else before.keys())

@@ -8,7 +8,6 @@ import struct
 import sys
 import tracemalloc
 import zlib
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,7 @@ from PIL import Image, PngImagePlugin
 from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data import (
-    at_party,
-    formats,
-    images,
-    on_disk,
-    sources,
-    table_file,
-    tables,
-)
+from vfl_flower.data import at_party, formats, images, on_disk, sources, table_file, tables
 from vfl_flower.data.ids import id_kind
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
 from vfl_flower.data.on_disk import LargeTable, RowFile, SequenceColumn
@@ -147,21 +138,6 @@ def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
     np.testing.assert_array_equal(rows, expected)
 
 
-@pytest.mark.nightly
-def test_a_run_on_large_tables_is_that_on_small_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
-) -> None:
-    organisations = cut(tmp_path, cancer(8, 100))  # a parquet and a csv file
-    keys = {**SHORT, "noise-seed": 0, "party-lr": 0.05}
-    large = organisations.run("large", keys)
-    predicted = organisations.predict("large")
-    monkeypatch.setattr(on_disk, "_LARGE", 2**29)
-    whole = organisations.run("whole", keys)
-    for name, parameters in whole.parameters("party-1").items():
-        np.testing.assert_allclose(parameters, large.parameters("party-1")[name], atol=1e-5)
-    pd.testing.assert_frame_equal(organisations.predict("whole"), predicted)
-
-
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl"])  # rows of a window, and all rows
 def test_a_label_holder_reads_its_own_large_table_from_disk(
@@ -194,17 +170,16 @@ def test_a_label_holder_reads_its_own_large_table_from_disk(
 @pytest.mark.one_by_day
 @pytest.mark.usefixtures("all_is_large")
 @pytest.mark.parametrize(
-    ("value", "words", "sentence"),
+    ("value", "sentence"),
     [
-        (np.nan, {}, "has missing values in its features"),
-        (np.inf, {}, "has infinite values"),
-        ("zebra", {}, "has a column that is not numeric"),
-        (1e300, {}, "has numbers that are too large"),
+        (np.nan, "has missing values in its features"),
+        (np.inf, "has infinite values"),
+        ("zebra", "has a column that is not numeric"),
+        (1e300, "has numbers that are too large"),
     ],
-    ids=str,
 )
 def test_what_is_wrong_with_a_large_table_is_said_before_training(
-    tmp_path: Path, value: Any, words: dict[str, str], sentence: str
+    tmp_path: Path, value: Any, sentence: str
 ) -> None:
     organisations = cut(tmp_path, small(), known=1, suffixes=(".csv",))
 
@@ -336,18 +311,11 @@ def test_an_archive_that_would_fill_the_memory_is_a_sentence(
 # --- images --------------------------------------------------------------------------------------
 
 
-def folder_of_images(folder: Path, ids: Any, names: str = "{}.png") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for row, each in enumerate(ids):
-        (folder / names.format(each)).write_bytes(photographs(row + 1)[-1])
+def folder_of_images(folder: Path, ids: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    for each, content in zip(ids, photographs(len(ids)), strict=True):
+        (folder / f"{each}.png").write_bytes(content)
     return folder
-
-
-def column_of_images(path: Path) -> Path:
-    """As Hugging Face writes images."""
-    cells = [{"bytes": content, "path": f"{row}.png"} for row, content in enumerate(photographs())]
-    write(pd.DataFrame({ID: ALL, "photo": cells}), path)
-    return path
 
 
 @pytest.mark.parametrize("in_folder", [True, False], ids=["folder", "column"])
@@ -356,8 +324,10 @@ def test_images_are_read_by_id_and_scaled_by_the_training_images(
 ) -> None:
     if in_folder:
         own = sources.source_of({"images": str(folder_of_images(tmp_path / "a", ALL))}, 1)
-    else:
-        own = source_of(column_of_images(tmp_path / "a.parquet"))
+    else:  # as Hugging Face writes images
+        cells = [{"bytes": each, "path": f"{n}.png"} for n, each in enumerate(photographs())]
+        write(pd.DataFrame({ID: ALL, "photo": cells}), tmp_path / "a.parquet")
+        own = source_of(tmp_path / "a.parquet")
     assert isinstance(own, ImageFolder if in_folder else ImageColumn) and own.lazy
     where = {int(each): place for place, each in enumerate(own.id_column)}
     train = np.array([where[row] for row in range(30)])
@@ -370,8 +340,10 @@ def test_images_are_read_by_id_and_scaled_by_the_training_images(
 
 
 def test_names_that_look_like_numbers_are_numbers_and_others_texts(tmp_path: Path) -> None:
-    for folder, ids, kind in (("a", [7, 12], "whole numbers"), ("b", ["07", "12"], "texts")):
-        own = sources.source_of({"images": str(folder_of_images(tmp_path / folder, ids))}, 0)
+    for name, ids, kind in (("a", [7, 12], "whole numbers"), ("b", ["07", "12"], "texts")):
+        folder = folder_of_images(tmp_path / name, ids)
+        (folder / "._1.png").write_bytes(b"of a file system, and no image")
+        own = sources.source_of({"images": str(folder)}, 0)
         assert id_kind(own.id_column) == kind and sorted(own.id_column) == ids
 
 
@@ -502,13 +474,6 @@ def test_sixteen_bits_are_not_cut_off_at_eight() -> None:
         decoded(file.getvalue())
 
 
-def test_files_that_are_hidden_are_no_images(tmp_path: Path) -> None:
-    folder = folder_of_images(tmp_path / "images", range(3))
-    (folder / "._1.png").write_bytes(b"of a file system")
-    own = sources.source_of({"images": str(folder)}, 0)
-    assert sorted(own.id_column) == [0, 1, 2]
-
-
 def with_images(folder: Path) -> Organisations:
     """Party 0 has a table, and party 1 has images whose brightness tells the label."""
     table = small()
@@ -588,15 +553,12 @@ def test_texts_become_tokens_of_one_length(tmp_path: Path, tokenizer: str, suffi
 def test_a_missing_tokenizer_is_a_sentence(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    organisations = cut(tmp_path, small().assign(note="a good day"), known=1)
-    write(read(organisations.labels)[[ID]].assign(note="a good day"), organisations.files[1])
-
-    numbers = count()
+    path = tmp_path / "notes.csv"
+    write(pd.DataFrame({ID: range(4), "note": "a good day"}), path)
 
     def refusal(**words: str) -> str:
-        organisations.words = [{}, {"text": "tokens", **words}]
-        with pytest.raises(PartyError) as error:
-            organisations.run(f"run {next(numbers)}", SHORT)
+        with pytest.raises(ConfigError) as error:
+            source_of(path, text="tokens", **words).learn(np.arange(4))
         return str(error.value)
 
     node = "Party 1's node configuration"
@@ -728,14 +690,12 @@ def test_augmentation_repeats_and_is_for_training_alone() -> None:
     party = Party(config, 0, 2, 10, inputs.load_block(node_of({}, {}), config))
     window = sampling_of(config, party.inputs.rows).window(0, 0, 0, 1, b"")
 
-    def seen(exchange: int) -> Array:
+    def seen(exchange: int) -> Any:
         party.learner.exchange = exchange
-        x = party.learner.features(window)
-        assert isinstance(x, torch.Tensor)
-        return x.numpy()
+        return np.asarray(party.learner.features(window))
 
-    first, other = seen(3), seen(4)
-    assert not np.allclose(first, plain.train[window.ids]) and (first != other).any()
+    first = seen(3)
+    assert not np.allclose(first, plain.train[window.ids]) and (first != seen(4)).any()
     np.testing.assert_array_equal(seen(3), first)
     party.learner.secret = b"another"
     assert (seen(3) != first).any()
@@ -757,18 +717,14 @@ def test_a_party_names_its_own_augmentation(tmp_path: Path) -> None:
 
 def hugging_face(folder: Path, column: str, values: list[Any]) -> str:
     """A folder of parquet files, with a training and a test part."""
+    import datasets
+
+    kind = datasets.Image() if isinstance(values[0], bytes) else datasets.Value("string")
+    features = datasets.Features({column: kind, "label": datasets.Value("int64")})
     folder.mkdir()
     for name, rows in (("train", slice(0, 30)), ("test", slice(30, 40))):
         frame = pd.DataFrame({column: values[rows], "label": (ALL % 2)[rows]})
-        if isinstance(values[0], bytes):
-            import datasets
-
-            features = datasets.Features(
-                {column: datasets.Image(), "label": datasets.Value("int64")}
-            )
-            datasets.Dataset.from_pandas(frame, features).to_parquet(folder / f"{name}.parquet")
-        else:
-            write(frame, folder / f"{name}.parquet")
+        datasets.Dataset.from_pandas(frame, features).to_parquet(folder / f"{name}.parquet")
     return f"hf:{folder}"
 
 

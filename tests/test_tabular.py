@@ -1,7 +1,6 @@
 """The bottom model of tables: its encoding, its members, and where `auto` chooses it."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from flwr.app import Context, Message
 from sklearn.datasets import load_breast_cancer
 
-import vfl_flower
 from tests.conftest import ALL_ROWS, Start
 from tests.test_models import config_of
 from vfl_flower import client_app
@@ -175,18 +173,6 @@ def test_bins_come_from_training_rows_and_do_not_train(run: Start, strategy: str
 
 
 @pytest.mark.nightly
-def test_a_model_predicts_by_the_bins_that_it_was_trained_with(tmp_path: Path) -> None:
-    """A control: bins of the predicted rows would give other scores."""
-    keys = {**ALL_ROWS, "epochs": 3, "bottom-model": "tabular"}
-    model = vfl_flower.train(keys, [X[:, :15], X[:, 15:]], Y)
-    whole = model.predict_proba([X[:, :15], X[:, 15:]])
-    few = slice(0, 20)
-    np.testing.assert_allclose(
-        model.predict_proba([X[few, :15], X[few, 15:]]), whole[few], atol=1e-6
-    )
-
-
-@pytest.mark.nightly
 def test_stacked_parties_keep_their_own_bins(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: dict[str, Any] = {"dataset": "breast-cancer", "bottom-model": "tabular", "epochs": 2}
     keys |= ALL_ROWS
@@ -199,22 +185,3 @@ def test_stacked_parties_keep_their_own_bins(run: Start, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(ours[EDGES], theirs[EDGES])
         for name, values in theirs.items():
             np.testing.assert_allclose(ours[name], values, atol=1e-4)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"aggregation": "secure", "combine": "mean"},
-        {"privacy": "labels", "epsilon": 1.0},
-        {"privacy": "perturbed-embedding", "embedding-noise": 0.1, "embedding-bound": 1.0},
-        {"presence": 0.7},
-        {"optimizer": "adam", "window": 4},
-        {"precision": "bfloat16"},
-        {"strategy": "dpzv", "epsilon": 2.0},
-    ],
-    ids=str,
-)
-def test_a_tabular_model_learns_beside_other_features(run: Start, keys: dict[str, Any]) -> None:
-    common = {"dataset": "breast-cancer", "bottom-model": "tabular", "noise-seed": 0}
-    assert run(3, {**common, "epochs": 20, **keys}).summary["test_auc"] > 0.85

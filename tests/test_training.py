@@ -71,10 +71,7 @@ SCHEDULES: dict[str, tuple[dict[str, Any], Scheduler]] = {
         {"lr_schedule": "step", "lr_step": 2, "lr_decay": 0.3},
         lambda o: lr_scheduler.StepLR(o, 2 * PER_EPOCH, 0.3),
     ),
-    "cosine": (
-        {"lr_schedule": "cosine"},
-        lambda o: lr_scheduler.CosineAnnealingLR(o, TOTAL),
-    ),
+    "cosine": ({"lr_schedule": "cosine"}, lambda o: lr_scheduler.CosineAnnealingLR(o, TOTAL)),
     "one-cycle": (
         {"lr_schedule": "one-cycle"},
         lambda o: lr_scheduler.OneCycleLR(o, 0.3, TOTAL, cycle_momentum=False),
@@ -218,9 +215,8 @@ def test_a_window_of_a_party_is_its_steps_each_at_its_own_rate(keys: dict[str, A
         first = len(LENGTHS) * window
         met = copy.deepcopy(expected)
         descend(model, ours, x, None, rows, LENGTHS, config.training, first=first)
-        for step, (of_x, of_rows) in enumerate(
-            zip(x.split(LENGTHS), rows.split(LENGTHS), strict=True)
-        ):
+        both = zip(x.split(LENGTHS), rows.split(LENGTHS), strict=True)
+        for step, (of_x, of_rows) in enumerate(both):
             objective = (met(of_x) * of_rows).sum()
             for p in met.parameters():
                 objective = objective + config.training.regulariser_weight * p.square().sum() / 2
@@ -230,9 +226,7 @@ def test_a_window_of_a_party_is_its_steps_each_at_its_own_rate(keys: dict[str, A
 
 
 @every_kind
-def test_a_window_of_the_top_model_is_its_steps_each_at_its_own_rate(
-    keys: dict[str, Any],
-) -> None:
+def test_a_window_of_the_top_model_is_its_steps_each_at_its_own_rate(keys: dict[str, Any]) -> None:
     config = config_of(**keys)
     top = build_top(config, [SIZE] * PARTIES, 3)
     expected, h = copy.deepcopy(top), 5 * drawn(ROWS, PARTIES * SIZE)
@@ -241,9 +235,8 @@ def test_a_window_of_the_top_model_is_its_steps_each_at_its_own_rate(
     for window in range(3):
         first = len(LENGTHS) * window
         by_gradient(top, ours, h, labels, LENGTHS, LENGTHS, first=first)
-        for step, (of_h, of_labels) in enumerate(
-            zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True)
-        ):
+        both = zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True)
+        for step, (of_h, of_labels) in enumerate(both):
             loss = loss_per_row(expected(of_h), of_labels).mean()
             gradients = torch.autograd.grad(loss, list(expected.parameters()))
             step_along(theirs, gradients, first + step)
@@ -276,9 +269,8 @@ def test_the_estimate_of_a_zeroth_order_step_is_clipped() -> None:
     model = BottomModel([nn.Linear(FEATURES, SIZE)], ["none"])
     before = flat(model)
     directions = Directions(config.estimator, b"key", model)
-    zeroth_order.descend(
-        build_optimizer(config, model, 1.0), directions, None, torch.tensor([100.0])
-    )
+    optimizer = build_optimizer(config, model, 1.0)
+    zeroth_order.descend(optimizer, directions, None, torch.tensor([100.0]))
     assert float((flat(model) - before).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
@@ -305,9 +297,8 @@ BFLOAT16 = {"precision": "bfloat16"}
 def test_a_bottom_model_in_bfloat16_gives_float32_and_the_same_again(kind: str) -> None:
     config = config_of(bottom_model=kind, bottom_hidden=4, embedding_activation="none", **BFLOAT16)
     model = build_bottom(config, 0, torch.zeros(4, 4), SIZE)
-    exact = build_bottom(
-        config_of(**{**vars_of(config), "precision": "float32"}), 0, torch.zeros(4, 4), SIZE
-    )
+    plain = config.with_values({"precision": "float32"})
+    exact = build_bottom(plain, 0, torch.zeros(4, 4), SIZE)
     x, rows = drawn(ROWS, 4, 4), drawn(ROWS, SIZE, seed=1)
     try:
         h = model(x)
@@ -326,14 +317,6 @@ def test_a_bottom_model_in_bfloat16_gives_float32_and_the_same_again(kind: str) 
     ):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, of_exact, rtol=0.1, atol=0.1)
-
-
-def vars_of(config: RunConfig) -> dict[str, Any]:
-    return {
-        "bottom_model": config.models.bottom,
-        "bottom_hidden": config.models.bottom_hidden,
-        "embedding_activation": config.models.embedding_activation,
-    }
 
 
 @pytest.mark.parametrize("top_model", ["linear", "mlp", "sum"])

@@ -226,16 +226,6 @@ def lazy(sample: Tensor, size: int) -> nn.Module:
     return nn.LazyLinear(size)
 
 
-class Writes(nn.Linear):
-    """Changes the rows that it reads."""
-
-    def __init__(self, sample: Tensor, size: int) -> None:
-        super().__init__(len(sample), size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.mul_(0.5))
-
-
 def balanced(outputs: Tensor, labels: Tensor) -> Tensor:
     """Weights by how many rows of the mini-batch have that class."""
     weights = len(labels) / torch.bincount(labels)[labels]

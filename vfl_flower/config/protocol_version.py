@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "dcc6f2fe420e1e16021bd0e0297ea42e265fce4c1af11711c628ec50f6d4250c"
+DIGEST = "1ee57e23d49dfdfa8f4a01a0e1c5c5389b61f5cf07b090a716713349592d0926"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -34,11 +34,7 @@ def own_table(data: DataConfig) -> Table:
 
 
 def load_labels(config: RunConfig) -> Labels:
-    """Return the labels of the training and test rows of a partitioned data set.
-
-    Raise `ConfigError` if there is no label column, if `encode_labels` cannot use its labels, or if
-    class weights do not fit them.
-    """
+    """Return the labels of the training and test rows of a partitioned data set."""
     labels = _load_labels(decisive(config.data), version_of(config.data))
     class_weights(config.data, labels.train, len(labels.classes))  # raises early if wrong
     return labels
@@ -62,19 +58,20 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
         )
     train, test, (*rows, validation) = split(data, parts)
     digest = digest_of_rows(*rows)
-    whole = digest_of_labels("", data.target == "regression", *parts)
-    about: dict[str, Any] = {"alignment": digest, "whole": whole, "validation": validation}
-    labels = encode_labels(data, train, test, digest)
-    return replace(labels, places=rows[0], test_places=rows[1], **about)
+    return replace(
+        encode_labels(data, train, test, digest),
+        alignment=digest,
+        whole=digest_of_labels("", data.target == "regression", *parts),
+        validation=validation,
+        places=rows[0],
+        test_places=rows[1],
+    )
 
 
 def own_labels(
     data: DataConfig, own: Table, common: Alignment, about: Mapping[str, Any] | None = None
 ) -> Labels:
-    """Return the labels of the common rows, without the label holder's own columns.
-
-    It has the parameters and errors of `load_own_labels`.
-    """
+    """Return the labels of the common rows, without the label holder's own columns."""
     train, test, validation = divide(data, len(common.rows), common.held_out)
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
@@ -108,7 +105,7 @@ def load_own_labels(
 ) -> Labels:
     """Return the labels, and the label holder's own columns, of the common rows.
 
-    A warm start gives `Labels.about` of the earlier run. Raise `ConfigError` if they do not fit.
+    A warm start gives `Labels.about` of the earlier run.
     """
     labels = own_labels(data, own, common, about)
     then = about["preparation"] if about else None
@@ -125,5 +122,4 @@ def load_own_labels(
     # stay on disk.
     assert not isinstance(block.train, Compact)
     features = block.train, np.asarray(block.test[:])
-    labels = replace(labels, features=features, preparation=block.preparation)
-    return replace(labels, shares=block.shares)
+    return replace(labels, features=features, preparation=block.preparation, shares=block.shares)

@@ -6,7 +6,7 @@ rows from the number of rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache, partial
@@ -25,7 +25,16 @@ from vfl_flower.data.drift import Watch, sampled
 from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.samples import Augment
-from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
+from vfl_flower.data.source import (
+    Compact,
+    Moments,
+    Named,
+    Preparation,
+    Rows,
+    Source,
+    scaled,
+    scaling,
+)
 from vfl_flower.data.split import (
     Alignment,
     RowMask,
@@ -46,16 +55,11 @@ class FeatureBlock:
 
     train, test : samples of the training and the test rows, or readers of them.
     ids_digest : digest of the rows' ids. With own data, only the party knows it.
-    preparation : how the features of the party's own data were made, if it has own data.
-    alignment : the party's statement about its rows to the label holder
-        (`transport.messages.Description`).
+    alignment : the party's statement about its rows (`transport.messages.Description`).
     train_rows, test_rows : numbers that identify the rows in any order. With own data they are
         empty unless the party counts uploads.
-    augment : augmentation of samples in training passes.
     row_masks : which of the run's training and test rows these are, if the party lacks rows.
     validation : number of validation rows, which come first in ``test`` and choose the model.
-    shares : bins and shares of the raw columns at the training rows, if they were asked for.
-    count : number of rows of the party's own data, with those that the run leaves out.
     background : numbers of the people in `background_rows` of own data, 0 where the party lacks
         them. It comes with ``shares``.
     """
@@ -70,8 +74,8 @@ class FeatureBlock:
     augment: Augment = samples.none
     row_masks: tuple[RowMask, RowMask] | None = None
     validation: int = 0
-    shares: Watch | None = None
-    count: int = 0
+    shares: Watch | None = None  # of the raw columns at the training rows, if asked for
+    count: int = 0  # rows of the party's own data, with those that the run leaves out
     background: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
@@ -101,11 +105,7 @@ def load_own_features(
 ) -> FeatureBlock:
     """Return a participant's own features of the common rows.
 
-    counted : whether to number the rows, so that their uploads can be counted.
-    preparation : preparation of an earlier run. By default, the training rows teach it.
-    watched : whether to learn the shares of the columns at the training rows.
-
-    Raise `ConfigError` if the features cannot be read, or do not fit the statements in ``own``.
+    Uploads of rows that are ``counted`` need numbers, and columns that are ``watched`` shares.
     """
     *places, validation = divide(data, len(common.rows), common.held_out)
     parts = [common.rows[each] for each in places]
@@ -113,12 +113,13 @@ def load_own_features(
     validation = int((parts[1][:validation] >= 0).sum())
     known = None
     if data.align != "any":
-        _check_has_all(own, common)
+        if (common.rows < 0).any():  # a missing row would shift the other rows
+            raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
-    none = np.zeros(0, np.int64)  # a view would keep all places
-    names = (own.names(train), own.names(test)) if counted else (none, none)
+    named = {"train_rows": train, "test_rows": test} if counted else {}
+    numbers: dict[str, Any] = {name: own.names(rows) for name, rows in named.items()}
     few = parts[1][background_rows(len(parts[1]))]
     background = np.zeros(len(few), np.uint64)
     background[few >= 0] = own.names(few[few >= 0])
@@ -128,19 +129,27 @@ def load_own_features(
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
     _check_monotonic(own, preparation)
-    samples = [prepared(own, part, preparation) for part in (train, test)]
-    shares = None
-    if watched:
-        few = train[sampled(len(train), len(preparation.mean))]
-        shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
+    block = FeatureBlock(
+        prepared(own, train, preparation),
+        prepared(own, test, preparation),
+        digest,
+        preparation,
+        common.name,
+        row_masks=known,
+        validation=validation,
+        count=count,
+        **numbers,
+    )
     return_memory()
-    about: dict[str, Any] = {"row_masks": known, "validation": validation, "shares": shares}
-    about |= {"count": count, **({"background": background} if watched else {})}
-    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names, **about)
+    if not watched:
+        return block
+    few = train[sampled(len(train), len(preparation.mean))]
+    shares = Watch.learn(own.raw_columns(few, dates=preparation.dates))
+    return replace(block, shares=shares, background=background)
 
 
 def training_rows(own: Source, rows: Array) -> Array:
-    """Return the places of the training rows that are there; raise `ConfigError` without any."""
+    """Return the places of the training rows that are there, at least one."""
     if not len(rows := rows[rows >= 0]):
         raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
     return rows
@@ -150,9 +159,8 @@ def _check_no_labels(own: Source, label: str) -> None:
     """Refuse a column with the label's name in a table, unless `columns` names it."""
     if not isinstance(own, Table) or own.party is None:
         return
-    if own.columns and not own.leaves_out:
-        return
-    if label in own.feature_names:
+    is_named = own.columns and not own.leaves_out
+    if not is_named and label in own.feature_names:
         raise ConfigError(
             f"{own.whose} has a column of the label's name, so the label would predict itself. "
             "Leave that column out, or name the feature columns by `columns`."
@@ -160,7 +168,7 @@ def _check_no_labels(own: Source, label: str) -> None:
 
 
 def _check_monotonic(own: Source, preparation: Preparation) -> None:
-    """Raise `ConfigError` unless the owner names the columns that the model is monotonic in."""
+    """Refuse another `monotonic` than the one that the model was trained with."""
     if isinstance(own, OwnColumns) and (
         wrong := dict(signs_of(own.monotonic).items() ^ preparation.monotone.items())
     ):
@@ -171,12 +179,6 @@ def _check_monotonic(own: Source, preparation: Preparation) -> None:
         )
 
 
-def _check_has_all(own: Source, common: Alignment) -> None:
-    """Raise `ConfigError` if a row is missing, which would shift the other rows."""
-    if (common.rows < 0).any():
-        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
-
-
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
     """Return samples of own rows. Read them now, or on use if the source is lazy."""
     if own.lazy:
@@ -184,10 +186,8 @@ def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows
     samples = own.rows(rows, preparation)
     if isinstance(samples, np.ndarray):
         return samples
-    parts = dict(samples)
-    return Compact(
-        np.arange(len(rows)), lambda at: {name: each[at] for name, each in parts.items()}
-    )
+    every, parts = np.arange(len(rows)), dict(samples)
+    return Compact(every, lambda at: {name: each[at] for name, each in parts.items()})
 
 
 # --- a partitioned data set -----------------------------------------------------------------------
@@ -203,11 +203,7 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
 
 
 def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
-    """Return a party's columns of a partitioned data set, scaled by its training rows.
-
-    Raise `ConfigError` if the data cannot be read, is empty or not numeric, or has fewer columns
-    than parties.
-    """
+    """Return a party's columns of a partitioned data set, scaled by its training rows."""
     data, sequences = config.data, config.models.bottom == "lstm"
     block = _load_part(decisive(data), version_of(data), sequences, party, parties)
     return block if data.presence >= 1 else _with_presence(block, config, party, parties)
@@ -224,19 +220,19 @@ def _with_presence(
         raise ConfigError(
             f"presence = {config.data.presence} leaves party {party} no training row. Raise it."
         )
+    train, test = (
+        rows[has.ids] if isinstance(rows, np.ndarray) else Compact(has.ids, rows.__getitem__)
+        for rows, has in zip((block.train, block.test), known, strict=True)
+    )
     return replace(
         block,
-        train=_some(block.train, known[0].ids),
-        test=_some(block.test, known[1].ids),
+        train=train,
+        test=test,
         validation=int((known[1].ids < block.validation).sum()),
         train_rows=numbers[0][known[0].ids],
         test_rows=numbers[1][known[1].ids],
         row_masks=known,
     )
-
-
-def _some(rows: Array | Rows | Compact, ids: Array) -> Array | Compact:
-    return rows[ids] if isinstance(rows, np.ndarray) else Compact(ids, rows.__getitem__)
 
 
 @lru_cache(maxsize=128)
@@ -271,33 +267,23 @@ def _load_part(
 
 @dataclass(frozen=True)
 class RawColumns:
-    """A participant's columns in its training rows.
+    """A participant's columns in its n training rows."""
 
-    alignment : statement about the rows, as in `transport.messages.Description`.
-    rows : number n of its training rows.
-    read : function that yields the name and the values [n] of each column (`Source.raw_columns`).
-    people : function that returns a number for the person of each row, [n]: by its id if it has
-        one, or else the row's number.
-    """
-
-    alignment: str
+    alignment: str  # statement about the rows, as in `transport.messages.Description`
     rows: int
-    read: Callable[[], Iterator[tuple[str, Array]]]
-    people: Callable[[], NDArray[np.uint64]]
+    read: Callable[[], Named]  # yields the name and the values [n] of each column
+    people: Callable[[], NDArray[np.uint64]]  # returns a number for each row's person, [n]
 
 
 def own_columns(data: DataConfig, own: Source, common: Alignment) -> RawColumns:
-    """Return a participant's own columns.
-
-    Raise `ConfigError` if it has none of the training rows.
-    """
+    """Return a participant's own columns."""
     places, *_ = divide(data, len(common.rows), common.held_out)
     train = training_rows(own, common.rows[places])
     read, people = partial(_checked, own, train), partial(own.people, train)
     return RawColumns(common.name, len(train), read, people)
 
 
-def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
+def _checked(own: Source, places: Array) -> Named:
     """Yield the columns, which must be there and have no dates."""
     if isinstance(own, Table):
         own.check_features()
@@ -316,10 +302,7 @@ def _checked(own: Source, places: Array) -> Iterator[tuple[str, Array]]:
 
 
 def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns:
-    """Return a party's columns of a partitioned data set. Their names are their numbers.
-
-    Raise `ConfigError` if the data set is no table of numbers.
-    """
+    """Return a party's columns of a partitioned data set. Their names are their numbers."""
     data = decisive(config.data)
     dataset = opened(data, version_of(data))
     parts = dataset.features(Columns(data, False, party, parties))
@@ -334,7 +317,7 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
         mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
 
-    def read() -> Iterator[tuple[str, Array]]:
+    def read() -> Named:
         for number, column in enumerate(train.T):
             yield str(number), column.astype(np.float64)
 

@@ -1,10 +1,9 @@
 """The type of each column of a table: decided once, over all its values.
 
 A column of texts, as each column of a csv file is, holds numbers if all its values are numbers and
-none is a code. A code has a zero before another digit, or a plus: 007, +49. It holds truth values
-if all are ``true`` or ``false``. Otherwise its texts stay as they were written. So a csv file, a
-parquet file and a frame with the same values give the same rows, whatever their size. A model keeps
-the types of its training rows (`Preparation`), and later files are read by these.
+none is a code, such as 007 or +49. It holds truth values if all are ``true`` or ``false``.
+Otherwise its texts stay as they were written. So every kind of file gives the same rows. A model
+keeps the types of its training rows (`Preparation`), and later files are read by these.
 """
 
 import re
@@ -13,6 +12,8 @@ from datetime import datetime, time
 from typing import Any
 
 import numpy as np
+
+from vfl_flower.data.later import pa, pc, pd
 
 Kinds = Mapping[str, str]
 """Column -> "empty", "truth", "whole", "number" or "text"; typed columns are left out."""
@@ -25,10 +26,7 @@ _TRUTH = r"(?i)^\s*(true|false)\s*$"
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a value, as a csv file has it.
-
-    Whole numbers have no decimal point, and midnight without a time zone is a date.
-    """
+    """Return the text of a value, as a csv file has it: midnight without a time zone is a date."""
     if isinstance(value, datetime) and value.tzinfo is None and value.time() == time():
         value = value.date()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -36,8 +34,6 @@ def text_of(value: Any) -> str:
 
 def plain(kind: Any) -> Any:
     """Return the Arrow type in which a column is read: decimals are texts, as in a csv file."""
-    import pyarrow as pa
-
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.string() if pa.types.is_decimal(kind) else kind
 
@@ -54,10 +50,7 @@ def kinds_of(pieces: Iterable[Any]) -> dict[str, str]:
 
 
 def typed(piece: Any, kinds: Kinds) -> Any:
-    """Return an Arrow table or batch whose columns of texts have become these kinds.
-
-    Raise `ValueError` if a value does not fit its column's kind.
-    """
+    """Return an Arrow table or batch whose columns of texts have become these kinds."""
     columns = [
         _converted(column, kinds[name]) if name in kinds and is_text(column.type) else column
         for name, column in zip(piece.schema.names, piece.columns, strict=True)
@@ -67,9 +60,6 @@ def typed(piece: Any, kinds: Kinds) -> Any:
 
 def without_words(piece: Any, words: Collection[str]) -> Any:
     """Return an Arrow table or batch in which these texts, and empty ones, are missing values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     columns = []
     for column in piece.columns:
         if (kind := plain(column.type)) != column.type:
@@ -84,9 +74,6 @@ def without_words(piece: Any, words: Collection[str]) -> Any:
 
 def as_frame(pieces: Iterable[Any], names: Collection[str]) -> Any:
     """Return Arrow tables or batches with these columns as one pandas frame."""
-    import pandas as pd
-    import pyarrow as pa
-
     tables = [
         pa.Table.from_batches([each]) if isinstance(each, pa.RecordBatch) else each
         for each in pieces
@@ -96,31 +83,21 @@ def as_frame(pieces: Iterable[Any], names: Collection[str]) -> Any:
     return whole.to_pandas(ignore_metadata=True, types_mapper=truths.get)[list(names)]
 
 
-def _texts(column: Any) -> Any:
-    """Return the texts of a pandas column as an Arrow array, with None for missing values."""
-    import pyarrow as pa
-
-    known = column.astype(object).where(column.notna(), None).tolist()
-    return pa.array([None if each is None else text_of(each) for each in known], pa.string())
-
-
 def holds_texts(column: Any) -> bool:
     """Return whether a pandas column has values that a csv file has as texts: no dates."""
-    from pandas.api.types import infer_dtype
-
     if column.dtype.kind in "biufM":
         return False
-    return infer_dtype(column.to_numpy(object), skipna=True) not in _OTHERS
+    return pd.api.types.infer_dtype(column.to_numpy(object), skipna=True) not in _OTHERS
 
 
 def as_typed(frame: Any, texts: Collection[str], words: Collection[str]) -> Any:
-    """Return a pandas frame whose columns of texts have their types, as `typed` has them.
-
-    texts, words : columns that stay texts, and texts that are missing values.
-    """
-    import pyarrow as pa
-
-    columns = {name: _texts(frame[name]) for name in frame if holds_texts(frame[name])}
+    """Return a pandas frame whose columns have their types, except ``texts``, which stay texts."""
+    columns = {}
+    for name in filter(lambda name: holds_texts(frame[name]), frame):
+        column = frame[name]
+        known = column.astype(object).where(column.notna(), None).tolist()
+        made = [None if each is None else text_of(each) for each in known]
+        columns[name] = pa.array(made, pa.string())
     if not columns:
         return frame
     piece = without_words(pa.table(columns), words)
@@ -129,22 +106,15 @@ def as_typed(frame: Any, texts: Collection[str], words: Collection[str]) -> Any:
 
 
 def with_names(columns: Iterable[str]) -> list[str]:
-    """Return the columns that have a name, for row numbers have none.
-
-    pandas and R write row numbers as a column without a name, and pandas reads it as `Unnamed: 0`.
-    """
+    """Return the columns that have a name: pandas and R write row numbers as one without."""
     return [name for name in columns if not re.fullmatch(_UNNAMED, name)]
 
 
 def as_ids(pieces: Collection[Any]) -> Any:
     """Return the ids of a csv column from Arrow arrays of texts, [n]. A missing id is None.
 
-    They are numbers if each text is a number's digits: numbers take less memory, and the ids have
-    the same meaning (`data.ids`).
+    If all are a number's digits, they are numbers, which take less memory.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     chunks = [each for piece in pieces for each in getattr(piece, "chunks", [piece])]
     texts = pa.chunked_array([each.cast("string") for each in chunks], pa.string())
     if len(texts) and not texts.null_count and _all(pc.match_substring_regex(texts, _WHOLE)):
@@ -157,16 +127,12 @@ def as_ids(pieces: Collection[Any]) -> Any:
 
 def is_text(kind: Any) -> bool:
     """Return whether this Arrow type is text, or has no values."""
-    import pyarrow as pa
-
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     return bool(texts or pa.types.is_string_view(kind) or pa.types.is_null(kind))
 
 
 def _kind(column: Any) -> str:
     """Return the kind of an Arrow array of texts by itself."""
-    import pyarrow.compute as pc
-
     column = column.drop_null()
     if not len(column):
         return "empty"
@@ -195,9 +161,6 @@ def _common(one: str, other: str) -> str:
 
 
 def _converted(column: Any, kind: str) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if kind == "text":
         return column
     if kind == "empty":
@@ -208,8 +171,6 @@ def _converted(column: Any, kind: str) -> Any:
 
 
 def _numbers(texts: Any) -> Any:
-    import pyarrow.compute as pc
-
     try:
         return pc.cast(texts, "float64")
     except ValueError:  # blanks around a number
@@ -217,6 +178,4 @@ def _numbers(texts: Any) -> Any:
 
 
 def _all(truths: Any) -> bool:
-    import pyarrow.compute as pc
-
     return bool(pc.all(truths).as_py())

@@ -20,6 +20,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.files import whole
 from vfl_flower.data.bins import Bins
+from vfl_flower.data.later import pd
 from vfl_flower.records.ledger import today
 
 Counts = NDArray[np.int64]
@@ -28,7 +29,7 @@ Columns = Iterable[tuple[str, Array]]  # columns by name, each [rows]
 MODERATE, LARGE = 0.1, 0.25  # indices above which drift is moderate, and large
 LEAST = 200
 """Least new rows that get an index. At 200 rows, chance alone rarely reaches 0.1."""
-FLOOR = 1e-4  # least share of a bin in an index: the logarithm of no share is infinite
+FLOOR = 1e-4  # smaller shares of a bin count as this: the logarithm of no share is infinite
 HIDING = 0.25  # spread of the logarithm of a random factor that hides an index
 _CHANCE = 0.001  # most chance that a warning is false, over all columns of a watch
 _ROWS, _FEWEST, _VALUES = 20_000, 1_000, 10_000_000  # that `sampled` keeps
@@ -38,36 +39,20 @@ _STEP = 1_000  # most new rows between two indices of a window
 
 
 def _terms(then: Counts, now: Counts) -> NDArray[np.float64]:
-    """Return what each bin adds to the population stability index of counts by bin, [bins].
-
-    A share below `FLOOR` counts as `FLOOR`.
-    """
+    """Return what each bin adds to the population stability index of counts by bin, [bins]."""
     p, q = (np.maximum(counts / counts.sum(), FLOOR) for counts in (then, now))
     return (q - p) * np.log(q / p)
 
 
-def stability_index(then: Counts, now: Counts) -> float:
-    """Return the population stability index of counts by bin, [bins]."""
-    return float(_terms(then, now).sum())
-
-
 class Drift(NamedTuple):
-    """Drift of a column.
+    """Drift of a column."""
 
-    raw : the population stability index.
-    value : the index, less its mean under chance; at least 0.
-    chance : an index that chance alone rarely exceeds.
-    """
-
-    raw: float
-    value: float
-    chance: float
+    raw: float  # the population stability index
+    value: float  # the index, less its mean under chance; at least 0
+    chance: float  # an index that chance alone rarely exceeds
 
     def level(self, factor: float = 1.0) -> str:
-        """Return "moderate" or "large"; an empty text below, or if chance explains the index.
-
-        factor : multiplies the indices, to hide them (`Watch.levels`).
-        """
+        """Return "moderate" or "large"; an empty text below, or if chance explains the index."""
         if self.raw * factor <= self.chance:
             return ""
         value = self.value * factor
@@ -75,15 +60,13 @@ class Drift(NamedTuple):
 
 
 def drift_of(then: Counts, now: Counts, looks: int = 1) -> Drift:
-    """Return the drift between counts by bin, [bins].
+    """Return the drift between counts by bin, [bins], of ``looks`` columns that are looked at.
 
     Without drift, n new rows and m training rows have an index of about (1/n + 1/m) times a
     chi-square variable. Its degrees of freedom are the bins with rows, less one. So subtract the
     mean. Chance exceeds the bound with a probability of 0.001 / ``looks``.
-
-    looks : number of columns that are looked at together.
     """
-    raw, unit = stability_index(then, now), 1 / now.sum() + 1 / then.sum()
+    raw, unit = float(_terms(then, now).sum()), 1 / now.sum() + 1 / then.sum()
     freedom = int(((then > 0) | (now > 0)).sum()) - 1
     bound = unit * _chi_square(freedom, _CHANCE / looks) if freedom else 0.0
     return Drift(raw, float(max(0.0, raw - freedom * unit)), float(bound))
@@ -102,18 +85,17 @@ class _Watched:
 
     bins: Bins
     then: Counts
-    now: Counts
+
+    def __post_init__(self) -> None:
+        self.now = np.zeros_like(self.then)
 
 
 class Watch:
-    """Bins and counts of columns at training rows, and counts of new rows.
-
-    rows : number of new rows.
-    """
+    """Bins and counts of columns at training rows, and counts of new rows."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Watched] = {}
-        self.rows = 0
+        self.rows = 0  # new ones
 
     @classmethod
     def learn(cls, columns: Columns) -> Watch:
@@ -121,8 +103,7 @@ class Watch:
         watch = cls()
         for name, values in columns:
             bins = Bins.learn(values)
-            counts = bins.counts(values)
-            watch._columns[name] = _Watched(bins, counts, np.zeros_like(counts))
+            watch._columns[name] = _Watched(bins, bins.counts(values))
         return watch
 
     @property
@@ -143,7 +124,7 @@ class Watch:
         """Forget the new rows."""
         self.rows = 0
         for column in self._columns.values():
-            column.now = np.zeros_like(column.now)
+            column.now = np.zeros_like(column.then)
 
     def drifts(self) -> dict[str, Drift]:
         """Return the drift of each column, if there are new rows."""
@@ -160,8 +141,7 @@ class Watch:
     def levels(self, hidden: bool = False) -> tuple[int, int]:
         """Return how many columns drift moderately, and how many largely.
 
-        hidden : whether to multiply each index by a random factor, from exp(-0.25) to exp(0.25),
-            that is drawn anew at each call. One row then hardly changes the counts.
+        ``hidden`` multiplies each index by a random factor, so that one row hardly changes them.
         """
         drifts, generator = self.drifts().values(), np.random.default_rng()
         spread = HIDING if hidden else 0.0
@@ -188,12 +168,7 @@ class Watch:
             }
 
     def write(self, path: Path) -> None:
-        """Write `table` as a csv file.
-
-        Raise `VflError` if the file cannot be written.
-        """
-        import pandas as pd
-
+        """Write `table` as a csv file."""
         with whole(path) as file:
             write_csv(file, pd.DataFrame(self.table()))
 
@@ -210,8 +185,7 @@ class Watch:
         watch = cls()
         for each in columns:
             counts = np.array(each["counts"], np.int64)
-            bins = Bins.from_json(each["bins"])
-            watch._columns[each["name"]] = _Watched(bins, counts, np.zeros_like(counts))
+            watch._columns[each["name"]] = _Watched(Bins.from_json(each["bins"]), counts)
         return watch
 
 
@@ -225,9 +199,7 @@ def between(then: Columns, now: Columns) -> dict[str, dict[str, float]]:
 def sampled(rows: int, columns: int, values: int | None = None) -> NDArray[np.int64]:
     """Return the places of at most 20,000 rows, ascending, to count.
 
-    More rows would change an index by less than 0.001.
-
-    values : most values of all rows. The default is ten million, but at least 1,000 rows.
+    More rows would change an index by less than 0.001. ``values`` bounds their values.
     """
     least, values = (_FEWEST, _VALUES) if values is None else (LEAST, values)
     most = max(least, min(_ROWS, values // max(1, columns)))
@@ -247,12 +219,10 @@ class Window:
     A window lasts for a day of UTC, or for 100,000 rows, but for at least `LEAST` rows. Indices are
     due when the window has twice as many rows as before, or 1,000 more. So each new row shares its
     first index with as many other new rows as old ones, or with 999.
-
-    waiting : number of rows that are not in an index yet.
     """
 
     def __init__(self) -> None:
-        self.waiting = 0
+        self.waiting = 0  # rows that are not in an index yet
         self._rows = 0
         self._seen: set[Hashable] = set()
         self._day = today()

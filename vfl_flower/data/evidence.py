@@ -29,6 +29,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.csv_text import write_csv
 from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.data.bins import Bins
+from vfl_flower.data.later import pd
 
 Floats = NDArray[np.float64]
 Groups = NDArray[np.uint8]
@@ -52,30 +53,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows and events of each bin of a column, [B], and what they say.
-
-    events : estimated with noise, so perhaps negative.
-    kept : probability p that a label is the true one.
-    """
+    """Rows and events of each bin of a column, [B], and what they say."""
 
     rows: NDArray[np.int64]
-    events: Floats
-    kept: float = 1.0
+    events: Floats  # estimated with noise, so perhaps negative
+    kept: float = 1.0  # probability p that a label is the true one
 
     @classmethod
     def count(cls, bins: Array, labels: Array, count: int, kept: float = 1.0) -> Evidence:
-        """Count rows by bin, and estimate their events.
-
-        bins, labels : bin and label of each row, [R].
-        count : number B of bins.
-        """
+        """Count rows by bin, and estimate their events, from the bin and label of each row, [R]."""
         rows = np.bincount(bins, minlength=count)
         seen = np.bincount(bins, weights=labels, minlength=count)
         return cls(rows, (seen - (1 - kept) * rows) / (2 * kept - 1), kept)
-
-    def some(self, start: int, end: int) -> Evidence:
-        """Return the evidence of some neighbouring bins."""
-        return Evidence(self.rows[start:end], self.events[start:end], self.kept)
 
     def grouped(self, groups: Groups) -> Evidence:
         """Return the evidence of merged bins."""
@@ -129,8 +118,8 @@ class Evidence:
         no_events, no_others = self.events < reach, self.rows - self.events < reach
         if not (no_events | no_others).any():
             return 0.0
-        least = np.full(len(events), _SMOOTHED)
-        return _value(np.where(no_events, least, events), np.where(no_others, least, others))
+        pure = np.where(no_events, _SMOOTHED, events), np.where(no_others, _SMOOTHED, others)
+        return _value(*pure)
 
     @property
     def _noise(self) -> Floats:
@@ -170,9 +159,6 @@ def _derivatives(events: Floats, others: Floats) -> tuple[Floats, Floats]:
     return slope, curve
 
 
-# --- merging ------------------------------------------------------------------------------------
-
-
 def merged(evidence: Evidence, min_rows: int) -> Groups:
     """Merge bins with their neighbours until each group has enough rows.
 
@@ -182,14 +168,22 @@ def merged(evidence: Evidence, min_rows: int) -> Groups:
     bin. The last bin, of missing values, stays alone if it can. Else it joins the group before it.
     """
     last, least = len(evidence.rows) - 1, least_rows(evidence, min_rows)
+
+    def apart(start: int, until: int, end: int) -> bool:
+        """Return whether the bins on both sides of ``until`` have enough rows."""
+        enough = []
+        for low, high in ((start, until), (until, end)):
+            rows, events = evidence.rows[low:high].sum(), evidence.events[low:high].sum()
+            rarer = min(events, rows - events)
+            enough.append(rows >= least and (evidence.kept < 1 or rarer >= min_rows))
+        return all(enough)
+
     groups, group, start = np.zeros(last + 1, np.uint8), 0, 0
     for until in range(1, last + 1):
         groups[until - 1] = group
-        both = evidence.some(start, until), evidence.some(until, last)
-        if all(_enough(each, least, min_rows) for each in both):
+        if apart(start, until, last):
             group, start = group + 1, until
-    both = evidence.some(0, last), evidence.some(last, last + 1)
-    groups[last] = group + all(_enough(each, least, min_rows) for each in both)
+    groups[last] = group + apart(0, last, last + 1)
     return groups
 
 
@@ -199,15 +193,6 @@ def least_rows(evidence: Evidence, min_rows: int) -> float:
     deviation = math.sqrt(kept * (1 - kept)) / (2 * kept - 1)
     share = min(events, rows - events) / max(rows, 1)
     return max(min_rows, (_CLEAR * deviation / share) ** 2) if share > 0 else math.inf
-
-
-def _enough(evidence: Evidence, least: float, min_rows: int) -> bool:
-    rows, events = evidence.rows.sum(), evidence.events.sum()
-    exact = evidence.kept == 1
-    return bool(rows >= least and (not exact or min(events, rows - events) >= min_rows))
-
-
-# --- what sums say about one person ---------------------------------------------------------------
 
 
 def leverages(sums: Array, times: Array | None = None) -> Floats:
@@ -238,16 +223,11 @@ _BLUE, _GREY = "#0a56dd", "#58626e"
 
 @dataclass(frozen=True)
 class ColumnEvidence:
-    """A column's merged bins, and what they say about the labels.
-
-    names : name of each group of bins, [G].
-    edges : range of each group of numbers, [G]: above the first number, up to the second. None for
-        texts, and for missing values alone.
-    """
+    """A column's merged bins, and what they say about the labels."""
 
     column: str
-    names: list[str]
-    edges: list[tuple[float, float] | None]
+    names: list[str]  # of each group of bins, [G]
+    edges: list[tuple[float, float] | None]  # above the first, up to the second; None: texts
     evidence: Evidence
     information: Estimate | None
 
@@ -255,22 +235,22 @@ class ColumnEvidence:
     def of(
         cls, column: str, bins: Bins, counts: Sequence[int], groups: Groups, evidence: Evidence
     ) -> ColumnEvidence:
-        """Name the groups of a column's bins.
-
-        counts : rows in each bin, [B]. Empty bins give no name.
-        evidence : of the groups.
-        """
+        """Name the groups of a column's bins. Bins without ``counts``, [B], give no name."""
         names: list[str] = []
         edges: list[tuple[float, float] | None] = []
-        limits = (-np.inf, *bins.edges, np.inf)
+        limits, missing = (-np.inf, *bins.edges, np.inf), bins.count - 1
         for group in range(int(groups.max()) + 1):
             inside = [at for at in np.flatnonzero(groups == group).tolist() if counts[at]]
-            names.append(" or ".join(_joined(bins, inside)) or "none")
-            known = [at for at in inside if at < bins.count - 1]
+            known = [at for at in inside if at < missing]
+            named, span = [bins.names[at] for at in known], None
             if bins.values is None and known:
-                edges.append((float(limits[known[0]]), float(limits[known[-1] + 1])))
-            else:
-                edges.append(None)
+                span = limits[known[0]], limits[known[-1] + 1]
+            if span and len(known) > 1:  # neighbouring ranges of numbers become one range
+                ends = Bins(tuple(each for each in span if np.isfinite(each)))
+                named = [ends.names[int(np.isfinite(span[0]))]]
+            named += ["missing"] * (missing in inside)
+            names.append(" or ".join(named) or "none")
+            edges.append(span)
         return cls(column, names, edges, evidence, value_of(np.array(counts), evidence))
 
     @property
@@ -280,10 +260,7 @@ class ColumnEvidence:
 
 
 def value_of(counts: NDArray[np.int64], evidence: Evidence) -> Estimate | None:
-    """Return the information value of merged bins; None if all of several bins were merged.
-
-    counts : rows in each bin before merging, [B].
-    """
+    """Return the information value of merged bins; None if all of several bins were merged."""
     merged_all = len(evidence.rows) == 1 and (counts > 0).sum() > 1
     return None if merged_all else evidence.information()
 
@@ -295,27 +272,8 @@ def note_of(information: Estimate | None, bins: int) -> str:
     return "constant in the training rows" if bins == 1 else ""
 
 
-def _joined(bins: Bins, inside: list[int]) -> list[str]:
-    """Return the names of some bins. Neighbouring ranges of numbers become one range."""
-    missing = bins.count - 1
-    known = [at for at in inside if at < missing]
-    named = [bins.names[at] for at in known]
-    if bins.values is None and len(known) > 1:
-        limits = (-np.inf, *bins.edges, np.inf)
-        low, high = limits[known[0]], limits[known[-1] + 1]
-        ends = Bins(tuple(each for each in (low, high) if np.isfinite(each)))
-        named = [ends.names[int(np.isfinite(low))]]
-    return named + ["missing"] * (missing in inside)
-
-
 def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:
-    """Write a table, a line for each bin, to ``path``, and a picture beside it (.png).
-
-    ``events`` and ``others`` are estimates if labels had noise. ``woe`` is ln(share of others /
-    share of events). Raise `VflError` if a file cannot be written.
-    """
-    import pandas as pd
-
+    """Write a table, a line for each bin, to ``path``, and a picture beside it (.png)."""
     fields = "column,bin,above,up_to,rows,events,others,woe,woe_low,woe_high,iv,iv_low,iv_high,note"
     lines = []
     for each in columns:
@@ -323,20 +281,16 @@ def write_files(path: Path, columns: Sequence[ColumnEvidence]) -> None:
         low, high = evidence.weight_intervals()
         for at, name in enumerate(each.names):
             rows, events = int(evidence.rows[at]), float(evidence.events[at])
-            counts = [rows, _plain(events), _plain(rows - events)]
+            of_labels = (int(n) if n.is_integer() else n for n in (events, rows - events))
             weights = [float(part[at]) for part in (evidence.weights, low, high)]
             iv = [value.value, value.low, value.high] if value else [""] * 3
             edges = ["" if np.isinf(edge) else edge for edge in each.edges[at] or (np.inf, np.inf)]
-            lines.append([each.column, name, *edges, *counts, *weights, *iv, each.note])
+            lines.append([each.column, name, *edges, rows, *of_labels, *weights, *iv, each.note])
     with told(path):
         make_folder(path.parent)
         with whole(path) as file:
             write_csv(file, pd.DataFrame(lines, columns=fields.split(","), dtype=object))
     _draw(path.with_suffix(".png"), columns)
-
-
-def _plain(number: float) -> float | int:
-    return int(number) if number.is_integer() else number
 
 
 def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:

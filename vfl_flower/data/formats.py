@@ -23,9 +23,6 @@ from vfl_flower.data.partitioned import Columns, PartitionedData
 from vfl_flower.data.table_file import TableError, TableFile, check_place
 from vfl_flower.data.text import Tokenizer, as_samples
 
-_SHORT_HEADER = np.lib.format.read_array_header_1_0
-_LONG_HEADER = np.lib.format.read_array_header_2_0
-
 
 def shipped(data: DataConfig, place: str) -> PartitionedData:
     """Open a data set that comes with scikit-learn."""
@@ -79,8 +76,10 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
         with suppress(KeyError, ValueError, OSError, EOFError, BadZipFile), ZipFile(place) as file:
             both = {"X_train.npy", "X_test.npy"} <= set(file.namelist())
             with file.open("X_train.npy" if both else "X.npy") as array:
-                short = np.lib.format.read_magic(array) == (1, 0)
-                return tuple((_SHORT_HEADER if short else _LONG_HEADER)(array)[0][1:])
+                header = np.lib.format.read_array_header_2_0
+                if np.lib.format.read_magic(array) == (1, 0):
+                    header = np.lib.format.read_array_header_1_0
+                return tuple(header(array)[0][1:])
         return ()  # the parties say what is wrong
 
     return PartitionedData(features, lambda: arrays("y"), shape=shape)
@@ -112,8 +111,10 @@ def table(data: DataConfig, place: str) -> PartitionedData:
     if file.is_csv and data.label not in names and (wrong := of_separator(names)):
         raise ConfigError(f"{data.dataset} {wrong}")
 
+    others = [name for name in names if name != data.label]
+
     def features(columns: Columns) -> list[Array]:
-        mine = own_columns(data, names, columns)
+        mine = others[columns((len(others),))[-1]]
         frame = read(mine)
         all_numeric(data, {name: frame[name].dtype.kind for name in mine}, frame)
         return [floats(frame)]
@@ -127,11 +128,7 @@ def table(data: DataConfig, place: str) -> PartitionedData:
             )
         return [column.to_numpy()]
 
-    others = sum(name != data.label for name in names)
-    return PartitionedData(features, labels, shape=lambda: (others,))
-
-
-# --- svmlight -----------------------------------------------------------------------------------
+    return PartitionedData(features, labels, shape=lambda: (len(others),))
 
 
 class SparseRows:
@@ -181,24 +178,12 @@ def svmlight(data: DataConfig, place: str) -> PartitionedData:
         return [SparseRows(each[:, mine]) for each in rows]
 
     return PartitionedData(
-        features,
-        lambda: parts()[1],
-        SparseRows.dense,
-        lambda: tuple(parts()[0][0].shape[1:]),
+        features, lambda: parts()[1], SparseRows.dense, lambda: tuple(parts()[0][0].shape[1:])
     )
 
 
-# --- columns of a table ---------------------------------------------------------------------------
-
-
-def own_columns(data: DataConfig, names: list[str], columns: Columns) -> list[str]:
-    """Return the names of a party's columns: its part of all except the label column."""
-    others = [name for name in names if name != data.label]
-    return others[columns((len(others),))[-1]]
-
-
 def has_label(data: DataConfig, names: list[str]) -> None:
-    """Raise `ConfigError` if there is no label column."""
+    """Refuse a table without the label column."""
     if data.label not in names:
         raise ConfigError(
             f"{data.dataset} has no label column {data.label!r}:{label_asked(data.label, names)}"
@@ -206,12 +191,12 @@ def has_label(data: DataConfig, names: list[str]) -> None:
 
 
 def all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> None:
-    """Raise `ConfigError` if a column is not numeric, by NumPy's letter of its kind."""
-    text = [name for name, kind in kinds.items() if kind not in "biuf"]
-    if text:
-        advice = ". Encode it as numbers first."
-        advice = advice if frame is None else of_texts(frame[text[0]], advice)
-        raise of_column(data, text[0], f"is not numeric{advice}")
+    """Refuse columns that are not numeric, by NumPy's letters of their kinds."""
+    for name, kind in kinds.items():
+        if kind not in "biuf":
+            advice = ". Encode it as numbers first."
+            advice = advice if frame is None else of_texts(frame[name], advice)
+            raise of_column(data, name, f"is not numeric{advice}")
 
 
 def of_column(data: DataConfig, name: str, what: str) -> ConfigError:
@@ -252,8 +237,7 @@ class _Parts:
 
     def __init__(self, data: DataConfig, parts: list[Any]) -> None:
         self._data, self._parts, self._kinds = data, parts, parts[0].features
-        self._names = parts[0].column_names
-        self._others = [name for name in self._names if name != data.label]
+        self._others = [name for name in parts[0].column_names if name != data.label]
         kind = self._kinds[self._others[0]] if len(self._others) == 1 else None
         self.is_text = getattr(kind, "dtype", "") in ("string", "large_string")
 
@@ -271,28 +255,24 @@ class _Parts:
                         "equal."
                     )
                 return [each[columns(each.shape[1:])] for each in rows]
-        mine = own_columns(self._data, self._names, columns)
+        mine = self._others[columns((len(self._others),))[-1]]
         table = [{name: self._column(part, name) for name in mine} for part in self._parts]
         all_numeric(self._data, {name: c.dtype.kind for name, c in table[0].items()})
         if wide := [name for name in mine if table[0][name].ndim > 1]:
-            raise of_column(
-                self._data,
-                wide[0],
-                "holds arrays beside other columns. Keep either one column of arrays, or columns "
-                "of numbers.",
-            )
+            what = "holds arrays beside other columns. Keep either one column of arrays, or columns"
+            raise of_column(self._data, wide[0], f"{what} of numbers.")
         return [np.stack(list(each.values()), axis=1) for each in table]
 
     def labels(self) -> list[Array]:
         """Return the labels of each part."""
-        has_label(self._data, self._names)
-        return [self._named(part, self._column(part, self._data.label)) for part in self._parts]
+        has_label(self._data, self._parts[0].column_names)
+        return list(map(self._labels, self._parts))
 
-    def _named(self, part: Any, values: Array) -> Array:
-        """Replace class numbers by class names. -1 means a missing label."""
+    def _labels(self, part: Any) -> Array:
+        """Return labels, with class names for class numbers. The number -1 is a missing label."""
         from datasets import ClassLabel
 
-        feature = part.features[self._data.label]
+        feature, values = part.features[self._data.label], self._column(part, self._data.label)
         if not isinstance(feature, ClassLabel) or values.dtype.kind != "i":
             return values
         if self._data.target == "regression":  # stars of a review, for example

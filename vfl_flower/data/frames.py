@@ -7,15 +7,8 @@ import numpy as np
 
 from vfl_flower.config.arrays import Array
 from vfl_flower.data.column_types import CODE, text_of
+from vfl_flower.data.later import pd
 from vfl_flower.data.source import Preparation
-
-
-def is_missing(values: Array) -> Array:
-    """Return which values are missing: None, NaN, or pandas' missing values."""
-    import pandas as pd
-
-    return pd.isna(values)
-
 
 _THOUSANDS = r"\s*[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\s*"
 _DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
@@ -46,17 +39,12 @@ _OF_TEXTS = {
 
 
 def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
-    """Return what a text column seems to hold, and what to do, without quoting values.
-
-    The text ends a sentence about the column, and adds one. For texts it is ``otherwise``.
-    """
+    """Return the end of a sentence about what a text column seems to hold, and what to do."""
     return _OF_TEXTS.get(content_of(column)[0], otherwise)
 
 
 def content_of(column: Any) -> tuple[str, list[str]]:
     """Return what a column of texts or dates seems to hold, and the words among its numbers."""
-    import pandas as pd
-
     counts = column.dropna().astype(str).value_counts()
     texts = counts.index.to_series()
     if not len(texts):
@@ -88,8 +76,6 @@ def days_of(column: Any) -> Array | None:
     Each value is read by itself, so that all files are read alike: the year first, or a day first
     and points (31.1.2024). Times may follow. Without a zone, they are in UTC.
     """
-    import pandas as pd
-
     known = column.dropna()
     days = np.full(len(column), np.nan)
     if len(known) and known.dtype.kind in "biuf":
@@ -114,9 +100,9 @@ def days_of(column: Any) -> Array | None:
 
 
 def periods_of(column: Any) -> Array | None:
-    """Return the month of each date, or each whole number, as texts in the order of time, [n].
+    """Return the month of each date, or each whole number from 0, as texts in the order of time.
 
-    Return None if a value is missing, or is neither a date nor a whole number from 0.
+    Return None if a value is missing, or another one.
     """
     if column.isna().any():
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.data.later import pd
 
 _AT_ONCE = 65536  # ids to encode at a time
 _DIGITS = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
@@ -59,8 +60,8 @@ class WholeIds(Sequence[bytes]):
     def in_order(self) -> NDArray[np.int64]:
         """Return all rows in the order of their encoded ids, [n].
 
-        Decimals are ordered by their digits from the left, and the shorter one comes first: so
-        numbers are compared with zeros after them. A minus comes before all digits.
+        The order is that of digits from the left, where a minus comes first. So compare numbers
+        with zeros after them, and then their lengths.
         """
         negative = self._numbers < 0
         size = self._numbers.astype(np.uint64)
@@ -95,9 +96,7 @@ def by_id(ids: Sequence[bytes]) -> NDArray[np.int64]:
 
 def id_kind(column: Any) -> str:
     """Return ``whole numbers`` or ``texts``, else pandas' name of the kind."""
-    from pandas.api.types import infer_dtype  # lazy: worker processes do not need pandas
-
-    kind: str = infer_dtype(np.asarray(column), skipna=True)
+    kind: str = pd.api.types.infer_dtype(np.asarray(column), skipna=True)
     return {"integer": "whole numbers", "string": "texts"}.get(kind, kind)
 
 
@@ -106,33 +105,27 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
 
     Ids are compared as texts. A number stands for its digits: 7 and "7" are one person, and "007"
     is another. Digits of a whole number become ``i:`` and these digits. Other texts become ``t:``
-    and UTF-8. Raise `ConfigError` if there are no ids, or some are missing, repeated, or neither
-    whole numbers nor texts. The error counts them and never shows them.
+    and UTF-8. Errors count wrong ids, and never show them.
 
     whose : name of the column's file in errors: "The label holder's file".
     """
-    from pandas import Series, isna
-
     values, kind = np.asarray(column), id_kind(column)
     if len(values) == 0:
         raise ConfigError(f"{whose} has no rows. Name a file with rows.")
-    missing = int(isna(values).sum())
+    missing = int(pd.isna(values).sum())
     if missing:
-        repeated = int(Series(values).dropna().duplicated().sum())
+        repeated = int(pd.Series(values).dropna().duplicated().sum())
         more = f", and {repeated} rows that repeat the id of an earlier row" * bool(repeated)
         raise ConfigError(
             f"{whose} has {missing} missing ids in {len(values)} rows{more}. Drop those rows."
         )
-    encoded: Sequence[bytes]
+    made: Sequence[bytes]
     if kind == "whole numbers" and values.dtype.kind in "iu":
         ordered = np.sort(values)
-        encoded, repeated = WholeIds(values), int((ordered[1:] == ordered[:-1]).sum())
-    elif kind == "whole numbers":  # Python's numbers, of any size
-        encoded = [b"i:%d" % number for number in values.tolist()]
-        repeated = len(encoded) - len(set(encoded))
-    elif kind == "texts":
-        encoded = [_of_text(text) for text in values.tolist()]
-        repeated = len(encoded) - len(set(encoded))
+        made, repeated = WholeIds(values), int((ordered[1:] == ordered[:-1]).sum())
+    elif kind in ("whole numbers", "texts"):  # whole numbers of Python have any size
+        made = list(map(encoded, values.tolist()))
+        repeated = len(made) - len(set(made))
     else:
         raise ConfigError(
             f"{whose} has ids that are neither whole numbers nor texts but {kind}. "
@@ -144,17 +137,13 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
             f"{whose} has {rows} the id of an earlier row. Keep one row of each id. A party's file "
             "may instead set rows='last', 'mean' or 'sequence'."
         )
-    return encoded
+    return made
 
 
 def encoded(one: int | str) -> bytes:
     """Encode one id, as `encode_ids` does."""
-    return b"i:%d" % one if isinstance(one, int) else _of_text(one)
-
-
-def _of_text(text: str) -> bytes:
-    known = text.encode("utf-8", "surrogatepass")
-    return (b"i:" if _DIGITS.fullmatch(text) else b"t:") + known
+    text = one if isinstance(one, str) else str(int(one))
+    return (b"i:" if _DIGITS.fullmatch(text) else b"t:") + text.encode("utf-8", "surrogatepass")
 
 
 _FORMS: Mapping[str, Callable[[str], bool]] = {  # forms of ids that another side may not have
@@ -171,11 +160,8 @@ _FEWEST = 5  # such ids; fewer may be chance
 def hint_of_forms(ids: Sequence[bytes], matched: NDArray[np.bool_]) -> str:
     """Return a hint if ids of one form match far more rarely than others, or the empty text.
 
-    A side knows its own ids and their matches, and only its own log has the hint. So nobody
-    learns more, as from a second comparison, of normalised ids. If two ids differ in such a form
-    only, one side has ids of this form, and fewer matches among them, by 1 % of its ids or more.
-
-    matched : which ids the other side has, [n].
+    A side knows its own ids and which have ``matched``, and only its own log has the hint. So
+    nobody learns more, as from a second comparison, of normalised ids.
     """
     if isinstance(ids, WholeIds) or matched.mean() > 1 - _MISSED:
         return ""
@@ -204,14 +190,12 @@ def identities(columns: Mapping[str, Any], whose: str) -> list[bytes]:
 
     Rows with equal columns get different digests, by their order.
     """
-    from pandas import Series
-
     pieces = zip(*map(written, columns.values()), strict=True)
     rows = ("\0".join(row) for some in pieces for row in zip(*some, strict=True))
     made = digests((row.encode("utf-8", "surrogatepass") for row in rows), 16)
     if not len(made) and columns:
         raise ConfigError(f"{whose} has no rows. Name a file with rows.")
-    repeated = Series(made.view(np.uint64)[:, 0])
+    repeated = pd.Series(made.view(np.uint64)[:, 0])
     numbers = repeated.groupby(repeated).cumcount().tolist()
     each = zip(cut(made.tobytes(), 16), numbers, strict=True)
     return [f"p:{digest.hex()}.{number + 1}".encode() for digest, number in each]
@@ -219,9 +203,7 @@ def identities(columns: Mapping[str, Any], whose: str) -> list[bytes]:
 
 def written(column: Any) -> Iterator[list[str]]:
     """Yield the texts of a NumPy or pandas column as it is written, in pieces."""
-    from pandas import isna
-
     for at in range(0, len(column), _AT_ONCE):
         values = np.asarray(column[at : at + _AT_ONCE], object)
-        gaps = isna(values).tolist()
+        gaps = pd.isna(values).tolist()
         yield ["" if gap else str(each) for gap, each in zip(gaps, values.tolist(), strict=True)]

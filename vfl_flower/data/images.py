@@ -1,8 +1,7 @@
 """Images: a folder of files named by ids, or a column of a parquet file.
 
-A sample is float32 [H, W, 3], colours last and in RGB. It is scaled by the mean and the deviation
-of each colour over training rows. On disk it is stored as bytes. Only the party's own log names an
-image that cannot be read or has another size.
+A sample is float32 [H, W, 3], in RGB. It is scaled by the mean and the deviation of each colour
+over training rows. On disk it is stored as bytes.
 
 Files may come from customers. So only five formats are read, whatever a file's name: others start
 programs of the system, such as Ghostscript. Of a file with several images, the first one is read.
@@ -39,16 +38,21 @@ _LEARNT_FROM = 10_000  # images that estimate mean and deviation well enough
 
 
 def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
-    """Return the pixels of an image file, uint8 [H, W, 3], resized if a size is given.
+    """Return the pixels of an image file, uint8 [H, W, 3], resized to a square if a size is given.
 
-    With ``grey``, an image without colours is [H, W]. Resized images are squares. Raise
-    `ValueError` if the file cannot be read as an image, or is too large. The text says why.
+    With ``grey``, an image without colours is [H, W]. Raise `ValueError` with the reason if the
+    file cannot be read as an image, or is too large.
     """
     from PIL import Image
 
     try:
         if isinstance(content, Path):
-            content = _bytes_of(content)
+            if not content.is_file():  # a pipe, for example, might never end
+                raise ValueError("it is not a file")
+            with content.open("rb") as file:
+                content = file.read(_BYTES + 1)
+            if len(content) > _BYTES:
+                raise ValueError(f"it has more than {_BYTES:,} bytes. Make it smaller")
         with Image.open(BytesIO(content), formats=_FORMATS) as opened:
             tile = [getattr(opened, "tag_v2", {}).get(tag, 1) for tag in _TILE]
             if max(prod(opened.size), prod(tile)) > _PIXELS:
@@ -71,17 +75,6 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
             return np.asarray(pixels)
     except Exception as error:  # decoders raise many kinds of errors
         raise ValueError(f"{type(error).__name__}: {error}") from None
-
-
-def _bytes_of(path: Path) -> bytes:
-    """Return the content of an image file; raise `ValueError` if it is too large for one."""
-    if not path.is_file():  # a pipe, for example, might never end
-        raise ValueError("it is not a file")
-    with path.open("rb") as file:
-        content = file.read(_BYTES + 1)
-    if len(content) > _BYTES:
-        raise ValueError(f"it has more than {_BYTES:,} bytes. Make it smaller")
-    return content
 
 
 class Images(KeptSource):
@@ -155,20 +148,15 @@ class ImageFolder(Images):
                 f"{self.whose} does not exist, or cannot be read. Correct `images`. Its own log "
                 "says more."
             ) from None
-        return [
-            path
-            for path in paths
-            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
-        ]
+        return [each for each in paths if each.suffix.lower() in _SUFFIXES and each.name[0] != "."]
 
     @cached_property
     def id_column(self) -> Array:
         """Return the file names without suffix; as whole numbers, if all look like one."""
         stems = [path.stem for path in self._paths]
-        numbers = all(stem.isdecimal() and str(int(stem)) == stem for stem in stems)
-        return np.array(
-            [int(stem) for stem in stems] if numbers else stems, None if numbers else object
-        )
+        if all(stem.isdecimal() and str(int(stem)) == stem for stem in stems):
+            return np.array(list(map(int, stems)))
+        return np.array(stems, object)
 
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         places = np.flatnonzero(wanted)
@@ -188,9 +176,8 @@ class ImageColumn(Images, KeptFile):  # type: ignore[misc]  # rows need not be o
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         for places, frame in super()._pieces(wanted, preparation):
             (column,) = (frame[name] for name in frame)
-            yield places, [(f"in row {place}", _content(cell)) for place, cell in column.items()]
-
-
-def _content(cell: Any) -> bytes:
-    """Return the bytes of an image; empty if there is no image, or only a path."""
-    return (cell.get("bytes") if isinstance(cell, Mapping) else cell) or b""
+            cells = {
+                f"in row {place}": cell.get("bytes") if isinstance(cell, Mapping) else cell
+                for place, cell in column.items()
+            }
+            yield places, [(name, content or b"") for name, content in cells.items()]

@@ -20,14 +20,8 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, asked, shown
 from vfl_flower.data.ids import encoded
-from vfl_flower.data.normalised import (
-    VERSION,
-    Coded,
-    as_written,
-    dates,
-    normalised,
-    spelling,
-)
+from vfl_flower.data.later import jellyfish, pd
+from vfl_flower.data.normalised import VERSION, Coded, as_written, dates, normalised, spelling
 
 _SURE = 10  # pairs that share a key; fewer are too few to estimate a chance from
 _UNSEEN = 0.5  # pairs that share a key, if the table has none: the mean by Jeffreys' prior
@@ -80,8 +74,6 @@ class KeyTable:
 
     def groups(self, parts: Iterable[Part]) -> Rows:
         """Return a number of each row's key, -1 where a part is missing, [n]."""
-        import pandas as pd
-
         numbers, size = np.zeros(len(self), np.int64), 1
         for part in parts:
             column = self.part(part)
@@ -94,10 +86,7 @@ class KeyTable:
         return numbers
 
     def once(self, rule: Rule, rows: Rows | None = None) -> tuple[Rows, int]:
-        """Return the rows whose key is whole and stands once among these rows, and the ambiguous.
-
-        rows : rows of the people that no earlier rule has matched; by default, all.
-        """
+        """Return which rows have a whole key that stands once among them; count the ambiguous."""
         rows = np.arange(len(self)) if rows is None else rows
         numbers = self.groups(rule.parts)[rows]
         rows, numbers = rows[numbers >= 0], numbers[numbers >= 0]
@@ -128,21 +117,15 @@ class KeyTable:
     def chance(self, rule: Rule) -> float:
         """Estimate the chance that two people, drawn as this table's people are, share the key.
 
-        N people with a whole key make N(N-1)/2 pairs, and C pairs share the key. If the people are
-        drawn from a population, then the mean of C / pairs is the chance. Its relative error is
-        about 1 / sqrt(C). With 10 such pairs or more, it is the estimate.
+        N people with a whole key make N(N-1)/2 pairs, and C pairs share the key. The estimate is
+        C / pairs, with a relative error of about 1 / sqrt(C), if C is 10 or more. Else C may be 0
+        although the chance is not. Then split the parts into A and B: if the two are independent,
+        the chance is the product of both chances, each estimated in the same way. If A and B go
+        together, as surname and address do in a family, the product is too small. So the estimate
+        is the largest product over all splits, or C / pairs if that is larger. A single part that
+        never repeats has the chance 0.5 / pairs: the mean by Jeffreys' prior.
 
-        With fewer pairs, C may be 0 although the chance is not. The chance of all parts is then
-        taken from smaller groups of parts. Split the parts into A and B: if the two are
-        independent, the chance is the product of both chances, each estimated in the same way. If
-        A and B go together, as surname and address do in a family, the product is too small. So
-        the estimate is the largest product over all splits, or C / pairs if that is larger. It is
-        too small only if every split separates parts that go together, and this table still has
-        fewer than 10 such pairs. A single part that never repeats has the chance 0.5 / pairs: the
-        mean by Jeffreys' prior.
-
-        The estimate assumes that each row is another person, and that the other side's people are
-        drawn from the same population. The chance of an id is 0.
+        Each row must be another person, and the other side's people of the same population.
         """
         if str(rule) in self.chances:
             return self.chances[str(rule)]
@@ -178,10 +161,8 @@ class KeyTable:
         """Return how hard a key is to guess: -log2 of `chance`, the collision entropy.
 
         A side that asks G keys of people from the same population finds G * N / 2**bits of this
-        table's N people by chance. Min-entropy would count the most frequent key alone. But a
-        table of N rows cannot tell a share below 1 / N, whereas its pairs tell a chance of 1 / N².
-        A side that asks the most frequent keys first finds more, at most G * N / 2**(bits / 2).
-        An id has no bits to tell: infinity.
+        table's N people by chance. If it asks the most frequent keys first, it finds at most
+        G * N / 2**(bits / 2). Min-entropy would need shares below 1 / N, which N rows cannot tell.
         """
         chance = self.chance(rule)
         return -math.log2(chance) if chance else math.inf
@@ -199,18 +180,13 @@ def row_keys(columns: Columns, whose: str) -> list[bytes]:
 def expected_false(chance: float, left: int, right: int, matched: int = 0) -> float:
     """Return how many matches of a rule are false, as expected.
 
-    ``left`` and ``right`` people have keys that stand once at their side. Before the rule is tried
-    (``matched`` = 0), anyone may lack a partner. So left * right pairs are compared, and each
-    shares its key by ``chance``: the mean is at most chance * left * right. A side has no more
-    matches than people.
+    ``left`` and ``right`` people have keys that stand once at their side, and each pair shares its
+    key by ``chance`` (`KeyTable.chance`). Before the rule is tried (``matched`` = 0), anyone may
+    lack a partner, so the mean is at most chance * left * right.
 
     Of the matches M, let F be false. The M - F people who have found themselves have keys that
-    stand once, so no other person shares these. False matches are then among the others:
-    F = chance * (left - M + F) * (right - M + F). The smaller root is the estimate. If there is no
-    root, then all matches may be false.
-
-    chance : chance that two people share the key (`KeyTable.chance`).
-    matched : people that the rule has matched.
+    nobody else shares. So F = chance * (left - M + F) * (right - M + F). The smaller root is the
+    estimate. If there is no root, then all matches may be false.
     """
     if not matched:
         return min(chance * left * right, float(left), float(right))
@@ -224,19 +200,14 @@ def expected_false(chance: float, left: int, right: int, matched: int = 0) -> fl
 
 def _telling(parts: Iterable[Part]) -> frozenset[Part]:
     """Return the parts that no other part decides: a date decides its year."""
-    functions = {
-        column: {p.function for p in parts if p.column == column}
-        for (column,) in {(p.column,) for p in parts}
-    }
+    every = frozenset(parts)
 
     def decided(part: Part) -> bool:
-        others = functions[part.column] - {part.function}
-        whole = "" in others or (part.function in _OF_DATES and "date" in others)
-        return bool(part.function) and (
-            whole or (part.function == "prefix1" and "prefix3" in others)
-        )
+        by = dict.fromkeys(_OF_DATES, "date") | {"prefix1": "prefix3"}
+        wholes = {"", by.get(part.function, "")} if part.function else set()
+        return any(Part(part.column, each) in every for each in wholes)
 
-    return frozenset(part for part in parts if not decided(part))
+    return frozenset(part for part in every if not decided(part))
 
 
 def _of_id(text: str) -> str:
@@ -244,14 +215,8 @@ def _of_id(text: str) -> str:
     return encoded(text).decode("utf-8", "surrogatepass") if text else ""
 
 
-def _sound(name: str) -> str:
-    from jellyfish import nysiis
-
-    return nysiis(name)  # equal in releases 1.1 to 1.3
-
-
 _OF_TEXTS: Mapping[str, Callable[[str], str]] = {
-    "sound": _sound,
+    "sound": lambda name: jellyfish.nysiis(name),  # equal in releases 1.1 to 1.3
     "prefix1": lambda text: text[:1],
     "prefix3": lambda text: text[:3],
 }
@@ -329,16 +294,12 @@ class Rule:
 
 
 def parse(match: str) -> tuple[Rule, ...]:
-    """Return the rules of an option ``match``: rules, or named lists, between semicolons.
-
-    Raise `ConfigError` if a rule is empty or repeated, has an unknown function, repeats a column,
-    or joins the id to other columns; or if there are too many rules.
-    """
+    """Return the rules of an option ``match``: rules, or named lists, between semicolons."""
     if len(match) > _LONGEST:
         raise ConfigError(f"match has {len(match)} letters. Write at most {_LONGEST}.")
     texts = [text.strip() for text in match.split(";")]
     texts = texts[:-1] if len(texts) > 1 and not texts[-1] else texts
-    texts = [each for text in texts for each in (_named(text) if text in NAMED else [text])]
+    texts = [each.strip() for text in texts for each in NAMED.get(text, text).split(";")]
     rules = tuple(map(_rule, texts))
     for number, rule in enumerate(rules):
         if rule in rules[:number]:
@@ -346,10 +307,6 @@ def parse(match: str) -> tuple[Rule, ...]:
     if len(rules) > MOST_RULES:
         raise ConfigError(f"match has {len(rules)} rules. Write at most {MOST_RULES}.")
     return rules
-
-
-def _named(name: str) -> list[str]:
-    return [text.strip() for text in NAMED[name].split(";")]
 
 
 def _rule(text: str) -> Rule:

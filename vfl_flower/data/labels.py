@@ -23,14 +23,10 @@ _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """Parameters of the noise on labels, to correct figures for it.
+    """Parameters of the noise on labels, to correct figures for it."""
 
-    kept : probability that a class label is the true one. Otherwise it is any other, uniformly.
-    variance : variance of the noise on a number, in squared units of the standardised labels.
-    """
-
-    kept: float = 1.0
-    variance: float = 0.0
+    kept: float = 1.0  # probability that a class label is the true one; any other is as likely
+    variance: float = 0.0  # of the noise on a number, in squared units of standardised labels
 
 
 @dataclass(frozen=True)
@@ -42,16 +38,10 @@ class Labels:
     classes : label values of the classes; empty under regression.
     features : the label holder's own columns, if any: float32 [rows, F] of training and of test
         rows, made by ``preparation`` from its file. Training rows of a large table are on disk.
-    alignment : the statement about rows that parties must make (`messages.Description`).
     places, test_places : numbers of the rows among all rows of the label holder.
     people : numbers of the ids of training and test rows (`Source.people`), if rows have ids.
-    whole : digest of all labels in their order, if rows have no ids.
-    bounds : bounds of regression labels, if configured.
-    present : row masks [rows, M] of training and test rows, if parties may lack rows.
-    validation : number of test rows, from the first, that choose the model.
     coverage : the people of the file that the run covers, and why others are left out.
     segments : name of a column -> its values in the test rows, for columns that ``segments`` names.
-    shares : bins and shares of the label holder's own columns at the training rows.
     """
 
     train: Array
@@ -62,17 +52,17 @@ class Labels:
     deviation: float = 1.0
     features: tuple[Array | Rows, Array] | None = None
     preparation: Preparation | None = None
-    alignment: str = ""
+    alignment: str = ""  # the statement about rows that parties must make (`messages.Description`)
     places: Array | None = None
     test_places: Array | None = None
     people: tuple[Array, Array] | None = None
-    whole: str = ""
-    bounds: tuple[float, float] | None = None
-    present: tuple[Array, Array] | None = None
-    validation: int = 0
+    whole: str = ""  # digest of all labels in their order, if rows have no ids
+    bounds: tuple[float, float] | None = None  # of regression labels, if configured
+    present: tuple[Array, Array] | None = None  # row masks [rows, M] of training and test rows
+    validation: int = 0  # number of test rows, from the first, that choose the model
     coverage: Mapping[str, Any] | None = None
     segments: Mapping[str, Array] = field(default_factory=dict)
-    shares: Watch | None = None
+    shares: Watch | None = None  # of own columns at the training rows
 
     @property
     def repeats(self) -> bool:
@@ -93,17 +83,15 @@ class Labels:
     def tested(self) -> Labels:
         """Return these labels without validation rows, which chose the model."""
         first = self.validation
-        features, present, places = self.features, self.present, self.test_places
-        people = self.people
+        pairs = {"features": self.features, "present": self.present, "people": self.people}
+        tested: dict[str, Any] = {k: v and (v[0], v[1][first:]) for k, v in pairs.items()}
         return replace(
             self,
             test=self.test[first:],
-            test_places=None if places is None else places[first:],
-            features=features and (features[0], features[1][first:]),
-            present=present and (present[0], present[1][first:]),
-            people=people and (people[0], people[1][first:]),
+            test_places=None if self.test_places is None else self.test_places[first:],
             segments={name: values[first:] for name, values in self.segments.items()},
             validation=0,
+            **tested,
         )
 
     @property
@@ -126,8 +114,7 @@ class Labels:
     def about(self, private: bool = False) -> dict[str, Any]:
         """Return the rows' identity, and what prediction needs: for a checkpoint, in JSON.
 
-        private : whether to omit all information on labels. A digest of the labels would reveal
-            one unknown label to anybody who knows all others.
+        ``private`` omits a digest of the labels, which would reveal one to who knows all others.
         """
         labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
         return {
@@ -146,10 +133,7 @@ class Labels:
         return not alike(self.about(private=not about["labels"]), about)
 
     def prior(self, kept: float) -> list[float]:
-        """Return outputs for a row that no party has: from class shares, or the mean.
-
-        kept : probability that a label is the true one, to estimate the true shares.
-        """
+        """Return outputs for a row that no party has: from class shares, or the mean."""
         if not self.classes:
             return [float(self.train.mean())]
         counts = _counts(self.train, len(self.classes), kept)
@@ -175,7 +159,7 @@ def check(data: DataConfig) -> None:
 
 
 def bounds(data: DataConfig) -> tuple[float, float] | None:
-    """Return the bounds of ``label-range``, if given. Raise `ConfigError` if invalid."""
+    """Return the bounds of ``label-range``, if given."""
     if not data.label_range:
         return None
     if data.target != "regression":
@@ -195,10 +179,7 @@ def bounds(data: DataConfig) -> tuple[float, float] | None:
 
 
 def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
-    """Return a digest of all labels in their order, for a data set without ids.
-
-    Class labels count by the order of the class names.
-    """
+    """Return a digest of all labels in their order, for a data set without ids."""
     texts = any(part.dtype.kind == "O" for part in parts)
     values = np.concatenate([part.astype(str) if texts else part for part in parts])
     if not regression or values.dtype.kind not in "biuf":
@@ -215,11 +196,7 @@ def _counts(labels: Array, classes: int, kept: float) -> Array:
 
 
 def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
-    """Encode labels [rows] of training and test rows, by the option ``target``.
-
-    Raise `ConfigError` if a label is missing, or there are fewer than two classes, or too many.
-    Under regression, if labels are not numbers, or are all equal.
-    """
+    """Encode labels [rows] of training and test rows, by the option ``target``."""
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
     if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
@@ -240,18 +217,13 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             f"The labels of {data.called} are numbers with {len(classes)} values, and each value "
             "would be a class. Set target='regression', or give classes as whole numbers or texts."
         )
-    indices = indices.astype(np.int64)
-    names = [
-        name if isinstance(name, bool | int | float) else str(name) for name in classes.tolist()
-    ]
-    return Labels(indices[: len(train)], indices[len(train) :], tuple(names), ids_digest)
+    indices, known = indices.astype(np.int64), classes.tolist()
+    names = tuple(each if isinstance(each, bool | int | float) else str(each) for each in known)
+    return Labels(indices[: len(train)], indices[len(train) :], names, ids_digest)
 
 
 def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labels:
-    """Encode labels with the classes or units of an earlier model (`Labels.about`).
-
-    Raise `ConfigError` if there are classes that the earlier model has never seen.
-    """
+    """Encode labels with the classes or units of an earlier model (`Labels.about`)."""
     if not labels.classes:
         mean, deviation = float(about["mean"]), float(about["deviation"])
         by, shift = labels.deviation / deviation, (labels.mean - mean) / deviation
@@ -300,11 +272,6 @@ def class_weights(data: DataConfig, labels: Array, classes: int, kept: float = 1
 
     ``balanced`` gives every class the same total weight over the training rows: N / (classes *
     rows of the class). Parties with shared labels compute the same weights.
-
-    labels : class indices of the training rows, [N].
-    kept : probability that each label is the true one.
-
-    Raise `ConfigError` if the configured weights are not one positive number for each class.
     """
     if not data.class_weights:
         return None

@@ -17,7 +17,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import DataConfig
 from vfl_flower.data.column_types import as_typed, holds_texts, with_names
-from vfl_flower.data.source import Preparation, Source, scaled, scaling
+from vfl_flower.data.source import Named, Names, Preparation, Source, scaled, scaling
 from vfl_flower.data.tables import Table
 
 NO_COLUMN = "\0"  # stands for no column where a name is needed; no column has this name
@@ -52,7 +52,7 @@ class Frame(Table):
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
         """Return an error with the detail, since whoever reads it has the frame.
 
-        A party's error is part of the run's results. So it has no cells: `survey` adds them.
+        A party's error is part of the run's results, so it has no cells. `survey` adds them.
         """
         named = replace(self, path=self.whose, party=None)
         return super(Frame, named).wrong(what, detail, whole * (self.party is None))
@@ -104,12 +104,7 @@ class ArraySource(RowsInOrder):
         mean, deviation = scaling(self._items[train], per_column=self._items.ndim == 2)
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
 
-    def raw_columns(
-        self,
-        places: Array,
-        names: Sequence[str] | None = None,
-        dates: Collection[str] | None = None,
-    ) -> Iterator[tuple[str, Array]]:
+    def raw_columns(self, places: Array, names: Names = None, dates: Names = None) -> Named:
         """Yield the columns of a table by their numbers, as `Source.raw_columns`."""
         if self._items.ndim == 2:
             wanted = range(self._items.shape[1]) if names is None else map(int, names)

@@ -14,19 +14,12 @@ EMPTY = "columns without any value"
 OTHER_WORDS = "other words among numbers"
 _SHOWN = 12  # columns of one kind in a message
 _KINDS = {  # kind -> words for one column, and what to do
-    "missing values": (
-        "missing values in its features",
-        "Fill them in, drop those rows, or set missing='median'.",
-    ),
-    "infinite values": ("infinite values", "Replace them."),
-    EMPTY: (
-        "a column without any value in the training rows",
-        "Leave it out by `columns`.",
-    ),
-    "text columns of too many values": (
-        f"a text column with more than {MOST_VALUES} values",
-        "Leave it out by `columns`, or group its values.",
-    ),
+    "missing values": "missing values in its features. Fill them in, drop those rows, or set "
+    "missing='median'.",
+    "infinite values": "infinite values. Replace them.",
+    EMPTY: "a column without any value in the training rows. Leave it out by `columns`.",
+    "text columns of too many values": f"a text column with more than {MOST_VALUES} values. Leave "
+    "it out by `columns`, or group its values.",
 }
 _HINTS = {
     "other dates": "Write dates as 2024-01-31, and set dates='days', to use them.",
@@ -43,10 +36,7 @@ _HINTS = {
 
 
 class Need(NamedTuple):
-    """Something that a table needs: its kind, the column, a note, and options that help.
-
-    Without such an option, the column must be left out.
-    """
+    """Something that a table needs. Without options that help, the column must be left out."""
 
     kind: str
     column: str
@@ -61,22 +51,16 @@ class Need(NamedTuple):
     def described(self, column: Any) -> tuple[str, str]:
         """Return what is wrong and what to do, and the detail, for a table's only need."""
         if self.kind in _KINDS:
-            wrong, advice = _KINDS[self.kind]
-            return f"has {wrong}. {advice}", f"column {self.column!r} has {self.note or 'none'}."
+            detail = f"column {self.column!r} has {self.note or 'none'}."
+            return f"has {_KINDS[self.kind]}", detail
         why = frames.of_texts(column)
         if self.kind == OTHER_WORDS:
             why = f", since it has texts among its numbers. {_HINTS[self.kind]}"
-        return (
-            f"has a column that is not numeric{why}",
-            f"column {self.column!r} is not numeric.",
-        )
+        return f"has a column that is not numeric{why}", f"column {self.column!r} is not numeric."
 
 
 def needs_of(own: OwnColumns, frame: Any, learns: bool = True) -> Iterator[Need]:
-    """Yield what these columns of a table need, in a frame of some or all rows.
-
-    learns : whether a model is to learn from the rows, so that each column needs a value.
-    """
+    """Yield what the columns of a frame need. If a model ``learns``, each needs a value."""
     for name, column in frame.items():
         missing = int(column.isna().sum())
         if column.dtype.kind in "biuf":
@@ -131,10 +115,9 @@ def spared(needs: Sequence[Need], categories: set[str]) -> list[Need]:
 
 
 def frequent(column: Any) -> list[str]:
-    """Return the values of a text column that get a 0/1 column, sorted.
+    """Return the values of a text column that get a 0/1 column, sorted, 100 at most.
 
-    These are all values, or the most frequent ones, 100 at most. The list is empty if less than
-    half of the rows have them: names and numbers of customers are no categories.
+    The list is empty if less than half of the rows have them, as with names of customers.
     """
     counts = Counter(frames.texts_of(column))
     if len(counts) <= MOST_VALUES:
@@ -149,14 +132,7 @@ def told_of(column: Any, values: Sequence[str]) -> str:
     if (known := len(set(frames.texts_of(column)))) > len(values):
         return f"has {known} texts, and the {len(values)} most frequent ones become columns"
     content = frames.content_of(column)[0]
-    odd = content in (
-        "dates",
-        "other dates",
-        "commas between thousands",
-        "decimal commas",
-        "words among numbers",
-    )
-    return f"holds {content}, and is read as texts" * odd
+    return f"holds {content}, and is read as texts" * (content not in ("codes", "texts"))
 
 
 def lacking(
@@ -222,7 +198,6 @@ def remedy(own: OwnColumns, needs: Sequence[Need]) -> dict[str, str]:
         if own.columns and not own.leaves_out:
             options["columns"] = ",".join(name for name in names if name not in helpless) or "none"
         else:
-            options["columns"] = ",".join(
-                filter(None, [own.columns, *(f"-{name}" for name in out)])
-            )
+            left_out = [own.columns, *(f"-{name}" for name in out)]
+            options["columns"] = ",".join(filter(None, left_out))
     return options

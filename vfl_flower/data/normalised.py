@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError, unknown
 from vfl_flower.data.column_types import text_of
+from vfl_flower.data.later import pd
 
 VERSION = 1
 """Version of all that follows. Keys of two versions never match."""
@@ -52,13 +53,9 @@ _ENOUGH = 0.9  # share of a column's dates that its order must read; others are 
 
 @dataclass(frozen=True)
 class Coded:
-    """A column of n texts in which few are distinct.
+    """A column of n texts in which few are distinct."""
 
-    codes : place of each row's text in ``texts``, -1 where it is missing, [n].
-    texts : distinct texts.
-    """
-
-    codes: NDArray[np.int64]
+    codes: NDArray[np.int64]  # place of each row's text in ``texts``, -1 where it is missing, [n]
     texts: list[str]
 
     def by(self, function: Callable[[str], str]) -> Coded:
@@ -70,8 +67,8 @@ def normal_text(text: str) -> str:
     """Return a text's letters and digits without case and accents, or a number's digits."""
     if not text.isascii():
         text = normalize("NFKD", normalize("NFKD", text).casefold()).translate(_PLAIN)
-        if not text.isascii():
-            text = normalize("NFKC", "".join(map(_digit, text)))
+        if not text.isascii():  # digits of other scripts become ASCII's
+            text = normalize("NFKC", "".join(str(decimal(each, each)) for each in text))
     if number := _NUMBER.fullmatch(text.strip()):
         whole, rest = number[1].lstrip("0") or "0", (number[2] or "").rstrip("0")
         return f"{whole}.{rest}" if rest else whole
@@ -90,31 +87,16 @@ def spelling(text: str) -> str:
     return text.strip() if _readings(text.strip()) else normal_text(text)
 
 
-def _digit(letter: str) -> str:
-    """Return ASCII's digit for a decimal digit of another script, and all else as it is."""
-    digit = decimal(letter, None)
-    return letter if digit is None else str(digit)
-
-
 def normalised(column: Any, name: str, whose: str) -> Coded:
-    """Return the normalised texts of a NumPy or pandas column [n].
-
-    Raise `ConfigError` if no value has a letter or a digit, or some are neither texts, numbers nor
-    dates.
-
-    name, whose : name of the column in a rule, and of its table in errors: "The party's file".
-    """
+    """Return the normalised texts of a NumPy or pandas column [n] with this name in rules."""
     return _with_values(as_written(column, name, whose).by(normal_text), name, whose)
 
 
 def dates(column: Any, name: str, whose: str, order: str = "") -> Coded:
     """Return the dates of a NumPy or pandas column [n] as ``2024-01-31``.
 
-    A value that the column's order cannot read, such as 31 February, is a missing value. Raise
-    `ConfigError` if no order, or more than one, reads the column, or if it has dates in two forms,
-    such as 31/01/2024 among others as 2024-01-31.
+    A value that the column's order cannot read, such as 31 February, is a missing value.
 
-    name, whose : as for `normalised`.
     order : one of `ORDERS`; by default, the only one that reads all values. If no order does, as
         where some days are in no calendar, it is the only one that reads 90 % of them. Dates such
         as 2024-01-31 are read whatever the order.
@@ -200,8 +182,6 @@ def _iso(*parts: str) -> str:
 
 def as_written(column: Any, name: str, whose: str) -> Coded:
     """Return the texts of a column's values, as a csv file has them (`column_types.text_of`)."""
-    import pandas as pd
-
     values = pd.Series(column)
     if values.dtype == "category":
         values = values.astype(object)
@@ -217,8 +197,6 @@ def as_written(column: Any, name: str, whose: str) -> Coded:
 
 def _coded(codes: NDArray[np.int64], texts: list[str]) -> Coded:
     """Return a column whose texts may repeat, or be empty, as one of distinct texts."""
-    import pandas as pd
-
     known = np.array([text or None for text in texts], object)
     places, distinct = pd.factorize(known)
     return Coded(np.append(places, -1)[codes], list(distinct))  # -1: the last place is missing too

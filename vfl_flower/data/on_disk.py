@@ -1,8 +1,7 @@
 """Sources that read their data once, in pieces, and keep the rows on disk.
 
-So the memory of a party or of the label holder is bounded for any data. A mini-batch costs one
-small read for each row. Errors in any row are found before training begins. `LargeTable` is a table
-of numbers and texts; `images`, `text` and `sequences` have other kinds.
+So the memory of a party or of the label holder is bounded for any data, and errors in any row are
+found before training begins. A mini-batch costs one small read for each row.
 
 The file with the rows has no name: nobody else can open it, and it vanishes with the process. It
 lies in FLWR_HOME/vfl-flower, like a party's state. It is read and not mapped, since the kernel
@@ -26,6 +25,7 @@ from vfl_flower.config.arrays import Array
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import make_folder
 from vfl_flower.config.provenance import free_memory
+from vfl_flower.data.later import pa, pq
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Moments, Preparation, Source, scaled
@@ -123,9 +123,6 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
         """Return a parquet file with the columns: the file itself, or a converted csv file."""
         if not self._is_csv or self.repeats != "refuse":
             return super()._columns
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         names = self.names_besides_ids
         file, schema = unnamed(), pa.schema([(name, pa.string()) for name in names])
         with self._reading(), pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
@@ -152,25 +149,19 @@ class LargeTable(KeptFile):
 
 def of_size(own: OwnFile) -> OwnFile:
     """Return a table that stays on disk if it is too large to hold in double precision."""
-    return as_kind(LargeTable, own) if own.feature_names and _is_large(own) else own
+    if not own.feature_names:
+        return own
+    if is_csv(own.place):  # text takes about as many bytes as numbers, and compressed a fourth
+        with own._reading():
+            size = own.place.stat().st_size * (4 if own.place.suffix.lower() == ".gz" else 1)
+    else:
+        size = 8 * own.count * len(own.feature_names)
+    return as_kind(LargeTable, own) if size > min(_LARGE, free_memory() / 8) else own
 
 
 def as_kind(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
     """Return the same file as another kind of source."""
     return kind(**{spec.name: getattr(own, spec.name) for spec in fields(OwnFile)}, **more)
-
-
-def _is_large(own: OwnFile) -> bool:
-    path = own.place
-    most = min(_LARGE, free_memory() / 8)
-    if is_csv(path):  # text takes about as many bytes as numbers, and compressed a fourth
-        with own._reading():
-            size = path.stat().st_size
-        return size * (4 if path.suffix.lower() == ".gz" else 1) > most
-    return 8 * own.count * len(own.feature_names) > most
-
-
-# --- the file -------------------------------------------------------------------------------------
 
 
 class RowFile:
@@ -184,10 +175,7 @@ class RowFile:
         self._size = self.dtype.itemsize * int(np.prod(shape))
 
     def append(self, rows: Array) -> Array:
-        """Append rows [n, *shape], and return their numbers [n].
-
-        Raise `VflError` if the rows cannot be written.
-        """
+        """Append rows [n, *shape], and return their numbers [n]."""
         content = np.ascontiguousarray(rows, self.dtype)
         with _told():
             self._file.write(content.data.cast("B"))
@@ -205,7 +193,7 @@ class RowFile:
 
 
 def unnamed() -> BinaryIO:
-    """Return a file without a name. Raise `VflError` if it cannot be made."""
+    """Return a file without a name."""
     folder = flower_home() / "vfl-flower"
     with _told():
         make_folder(folder)
@@ -243,9 +231,8 @@ class SequenceColumn(KeptFile):
                 longest = max(longest, len(values))
                 moments.add(values)
         if not signals:
-            raise self.wrong(
-                "has no sequence in the training rows. Fill some in.", "all are empty."
-            )
+            what = "has no sequence in the training rows. Fill some in."
+            raise self.wrong(what, "all are empty.")
         shape = [self.length or longest, signals]
         names = self.feature_names if self.repeats == "sequence" else ()  # to keep their order
         return Preparation(dict.fromkeys(names, 0.0), {}, *moments.result(), shape=shape)
@@ -261,9 +248,7 @@ class SequenceColumn(KeptFile):
             last = scaled(values, mean, deviation)[-length:]
             row[length - len(last) :] = last
         if not np.isfinite(rows).all():
-            raise self.wrong(
-                "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
-            )
+            raise self.too_large()
         return rows
 
     def _values(self, piece: Any, signals: int) -> list[Array]:

@@ -23,14 +23,11 @@ _SHOWN = "A run in one process says more."
 
 @dataclass(frozen=True)
 class OwnColumns(Source):
-    """Columns by name, and their owner's options for them.
-
-    path : path of the table. Only the label holder's errors show it.
-    """
+    """Columns by name, and their owner's options for them."""
 
     kind: ClassVar[str] = "table"
 
-    path: str
+    path: str  # only the label holder's errors show it
     id: str = "id"
     columns: str = ""  # names separated by commas; empty: all other columns
     missing: str = "refuse"
@@ -117,7 +114,7 @@ class OwnColumns(Source):
         return features
 
     def check_features(self) -> None:
-        """Raise `ConfigError` if there is no feature column, or none to leave out."""
+        """Refuse a table without a feature column, or without one to leave out."""
         if self.columns and self.leaves_out:
             named = {name.removeprefix("-") for name in _listed(self.columns)}
             if named - (set(self._names) - {self.id, self.label}):
@@ -154,7 +151,7 @@ class OwnColumns(Source):
         return self.label in self._names
 
     def check_labels(self) -> None:
-        """Raise `ConfigError` if there is no label column."""
+        """Refuse a table without a label column besides its ids."""
         if not self.has_labels:
             ask = label_asked(self.label, self.names_besides_ids)
             raise self._without("no label column", self.label, "label", ask)
@@ -175,7 +172,7 @@ class OwnColumns(Source):
         return replace(self, segments=segments, time=self.time if has_time else "")
 
     def check_segments(self) -> None:
-        """Raise `ConfigError` if a segment column is missing, or is the label column."""
+        """Refuse a segment column that is missing, or that is the label column."""
         if self.party is not None and not set(self.segment_names) <= set(self._names):
             raise self.wrong(
                 "does not have the columns that `segments` names. Correct it.",
@@ -206,8 +203,7 @@ class OwnColumns(Source):
     def wrong(self, what: str, detail: str, whole: str = "") -> ConfigError:
         """Return an error, with the detail after its first sentence, or with the whole text.
 
-        The detail may quote cells. If this is a party, log the detail and leave it out of the
-        error. The label holder's error has no detail for others either.
+        The detail may quote cells, so others do not read it. A party's own log has it.
         """
         wrong, _, advice = what.removesuffix(".").partition(". ")
         what_and_where = whole or f"{wrong}: {detail}" + (f" {advice}." if advice else "")

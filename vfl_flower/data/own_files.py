@@ -1,9 +1,7 @@
 """Your own file: a party's features, or the label holder's labels and features.
 
-A party names its file in its ``--node-config``, the label holder in the run configuration. Both use
-the same words: ``file`` (label holder: ``dataset = "files:PATH"``), ``id``, ``columns``,
-``missing``, ``missing-words`` and ``text``. The rows of a run are the rows that all have
-(`vfl_flower.alignment`), in the order of the label holder's ids.
+A party names its file in its ``--node-config``, the label holder by ``dataset = "files:PATH"``.
+Both have the options `OPTIONS`. In a party's file, a person may have several rows.
 """
 
 from __future__ import annotations
@@ -19,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vfl_flower.config.options import DataConfig
+from vfl_flower.data.frames import floats
+from vfl_flower.data.later import pa, pd, pq
 from vfl_flower.data.normalised import as_written, spelling
 from vfl_flower.data.own_columns import match_columns_of
-from vfl_flower.data.repeated_rows import Combined, LastRows, People, numbered
 from vfl_flower.data.table_file import TableError, TableFile, check_place, is_csv
 from vfl_flower.data.tables import Table
 from vfl_flower.data.withdrawn import place, read
@@ -93,9 +93,7 @@ class OwnFile(Table):
             columns = self._file.read(names, names).items()
             texts = [as_written(column, name, self.whose) for name, column in columns]
             return numbered([each.by(spelling).codes for each in texts])
-        from pandas import factorize
-
-        ids = factorize(self._file.ids(self.id))[0]
+        ids = pd.factorize(self._file.ids(self.id))[0]
         alone = len(ids) + np.arange(len(ids))  # for rows without an id
         return numbered([np.where(ids < 0, alone, ids)])
 
@@ -126,8 +124,6 @@ class OwnFile(Table):
     @cached_property
     def count(self) -> int:
         """Return the number of rows; of people, if they may have several."""
-        import pyarrow.parquet as pq
-
         if self.repeats != "refuse":
             return len(self.ids)
         if self._is_csv:
@@ -152,8 +148,6 @@ class OwnFile(Table):
     @property
     def kind_of_features(self) -> str:
         """Return the kind of the feature columns: images, sequences, or else a table."""
-        import pyarrow as pa
-
         names = set(self.feature_names)
         if self.repeats == "sequence":
             return "sequences"
@@ -198,3 +192,96 @@ def of_separator(names: Sequence[str]) -> str:
         f"pandas.read_csv(FILE, sep={separator!r}, dtype=str, keep_default_na=False)"
         ".to_csv(FILE, index=False) does."
     )
+
+
+# --- several rows of a person ---------------------------------------------------------------------
+
+# The order of people is the order of their last rows. `LastRows` reads these rows only, in pieces,
+# so a model sees what a file without the earlier rows has. `Combined` reads all rows, some columns
+# at a time. Then memory holds one row of each person, or all numbers of the columns.
+
+People = NDArray[np.int64]  # the number of each row's person, [rows]
+
+_ROWS = 65536  # rows to read at a time
+_AT_ONCE = 2**26  # bytes of numbers to read at a time
+
+
+def numbered(codes: Sequence[NDArray[np.int64]]) -> People:
+    """Return the number of each row's person, [rows]: rows with equal ``codes`` are one's."""
+    frame = pd.DataFrame(dict(enumerate(codes)))
+    of_row = pd.Series(np.arange(len(frame)))
+    last = of_row.groupby(frame.groupby([*frame], sort=False).ngroup()).transform("last")
+    return np.unique(last, return_inverse=True)[1].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class LastRows(TableFile):
+    """A file with the last row of each person."""
+
+    people: Any = None
+
+    def pieces(self, names: Collection[str], rows: int | None = None) -> Iterator[Any]:
+        """Yield Arrow batches as `TableFile.pieces`."""
+        last, start = np.zeros(len(self.people), bool), 0
+        last[len(last) - 1 - np.unique(self.people[::-1], return_index=True)[1]] = True
+        for piece in super().pieces(names, rows or _ROWS):
+            yield piece.filter(pa.array(last[start : start + len(piece)]))
+            start += len(piece)
+
+
+@dataclass(frozen=True)
+class Combined(TableFile):
+    """A file in which each column combines the rows of a person.
+
+    ``mean`` gives the mean of numbers, and the most frequent value of other columns: the first one,
+    if there are several. Missing values do not count. ``sequence`` gives lists of numbers.
+    """
+
+    people: Any = None
+    how: str = "mean"
+
+    def read(self, names: Collection[str], texts: Collection[str] = ()) -> Any:
+        """Return a pandas frame as `TableFile.read`."""
+        left, few, columns = list(names), max(1, _AT_ONCE // (8 * len(self.people) + 1)), {}
+        while left:
+            some, left = left[:few], left[few:]
+            for name, column in super().read(some, texts).items():
+                columns[name] = self._one(column, name in texts)
+        return pd.DataFrame(columns, columns=list(names))
+
+    def frames(self, names: Collection[str], texts: Collection[str], rows: int) -> Iterator[Any]:
+        """Yield pandas frames as `TableFile.frames`."""
+        frame = self.read(names, texts)
+        for at in range(0, len(frame), rows):
+            yield frame.iloc[at : at + rows].reset_index(drop=True)
+
+    def _one(self, column: Any, is_text: bool) -> Any:
+        """Return a column [people] of a column [rows]."""
+        is_number = column.dtype.kind in "biuf"
+        if is_text or (self.how == "mean" and not is_number):
+            return self._frequent(column)
+        if self.how == "mean":
+            return pd.Series(floats(column)).groupby(self.people).mean()
+        if not is_number or column.isna().any():
+            what = "has texts, dates or missing values, and rows='sequence' makes sequences of "
+            advice = "numbers. Fill them in, or leave that column out by `columns`."
+            raise TableError(what + advice, f"column {column.name!r}.")
+        values = floats(column)[np.argsort(self.people, kind="stable")]
+        return pd.Series(np.split(values, np.cumsum(np.bincount(self.people))[:-1]), dtype=object)
+
+    def _frequent(self, column: Any) -> Any:
+        """Return the most frequent value of each person, [people]."""
+        try:
+            codes, values = pd.factorize(column)
+        except TypeError:
+            raise TableError(
+                "has a column of neither numbers, texts nor dates, and rows='mean' combines no "
+                "others. Set rows='last'.",
+                f"column {column.name!r}.",
+            ) from None
+        pairs = pd.DataFrame({"person": self.people, "value": codes})[codes >= 0]
+        counts = pairs.groupby([*pairs], sort=False).size()
+        counts = counts.sort_values(ascending=False, kind="stable").reset_index()
+        most = counts.drop_duplicates("person").set_index("person")["value"]
+        of_person = most.reindex(range(self.people.max(initial=-1) + 1), fill_value=-1)
+        return pd.Series(values).reindex(of_person.to_numpy()).reset_index(drop=True)

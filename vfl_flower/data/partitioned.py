@@ -1,15 +1,15 @@
 """Partitioned data sets: parties read their columns, the label holder the labels.
 
-`config.plugins.DATASETS` names the data sets of `data.formats` and `data.formats`, by the
-prefix in ``dataset='npz:PATH'``. To add one, write such a function. A data set of your own is
-``dataset='waves.py:open_waves'``, or ``'waves.py:open_waves:PATH'`` if it reads a path.
+`config.plugins.DATASETS` names the functions of `data.formats` that open them, by the prefix in
+``dataset='npz:PATH'``. A data set of your own is ``dataset='waves.py:open_waves'``, or
+``'waves.py:open_waves:PATH'`` if it reads a path.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -31,14 +31,11 @@ OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 
 @dataclass(frozen=True)
 class Columns:
-    """A party's columns: call it with the shape of a sample to get the index of an even part.
-
-    party, parties : number of the party, from 0, and of all parties.
-    """
+    """A party's columns: call it with the shape of a sample to get the index of an even part."""
 
     data: DataConfig
     sequences: bool
-    party: int
+    party: int  # from 0
     parties: int
 
     def __call__(self, shape: tuple[int, ...]) -> Any:
@@ -71,13 +68,11 @@ class PartitionedData:
     shape: Callable[[], tuple[int, ...]] | None = None
 
 
-def open_dataset(data: DataConfig) -> PartitionedData:
-    """Return the data set that ``dataset`` names.
-
-    Raise `ConfigError` if there is no such kind of data set, or no such file.
-    """
+@lru_cache(maxsize=1)  # decodes the images of all parties once
+def opened(data: DataConfig, version: Any) -> PartitionedData:
+    """Return the data set that ``dataset`` names, cached until its files change (`version_of`)."""
     if own := code_of(data.dataset):
-        return _opener(own[0])(data, own[1])
+        return DATASETS.load(own[0])(data, own[1])
     kind, _, place = data.dataset.partition(":")
     ours = kind in DATASETS.known
     if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
@@ -85,7 +80,7 @@ def open_dataset(data: DataConfig) -> PartitionedData:
             raise ConfigError(
                 f"dataset = {data.dataset!r}: there is no such file. Correct its path."
             )
-        return _opener(kind)(data, place)
+        return DATASETS.load(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     suffix = Path(data.dataset).suffix.removeprefix(".")
     kinds = ("files", "hf", *OF_A_FILE) if place else _SHIPPED
@@ -99,10 +94,6 @@ def open_dataset(data: DataConfig) -> PartitionedData:
     )
 
 
-def _opener(name: str) -> Callable[[DataConfig, str], PartitionedData]:
-    return DATASETS.load(name)
-
-
 def code_of(dataset: str) -> tuple[str, str] | None:
     """Return the import path that ``dataset`` begins with, and the path after it, if any."""
     module, _, rest = dataset.partition(":")
@@ -114,19 +105,10 @@ def code_of(dataset: str) -> tuple[str, str] | None:
     return f"{module}:{name}", path
 
 
-# --- cache --------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)  # decodes the images of all parties once
-def opened(data: DataConfig, version: Any) -> PartitionedData:
-    """Return the data set that ``dataset`` names, cached until its files change."""
-    return open_dataset(data)
-
-
 def decisive(data: DataConfig) -> DataConfig:
     """Return the options that decide the data, so that other runs can share it."""
-    as_always = replace(data, id="id", columns="", missing="refuse", text="refuse", presence=1.0)
-    return replace(as_always, dates="refuse", class_weights="", augment="none")
+    others = "id", "columns", "missing", "text", "presence", "dates", "class_weights", "augment"
+    return replace(data, **{name: getattr(DataConfig, name) for name in others})
 
 
 def version_of(data: DataConfig) -> Any:
@@ -142,24 +124,16 @@ def version_of(data: DataConfig) -> Any:
         for path in paths
         for file in (sorted(path.rglob("*")) if isdir(path) else [path, Path(f"{path}.t")])
     ]
-    return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except (OSError, ValueError):
-        return None
-
-
-# --- columns of a party -------------------------------------------------------------------------
+    found = []
+    for file in files:
+        with suppress(OSError, ValueError):
+            about = file.stat()
+            found.append((str(file), about.st_size, about.st_mtime_ns))
+    return tuple(found)
 
 
 def check_parties(data: DataConfig, sequences: bool, parties: int) -> None:
-    """Raise `ConfigError` if the columns of a data set are too few for so many parties.
-
-    A data set without `PartitionedData.shape` passes. Then the parties check.
-    """
+    """Refuse a data set with too few columns, if its shape is known. Else the parties check."""
     dataset = opened(decisive(data), version_of(data))
     if dataset.shape is not None and (shape := dataset.shape()):
         _check_cuts(data, sequences, shape, parties)
@@ -176,7 +150,7 @@ def _grid(parties: int) -> tuple[int, int]:
 
 
 def _check_cuts(data: DataConfig, sequences: bool, shape: tuple[int, ...], parties: int) -> None:
-    """Raise `ConfigError` if a party's part of samples of this shape would be empty."""
+    """Refuse to divide samples of this shape if a party's part would be empty."""
     grid = False
     if len(shape) == 1 or sequences:
         most, what = shape[-1], f"{shape[-1]} columns"

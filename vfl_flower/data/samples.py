@@ -31,10 +31,7 @@ def count(samples: Arrays | Samples) -> int:
 
 
 def first(arrays: Any) -> Samples:
-    """Return one row from a source, without the row dimension; zeros if empty.
-
-    arrays : `Arrays`, or an object that returns `Arrays` for a slice.
-    """
+    """Return one row of arrays, or of a source, without the row dimension; zeros if empty."""
     cut = arrays[:1] if not isinstance(arrays, Mapping) else {k: v[:1] for k, v in arrays.items()}
     one = tensors(cut, torch.device("cpu"))
     return each(one, lambda rows: rows[0].clone() if len(rows) else rows.new_zeros(rows.shape[1:]))
@@ -62,10 +59,7 @@ def shape(samples: Samples) -> Any:
 def tensors(arrays: Arrays, device: torch.device) -> Samples:
     """Convert arrays to tensors on a device. The CPU does not wait for a GPU."""
     if isinstance(arrays, Mapping):
-        return {
-            name: torch.from_numpy(array).to(device, non_blocking=True)
-            for name, array in arrays.items()
-        }
+        return {k: torch.from_numpy(v).to(device, non_blocking=True) for k, v in arrays.items()}
     return torch.from_numpy(arrays).to(device, non_blocking=True)
 
 
@@ -90,10 +84,9 @@ _MARGIN = 4
 
 @contextmanager
 def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Seed the default generators of torch, NumPy and Python inside the context.
+    """Seed the default generators inside the context: NumPy's and Python's by the secret too.
 
-    secret : seeds NumPy and Python too.
-    devices : GPUs whose generators are restored at the end, as the others are.
+    All are restored at the end, and the generators of the GPUs ``devices`` too.
     """
     key = hashlib.sha512(f"{seed}|".encode() + secret).digest()
     with _GENERATORS, torch.random.fork_rng(devices=list(devices)):
@@ -114,8 +107,7 @@ def seeded(seed: int, secret: bytes = b"", devices: Iterable[torch.device] = ())
 def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Samples:
     """Return augmented samples, the same each time. The input stays unchanged.
 
-    Raise `VflError` if it changes the number, shape or type of samples. The text is the end of a
-    sentence.
+    The text of an error is the end of a sentence.
     """
     if augment is none:
         return x
@@ -123,16 +115,15 @@ def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Sam
     generator = Generator().manual_seed(int.from_bytes(key[:8], "little"))
     with seeded(generator.initial_seed() >> 1):  # some use a default generator
         made = augment(samples.each(x, torch.clone), generator)
-    if _kind(made) != _kind(x):
+    kinds = [
+        {name: (each.dtype, each.shape) for name, each in named.items()}
+        for named in (part if isinstance(part, dict) else {"": part} for part in (made, x))
+    ]
+    if kinds[0] != kinds[1]:
         raise VflError(
             "has an augmentation that changes the shape or the type of samples. Correct it."
         )
     return made
-
-
-def _kind(x: Samples) -> dict[str, tuple[Any, ...]]:
-    named = x if isinstance(x, dict) else {"": x}
-    return {name: (each.dtype, *each.shape) for name, each in named.items()}
 
 
 def none(x: Samples, generator: Generator) -> Samples:

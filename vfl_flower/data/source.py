@@ -22,6 +22,9 @@ from vfl_flower.data.ids import encode_ids, in_pieces
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.withdrawn import numbers_of, read
 
+Names = Collection[str] | None
+Named = Iterator[tuple[str, Array]]  # columns by name, each [rows]
+
 _NOBODY = np.zeros(0, np.uint64)
 _FAR = 1e6  # deviations between zero and a mean from which on rounding errors count
 
@@ -30,22 +33,19 @@ _FAR = 1e6  # deviations between zero and a mean from which on rounding errors c
 class Preparation:
     """How columns become numbers, learned from training rows, saved with the model.
 
-    numbers : numeric columns, in order, and the median of each.
-    texts : text columns, in order, and the values of each that get a 0/1 column.
     mean, deviation : for each resulting column; for images, for each colour.
     shape : shape of a sample, if columns do not decide it: images, sequences, tokens.
-    tokenizer : digest of the meaning of tokens.
-    dates : numeric columns that are dates, and the newest training date of each. Dates are days
-        since then. The newest date itself is in days since 1970.
+    dates : numeric columns that are dates, and the newest training date of each in days since
+        1970. Dates are days since then.
     monotone : numeric columns that the score rises with (1) or falls with (-1).
     """
 
-    numbers: dict[str, float]
-    texts: dict[str, list[str]]
+    numbers: dict[str, float]  # numeric columns, in order, and the median of each
+    texts: dict[str, list[str]]  # text columns, in order, and the values that get a 0/1 column
     mean: list[float]
     deviation: list[float]
     shape: list[int] = field(default_factory=list)
-    tokenizer: str = ""
+    tokenizer: str = ""  # digest of the meaning of tokens
     dates: dict[str, float] = field(default_factory=dict)
     monotone: dict[str, int] = field(default_factory=dict)
 
@@ -117,12 +117,7 @@ class Source(ABC):
         """
         return
 
-    def raw_columns(
-        self,
-        places: Array,
-        names: Sequence[str] | None = None,
-        dates: Collection[str] | None = None,
-    ) -> Iterator[tuple[str, Array]]:
+    def raw_columns(self, places: Array, names: Names = None, dates: Names = None) -> Named:
         """Yield columns by name as they were before any preparation, each [rows].
 
         Numbers are float64, with NaN for missing values. Texts are objects, with None for them.
@@ -145,25 +140,23 @@ class Source(ABC):
     def ids(self) -> Sequence[bytes]:
         """Return the encoded ids of all rows, in their order. No id of a run is a withdrawn one."""
         found = encode_ids(self.id_column, self.whose)
-        gone = np.flatnonzero(read(self.withdrawn).have_ids(found)).tolist()
-        hidden = {row: b"w:%d" % row for row in gone}
-        return [hidden.get(row, one) for row, one in enumerate(found)] if hidden else found
+        gone = read(self.withdrawn).have_ids(found)
+        if not gone.any():
+            return found
+        return [b"w:%d" % row if gone[row] else one for row, one in enumerate(found)]
 
     def id_values(self, rows: Array) -> Array:
         """Return the ids of these rows, not encoded."""
         return np.asarray(self.id_column)[rows]
 
-    def names(self, rows: Array) -> NDArray[np.uint64]:
+    def names(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
         """Return a number for the id of each of these rows, the same in all files."""
-        return self._id_numbers(rows)
+        some = in_pieces(self.ids, rows)
+        return np.concatenate([_NOBODY, *(numbers_of(each, skipped) for each in some)])
 
     def people(self, rows: Array) -> NDArray[np.uint64]:
         """Return a number for each row's person, by the text of the id: 7 and "7" are one."""
-        return self._id_numbers(rows, len(b"i:"))  # skip the prefix of `encode_ids`
-
-    def _id_numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
-        some = in_pieces(self.ids, rows)
-        return np.concatenate([_NOBODY, *(numbers_of(each, skipped) for each in some)])
+        return self.names(rows, len(b"i:"))  # skip the prefix of `encode_ids`
 
     @cached_property
     def whole_digest(self) -> str:
@@ -228,14 +221,8 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# --- scaling ------------------------------------------------------------------------------------
-
-
 def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:
-    """Return mean and deviation of training rows, for each column or for all pixels.
-
-    A constant column has deviation 1.
-    """
+    """Return mean and deviation of training rows, for each column or for all pixels; 1 for none."""
     axes = tuple(range(train.ndim - 1)) if per_column else None
     mean = np.asarray(train.mean(axis=axes, dtype=np.float64))
     deviation = np.asarray(train.std(axis=axes, dtype=np.float64))

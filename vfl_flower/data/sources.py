@@ -38,12 +38,7 @@ _CHECKS = {name: check_of(kind) for name, (_, kind) in _OPTIONS.items()}
 
 
 def source_of(node_config: Mapping[str, Any], party: int) -> Source:
-    """Return a party's data, from its option ``source``, ``images`` or ``file``.
-
-    They name code, a folder and a file.
-
-    Raise `ConfigError` if an option has an invalid value, or the file cannot be read.
-    """
+    """Return a party's data, from its option ``source``, ``images`` or ``file``."""
     if node_config.get("monotonic") and not node_config.get("file"):
         raise ConfigError(f"Party {party} gives monotonic, which needs a file. Leave it out.")
     if "source" in node_config:
@@ -68,16 +63,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
         )
     words = {name: given[name.replace("_", "-")] for name in OPTIONS}
     words["withdrawn"] = place(node_config)
-    own = OwnFile(given["file"], **words, repeats=given["rows"], party=party)
-    if own.text == "tokens":
-        tokens = {"tokenizer": given["tokenizer"], "length": given["text-length"]}
-        return _one_column(own, TextColumn, "text", **tokens)
-    kind = own.kind_of_features
-    if kind == "images":
-        return _one_column(own, ImageColumn, kind, size=given["image-size"])
-    if kind == "sequences":
-        return _one_column(own, SequenceColumn, kind, length=given["sequence-length"])
-    return of_size(own)
+    return _of_kind(OwnFile(given["file"], **words, repeats=given["rows"], party=party), given)
 
 
 def _option(node_config: Mapping[str, Any], name: str, party: int) -> Any:
@@ -93,15 +79,21 @@ def _option(node_config: Mapping[str, Any], name: str, party: int) -> Any:
         ) from None
 
 
-def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
-    """Return the file as a source of this kind, which has a single feature column.
-
-    Columns that become sequences may be several.
-    """
+def _of_kind(own: OwnFile, given: Mapping[str, Any]) -> OwnFile:
+    """Return a file as the source for what its feature columns hold."""
+    kinds: dict[str, tuple[type[OwnFile], dict[str, Any]]] = {
+        "text": (TextColumn, {"tokenizer": given["tokenizer"], "length": given["text-length"]}),
+        "images": (ImageColumn, {"size": given["image-size"]}),
+        "sequences": (SequenceColumn, {"length": given["sequence-length"]}),
+    }
+    what = "text" if own.text == "tokens" else own.kind_of_features
+    if what not in kinds:
+        return of_size(own)
     if len(own.feature_names) != 1 and own.repeats != "sequence":
         raise own.wrong(
             f"holds {what} beside other columns, but a party has one kind of data. Name the one "
             "column by `columns`.",
             f"its feature columns are {', '.join(own.feature_names[:8])}.",
         )
-    return as_kind(kind, own, **more)
+    kind, options = kinds[what]
+    return as_kind(kind, own, **options)

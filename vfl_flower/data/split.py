@@ -30,8 +30,7 @@ _SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # validation: share, least training 
 def divide(data: DataConfig, rows: int, held_out: int = 0) -> tuple[Array, Array, int]:
     """Return numbers of training and test rows, and the number of validation rows.
 
-    The permutation depends on ``rows`` alone. Validation rows come first among the test rows. By
-    default, ``test-fraction`` says how many rows are ``held_out`` for testing.
+    By default, ``test-fraction`` says how many rows are ``held_out`` for testing.
     """
     order = np.random.default_rng(0).permutation(rows)
     held_out = held_out or math.ceil(data.test_fraction * rows)
@@ -61,10 +60,9 @@ def _for_validation(data: DataConfig, rows: int) -> int:
 
 
 def split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Array, Array, int]]:
-    """Split rows into training and test rows, and count the validation rows.
+    """Split rows into training and test rows; return also the row numbers of both, as `divide`.
 
-    Return both with their sample ids, which are row numbers. One part is split at random. Two parts
-    are the data set's own split.
+    One part is split at random. Two parts are the data set's own split.
     """
     if min(part.size for part in parts) == 0:
         raise ConfigError(f"{data.called} has no rows. Give it rows, or name other data.")
@@ -97,8 +95,7 @@ def digest_of_rows(train_ids: Array, test_ids: Array) -> str:
 def newest(data: DataConfig, periods: Array) -> tuple[Places, int]:
     """Return places [N] to take rows from, so that the newest whole periods are the test rows.
 
-    Return also how many rows these are: as near to ``test-fraction`` as whole periods can. Rows
-    that are in place already stay.
+    Return also how many rows these are: as near to ``test-fraction`` as whole periods can.
     """
     names, number, counts = np.unique(periods, return_inverse=True, return_counts=True)
     if len(names) < 2:
@@ -126,8 +123,7 @@ def used_by(
 ) -> tuple[Places, Places]:
     """Return rows that trained a model or its ancestors, and rows that chose them.
 
-    then, known : data options of the model's run, and its rows, in its order.
-    before : these two sets of rows, for the models that this run started from.
+    ``before`` has both sets for the models that this run, of ``known`` rows, started from.
     """
     learnt, held, chose = divide(then, len(known))
     of_run = known[learnt], known[held[:chose]]
@@ -160,10 +156,7 @@ def held_out_again(
 
 
 def _exchange(at: Places, into: Places, rank: Array, among: Array | None = None) -> None:
-    """Move the rows of least rank, of all or of ``among``, to the places ``into``.
-
-    Rows of equal rank that are already there stay.
-    """
+    """Move rows of least rank to the places ``into``; of equal rank, those that are there stay."""
     wanted, can = np.zeros(len(at), bool), np.zeros(len(at), bool)
     wanted[into] = True
     can[slice(None) if among is None else among] = True
@@ -207,26 +200,31 @@ class RowMask:
 class Alignment:
     """A participant's rows of a run, in common order, and the name of their alignment.
 
-    name : name that the label holder draws. It reveals nothing about the rows.
-    rows : places of the rows in the participant's data; -1 for a row that a party lacks.
     present : row mask [N, M] of all parties, known to the label holder alone; None if all parties
         have all rows.
-    nodes : party -> node, of the parties that know the alignment.
     answers : proofs [parties, 32] that the label holder knows each party's ids. Nobody else has
         seen them.
     known : party -> number of the label holder's ids that it has, as far as this is known.
     rules : figures of each rule at each party (`alignment.by_rules.RuleFigures`), without ids.
-    held_out : number of test rows; 0 if ``test-fraction`` says it (`split.newest`).
     """
 
-    name: str
-    rows: NDArray[np.int64]
+    name: str  # drawn by the label holder, so that it reveals nothing about the rows
+    rows: NDArray[np.int64]  # places in the participant's data; -1 for a row that a party lacks
     present: NDArray[np.bool_] | None = None
-    nodes: Mapping[int, int] = field(default_factory=dict)
+    nodes: Mapping[int, int] = field(default_factory=dict)  # party that knows it -> its node
     answers: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
     known: Mapping[int, int] = field(default_factory=dict)
     rules: Sequence[Mapping[str, Any]] = ()
-    held_out: int = 0
+    held_out: int = 0  # number of test rows; 0 if ``test-fraction`` says it (`split.newest`)
+
+
+def row_masks_of(
+    config: RunConfig, numbers: tuple[Array, Array], parties: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the drawn row masks of these training and test rows, each [rows, parties]."""
+    rows = 1 + max(int(part.max()) for part in numbers)
+    has = draw_row_masks(config, rows, parties)
+    return has[numbers[0]], has[numbers[1]]
 
 
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:
@@ -235,14 +233,6 @@ def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.boo
     Each party has a row with probability ``presence``. A row without a party goes to a random one.
     """
     return _drawn(config.training.seed, config.data.presence, rows, parties)
-
-
-def row_masks_of(
-    config: RunConfig, numbers: tuple[Array, Array], parties: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the drawn row masks of these training and test rows, each [rows, parties]."""
-    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)
-    return has[numbers[0]], has[numbers[1]]
 
 
 @lru_cache(maxsize=2)  # each party and the label holder call it

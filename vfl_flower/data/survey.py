@@ -11,7 +11,7 @@ import numpy as np
 from vfl_flower.config.errors import ConfigError, UnfitError, VflError, label_asked
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import own_table
-from vfl_flower.data.frames import is_missing
+from vfl_flower.data.later import pd
 from vfl_flower.data.memory import Frame
 from vfl_flower.data.needs import Need, listed, nameable, pasted, remedy, safe, spared
 from vfl_flower.data.on_disk import KeptFile, LargeTable
@@ -26,10 +26,7 @@ _OF_TABLES = re.compile(
 
 @contextmanager
 def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Extend an error about a table by all that the tables of the run need.
-
-    node_configs : of the parties. They belong to the person who starts the run.
-    """
+    """Extend an error about a table by all that the tables need of the person who starts a run."""
     try:
         yield
     except VflError as error:
@@ -44,10 +41,11 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         raise UnfitError(_message(tables, node_configs), outside=error.outside) from error
 
 
-def _needs(
-    config: RunConfig, node_configs: Sequence[Mapping[str, Any]]
-) -> list[tuple[Table, int | None, list[Need]]]:
-    """Return the tables that need something: the table, its party, and what it needs."""
+_Needing = tuple[Table, int | None, list[Need]]  # a table, its party, and what it needs
+
+
+def _needs(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> list[_Needing]:
+    """Return the tables that need something."""
     tables = []
     for party, node in ((None, {}), *enumerate(node_configs)):
         try:
@@ -77,7 +75,7 @@ def _of_table(own: Table, has_labels: bool) -> list[Need]:
                 return needs  # the right id column would be a feature
         if own.has_labels:
             labels = own.labels_with_gaps(np.arange(own.count))
-            if missing := int(is_missing(labels).sum()):
+            if missing := int(pd.isna(labels).sum()):
                 note = f"{missing} in {len(labels)} rows. Drop those rows"
                 needs.append(Need("missing labels", own.label, note))
         elif has_labels:
@@ -92,10 +90,7 @@ def _of_table(own: Table, has_labels: bool) -> list[Need]:
     return needs
 
 
-def _message(
-    tables: Sequence[tuple[Table, int | None, list[Need]]],
-    node_configs: Sequence[Mapping[str, Any]],
-) -> str:
+def _message(tables: Sequence[_Needing], node_configs: Sequence[Mapping[str, Any]]) -> str:
     """Return the message: what each table needs, and what to paste."""
     lines, to_paste = ["No model can learn from these tables yet."], list[str]()
     shared: dict[str, str] = {}

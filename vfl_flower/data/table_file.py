@@ -17,6 +17,7 @@ from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.logs import notice
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.data import column_types
+from vfl_flower.data.later import pa, pa_csv, pc, pd, pq
 
 _OTHERS = {  # first bytes of a file that is no csv file -> what it is and what to do
     b"PK\x03\x04": "is a zip or Excel file. Save it as csv.",
@@ -52,13 +53,11 @@ def check_place(path: Path) -> None:
             with path.open("rb") as file:
                 start = file.read(4)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # no path has a NUL character
-        raise TableError(
-            "is not there. Correct its path.", f"there is no such file as {path}."
-        ) from None
+        detail = f"there is no such file as {path}."
+        raise TableError("is not there. Correct its path.", detail) from None
     except OSError as error:
-        raise TableError(
-            "cannot be opened. Correct its path, or your permissions.", f"{error.strerror}."
-        ) from None
+        what = "cannot be opened. Correct its path, or your permissions."
+        raise TableError(what, f"{error.strerror}.") from None
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
         raise TableError(f"is {kind}. Name a csv or parquet file.", f"{path}.")
@@ -77,19 +76,14 @@ def check_place(path: Path) -> None:
 class TableFile:
     """A csv file, perhaps compressed by gzip, or a parquet file.
 
-    place : its path, or a parquet file that is open.
-    is_csv : whether it is a csv file.
-    words : texts that are missing values, beside the empty one.
-    kept : the rows to read, as a mask; None reads all.
-
     If it cannot be read, each method raises `TableError`, which is a sentence, or `ValueError`,
     `OSError` or `NotImplementedError`.
     """
 
-    place: Path | BinaryIO
+    place: Path | BinaryIO  # its path, or a parquet file that is open
     is_csv: bool
-    words: tuple[str, ...] = ()
-    kept: Any = None
+    words: tuple[str, ...] = ()  # texts that are missing values, beside the empty one
+    kept: Any = None  # a mask of the rows to read; None reads all
 
     @cached_property
     def names(self) -> list[str]:
@@ -107,21 +101,14 @@ class TableFile:
     @cached_property
     def _schema(self) -> Any:
         """Return a parquet file's schema, cached: its reading time grows with the columns."""
-        import pyarrow.parquet as pq
-
         return pq.read_schema(self.place)
 
     def type_of(self, name: str) -> Any:
         """Return the Arrow type of a column; text in each csv file."""
-        import pyarrow as pa
-
         return pa.string() if self.is_csv else column_types.plain(self._schema.field(name).type)
 
     def read(self, names: Collection[str], texts: Collection[str] = ()) -> Any:
-        """Return a pandas frame of these columns.
-
-        texts : columns that stay texts, whatever they hold.
-        """
+        """Return a pandas frame of these columns. The columns ``texts`` stay texts."""
         return column_types.as_frame(_that_fit(self._typed(names, texts, None)), names)
 
     def frames(self, names: Collection[str], texts: Collection[str], rows: int) -> Iterator[Any]:
@@ -130,8 +117,6 @@ class TableFile:
 
     def ids(self, name: str) -> Any:
         """Return the ids in a column: numbers, or texts as they were written."""
-        import pandas as pd
-
         whole = replace(self, words=())
         if not self.is_csv:
             return column_types.as_frame(whole.pieces([name]), [name])[name]
@@ -149,8 +134,6 @@ class TableFile:
 
     def pieces(self, names: Collection[str], rows: int | None = None) -> Iterator[Any]:
         """Yield Arrow batches, or a table, of these columns, with texts as they were written."""
-        import pyarrow as pa
-
         start = 0
         for piece in self._pieces(names, rows):
             kept = self.kept if self.kept is None else self.kept[start : start + len(piece)]
@@ -158,8 +141,6 @@ class TableFile:
             start += len(piece)
 
     def _pieces(self, names: Collection[str], rows: int | None) -> Iterator[Any]:
-        import pyarrow.parquet as pq
-
         if self.is_csv:
             yield from _csv_pieces(self, names)
         elif rows is None:
@@ -182,28 +163,20 @@ class TableFile:
     def _typed(
         self, names: Collection[str], texts: Collection[str], rows: int | None
     ) -> Iterator[Any]:
-        undecided = [
-            name
-            for name in names
-            if name not in self._kinds
-            and name not in texts
-            and column_types.is_text(self.type_of(name))
-        ]
+        new = [name for name in names if name not in self._kinds and name not in texts]
+        undecided = [name for name in new if column_types.is_text(self.type_of(name))]
         if undecided:
             self._kinds.update(column_types.kinds_of(self.pieces(undecided, rows)))
         kinds = {**self._kinds, **dict.fromkeys(texts, "text")}
         return (column_types.typed(each, kinds) for each in self.pieces(names, rows))
 
     def _check_memory(self, names: Collection[str]) -> None:
-        """Raise `TableError` if columns of a parquet file need more memory than is free.
+        """Refuse columns of a parquet file that need more memory than is free.
 
         A file of some kilobytes may hold gigabytes: one value a billion times, or one long text.
         The footer does not say how long the texts of a dictionary are. If they might need more than
         the free memory, they are read as a dictionary, and measured.
         """
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
         free, sizes = free_memory(), self._sizes
         needed = sum(sizes[name][0] for name in names)
         for name in (name for name in names if needed <= free < sizes[name][1]):
@@ -217,8 +190,6 @@ class TableFile:
     @cached_property
     def _sizes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes of each column in memory, and of its texts in the worst case."""
-        import pyarrow.parquet as pq
-
         footer = pq.read_metadata(self.place)
         sizes = dict.fromkeys(footer.schema.to_arrow_schema().names, (0, 0))
         for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -240,14 +211,7 @@ class TableFile:
 
 
 def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
-    """Yield Arrow batches of these columns of a csv file, all as texts.
-
-    Raise `TableError` or `OSError` if it cannot be read, or if a line has more or fewer values than
-    the first one.
-    """
-    import pyarrow as pa
-    from pyarrow import csv as arrow
-
+    """Yield Arrow batches of these columns of a csv file, all as texts."""
     path = file.place
     assert isinstance(path, Path)
     lines = _lines(path)
@@ -255,15 +219,15 @@ def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
     if next(lines, None) is None:
         return  # no rows
     _ = file.has_whole_quotes
-    convert = arrow.ConvertOptions(
+    convert = pa_csv.ConvertOptions(
         null_values=["", *file.words],
         strings_can_be_null=True,
         include_columns=list(names),
         column_types=dict.fromkeys(names, pa.string()),
     )
-    parse = arrow.ParseOptions(newlines_in_values=True)
+    parse = pa_csv.ParseOptions(newlines_in_values=True)
     try:
-        with arrow.open_csv(path, arrow.ReadOptions(block_size=_BLOCK), parse, convert) as reader:
+        with pa_csv.open_csv(path, pa_csv.ReadOptions(block_size=_BLOCK), parse, convert) as reader:
             for piece in reader:
                 texts = [each.buffers()[2] for each in piece if len(each.buffers()) > 2]
                 if any(b"\0" in each.to_pybytes() for each in texts if each):
@@ -276,7 +240,7 @@ def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
 
 
 def _check_quotes(path: Path) -> None:
-    """Raise `TableError` if a quote does not end, since all lines after it would be one value."""
+    """Refuse a quote that does not end, since all lines after it would be one value."""
     with _unpacking(), _opener(path)(path, "rb") as file:
         quotes = sum(block.count(b'"') for block in iter(partial(file.read, 2**20), b""))
     if quotes % 2:
@@ -295,7 +259,7 @@ def _check_quotes(path: Path) -> None:
 
 @contextmanager
 def _unpacking() -> Iterator[None]:
-    """Raise `TableError` if gzip cannot read a file."""
+    """Raise what gzip cannot read as `TableError`."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -370,11 +334,8 @@ def _wrong_line(path: Path) -> TableError:
         if len(values) != len(first):
             advice = "Correct that line"
             if len(values) == len(first) + 1:
-                advice = (
-                    "Remove the comma at the end of each line"
-                    if not values[-1]
-                    else "If the first value is a row name, write the file without row names"
-                )
+                advice = "If the first value is a row name, write the file without row names"
+                advice = advice if values[-1] else "Remove the comma at the end of each line"
             return TableError(
                 f"has a line with more or fewer values than its first line. {advice}.",
                 f"line {number} has {len(values)} values, and the first line has {len(first)}.",

@@ -20,7 +20,6 @@ from vfl_flower.config.logs import log
 from vfl_flower.data.frames import (
     days_of,
     floats,
-    is_missing,
     matrix,
     medians_of,
     numeric,
@@ -31,6 +30,7 @@ from vfl_flower.data.frames import (
 )
 from vfl_flower.data.ids import encoded, identities, written
 from vfl_flower.data.keys import ID, KeyTable, row_keys
+from vfl_flower.data.later import pd
 from vfl_flower.data.needs import (
     EMPTY,
     Need,
@@ -43,7 +43,7 @@ from vfl_flower.data.needs import (
 )
 from vfl_flower.data.normalised import VERSION
 from vfl_flower.data.own_columns import OwnColumns, signs_of
-from vfl_flower.data.source import Preparation, scaled, scaling
+from vfl_flower.data.source import Named, Names, Preparation, scaled, scaling
 
 _AT_ONCE = 2**24  # bytes of columns in double precision at a time
 _ROWS = 65536  # rows to prepare at a time
@@ -77,15 +77,13 @@ class Table(OwnColumns):
 
     @property
     def people_in_file(self) -> list[bytes]:
-        """Return what a list of withdrawals knows each row's person by; empty if there is nothing.
+        """Return what a list of withdrawals knows each row's person by.
 
         It is the encoded id, or else the columns that rules match people by, normalised.
         """
-        from pandas import isna
-
         if self.id in self._names:
             ids = self._read_ids()
-            ids = np.where(isna(ids), "", np.asarray(ids, object)).tolist()
+            ids = np.where(pd.isna(ids), "", np.asarray(ids, object)).tolist()
             texts = (one if isinstance(one, int) else str(one) for one in ids)
             return [encoded(one) if one != "" else b"" for one in texts]
         return row_keys(self._keyed, self.whose)
@@ -118,14 +116,12 @@ class Table(OwnColumns):
     @cached_property
     def _keyed(self) -> dict[str, Any]:
         """Return the columns that tell who a person is, by their names in rules."""
-        from pandas import Series
-
         matching = self.matching
         frame = self._read([*dict.fromkeys(matching.values())], [*matching.values()])
         columns = {name: frame[own] for name, own in matching.items() if name != ID}
         of_label_holder = self.party is None and self.id in self._names
         has_id = of_label_holder or matching.get(ID) == self.id
-        return columns | ({ID: Series(self._read_ids())} if has_id else {})
+        return columns | ({ID: pd.Series(self._read_ids())} if has_id else {})
 
     def forget_ids(self) -> None:
         """Drop the cached ids and keys."""
@@ -137,7 +133,7 @@ class Table(OwnColumns):
         """Return the label column of these rows."""
         self.check_labels()
         values = self.labels_with_gaps(rows)
-        if is_missing(values).any():
+        if pd.isna(values).any():
             raise UnfitError(
                 f"Column {self.label!r} of {self.path} has missing labels. Drop those rows."
             )
@@ -167,7 +163,7 @@ class Table(OwnColumns):
         return found
 
     def check(self) -> None:
-        """Raise `ConfigError` if ids, labels or segments are missing, before any slow step."""
+        """Refuse a table without its ids, labels or segments, before any slow step."""
         _ = self.ids
         self.check_labels()
         self.check_segments()
@@ -187,13 +183,16 @@ class Table(OwnColumns):
             others = [getattr(each, values)[len(each.numbers) :] for each in parts]
             return [value for part in (*firsts, *others) for value in part]
 
-        numbers = {name: median for each in parts for name, median in each.numbers.items()}
+        def of_all(values: str) -> dict[str, Any]:
+            return {name: value for each in parts for name, value in getattr(each, values).items()}
+
+        numbers = of_all("numbers")
         return Preparation(
             numbers,
-            {name: values for each in parts for name, values in each.texts.items()},
+            of_all("texts"),
             in_order("mean"),
             in_order("deviation"),
-            dates={name: newest for each in parts for name, newest in each.dates.items()},
+            dates=of_all("dates"),
             monotone={k: s for k, s in signs_of(self.monotonic).items() if s and k in numbers},
         )
 
@@ -297,12 +296,7 @@ class Table(OwnColumns):
             part = slice(end, None)
             yield Preparation({}, preparation.texts, mean[part], deviation[part]), part
 
-    def raw_columns(
-        self,
-        places: Array,
-        names: Sequence[str] | None = None,
-        dates: Collection[str] | None = None,
-    ) -> Iterator[tuple[str, Array]]:
+    def raw_columns(self, places: Array, names: Names = None, dates: Names = None) -> Named:
         """Yield columns by name, as `Source.raw_columns`."""
         wanted = self.feature_names if names is None else list(names)
         for group in self._groups(wanted, len(places)):
@@ -310,18 +304,17 @@ class Table(OwnColumns):
             yield from raw_columns(frame, places, self._dates(frame) if dates is None else dates)
 
     def check_columns(self, preparation: Preparation) -> None:
-        """Raise `ConfigError` unless all rows have columns as a model's training rows had."""
+        """Refuse rows without the columns that a model's training rows had."""
         names = self._check_columns(preparation)
         for group in self._groups(names, self.count):
             self._typed(self._some(group, preparation.texts), preparation)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
-        """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
+        """Return the columns of the training rows, which the table must have."""
         names = [*preparation.numbers, *preparation.texts]
         there = set(self._names)
-        absent = [name for name in names if name not in there]
-        if absent:
-            raise self._changed(f"column {absent[0]!r} is missing.")
+        if absent := next((name for name in names if name not in there), None):
+            raise self._changed(f"column {absent!r} is missing.")
         new_ones = set(self.feature_names) - set(names)
         if (not self.columns or self.leaves_out) and new_ones:
             new = min(new_ones, key=self._names.index)
@@ -337,19 +330,13 @@ class Table(OwnColumns):
         gaps = self.missing == "refuse" and frame.isna().any(axis=None)
         if gaps or np.isinf(floats(frame[list(preparation.numbers)])).any():
             known = replace(self, text="one-hot", dates="days")
-            needs = list(needs_of(known, frame, learns=False))
-            kinds = ("missing values", "infinite values")
-            needs = [each for each in needs if each.kind in kinds]
-            raise self.wrong(*lacking(known, needs, frame.__getitem__))
-        rows = scaled(
-            matrix(preparation, frame),
-            np.array(preparation.mean),
-            np.array(preparation.deviation),
-        )
-        if not (np.isfinite(rows).all() and np.isfinite(preparation.deviation).all()):
-            raise self.wrong(
-                "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
-            )
+            needs = needs_of(known, frame, learns=False)
+            gaps = [each for each in needs if each.kind in ("missing values", "infinite values")]
+            raise self.wrong(*lacking(known, gaps, frame.__getitem__))
+        mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
+        rows = scaled(matrix(preparation, frame), mean, deviation)
+        if not (np.isfinite(rows).all() and np.isfinite(deviation).all()):
+            raise self.too_large()
         return rows
 
     def _typed(self, frame: Any, preparation: Preparation) -> Any:
@@ -368,11 +355,9 @@ class Table(OwnColumns):
 
     @abstractmethod
     def _read(self, names: list[str], texts: Collection[str] = ()) -> Any:
-        """Return a pandas frame of these columns.
+        """Return a pandas frame of these columns. The columns ``texts`` stay texts.
 
-        Columns of texts have types that hold for all rows (`column_types`).
-
-        texts : columns of texts that stay texts, whatever they hold.
+        Others have types that hold for all rows (`column_types`).
         """
 
     @abstractmethod
@@ -387,8 +372,12 @@ class Table(OwnColumns):
     @cached_property
     def _frame(self) -> Any:
         """Return all feature columns."""
-        names = self.feature_names
-        return self._read(names)
+        return self._read(self.feature_names)
 
     def _changed(self, detail: str) -> ConfigError:
         return self.wrong("has other columns than its model was trained with.", detail)
+
+    def too_large(self) -> ConfigError:
+        """Return an error about numbers beyond single precision."""
+        what = "has numbers that are too large. Scale them."
+        return self.wrong(what, "some are infinite in 32 bits.")

@@ -24,13 +24,7 @@ from vfl_flower.data.source import Preparation
 
 
 class Tokenizer:
-    """Convert texts to at most ``length`` tokens.
-
-    Raise `ConfigError` if there is no such folder, if it cannot be read, or if `transformers` is
-    missing.
-
-    whose : subject of errors.
-    """
+    """Convert texts to at most ``length`` tokens; ``whose`` is the subject of errors."""
 
     def __init__(self, folder: str, length: int, whose: str) -> None:
         self.length = length
@@ -57,11 +51,8 @@ class Tokenizer:
 
 def as_samples(rows: Array) -> Arrays:
     """Return model input from tokens [n, 2, L]."""
-    whole = rows.astype(np.int64)
-    return {
-        "input_ids": np.ascontiguousarray(whole[:, 0]),
-        "attention_mask": np.ascontiguousarray(whole[:, 1]),
-    }
+    ids, mask = np.ascontiguousarray(rows.swapaxes(0, 1), np.int64)
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,7 @@
 The list is a ledger of keyed hashes, which nobody can tell ids from without its secret. It lies
 beside the owner's alignments. `Source` and `OwnFile` read it, so that no alignment, training,
 report or score has these people, also if their rows are still in the file. `vfl forget` writes it.
-
-The list knows a person by numbers: digests of the id, or of the columns that rules match people
-by, if a table has no ids (`Table.people_in_file`). Checkpoints name their people by the same
-keyed hashes.
+It knows a person by `Table.people_in_file`, and checkpoints use the same hashes.
 """
 
 import os
@@ -34,18 +31,12 @@ def numbers_of(ids: Iterable[bytes], skipped: int = 0) -> People:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """A list of people who have withdrawn.
+    """A list of people who have withdrawn."""
 
-    secret : key of the hashes.
-    hashes : keyed hashes of the people's numbers.
-    since : time of the last withdrawal, in seconds since 1970.
-    now : encoded ids of people who withdraw just now, if they are known.
-    """
-
-    secret: bytes = b""
-    hashes: People = field(default_factory=_NONE.copy)
-    since: int = 0
-    now: Sequence[bytes] = ()
+    secret: bytes = b""  # key of the hashes
+    hashes: People = field(default_factory=_NONE.copy)  # of the people's numbers
+    since: int = 0  # time of the last withdrawal, in seconds since 1970
+    now: Sequence[bytes] = ()  # encoded ids of people who withdraw just now, if they are known
 
     def tags(self, numbers: People) -> People:
         """Return the keyed hash of each number, [n]; never 0."""

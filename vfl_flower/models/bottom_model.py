@@ -18,8 +18,13 @@ from vfl_flower.config.logs import log
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.extra_state import extra_states, load_extra_states
-from vfl_flower.models.training import arrays_of, autocast, in_float32, trained
+from vfl_flower.models.training import (
+    autocast,
+    extra_states,
+    in_float32,
+    load_extra_states,
+    trained,
+)
 
 Perturb = Callable[[int, Tensor], Tensor]
 """Adds noise to a layer's output, given the layer's number, from 0, and the output."""
@@ -42,10 +47,7 @@ class BottomModel(nn.Module):
     name = ""  # of a module of your own, in the configuration
 
     def __init__(
-        self,
-        layers: Iterable[nn.Module],
-        activations: Iterable[str],
-        precision: str = "float32",
+        self, layers: Iterable[nn.Module], activations: Iterable[str], precision: str = "float32"
     ) -> None:
         super().__init__()
         self.precision = precision
@@ -99,7 +101,7 @@ class OwnBottom(BottomModel):
         self.sample = sample
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
-        """Return embeddings [R, E]; raise `VflError` if the output has another shape."""
+        """Return embeddings [R, E], whose shape is checked."""
         if perturb is not None:
             # Noise on a row's embedding does not hide this row in another row's embedding.
             rows = range(samples.count(x))
@@ -142,10 +144,9 @@ class OwnBottom(BottomModel):
         return True
 
     def apart(self) -> bool:
-        """Return whether each row's embedding depends on that row alone.
+        """Return whether no buffer or extra state learns from rows, as BatchNorm's do.
 
-        Noise passes one row at a time, so only buffers can carry one row into another's embedding.
-        The answer is no if buffers or extra states learn from rows, as in BatchNorm.
+        Noise passes one row at a time, so only these can carry one row into another's embedding.
         """
         before = {name: each.clone() for name, each in self.named_buffers()}
         extra = extra_states(self)
@@ -153,7 +154,7 @@ class OwnBottom(BottomModel):
             passes.one(self, self._two(), 0)
         now = extra_states(self).items()
         learned = any(not torch.equal(each, extra[name]) for name, each in now)
-        load_extra_states(self, arrays_of(extra))
+        load_extra_states(self, extra)
         for name, buffer in self.named_buffers():
             if name not in before or not torch.equal(buffer, before[name]):
                 learned = True
@@ -161,7 +162,7 @@ class OwnBottom(BottomModel):
         return not learned
 
     def check_one_row(self) -> None:
-        """Raise `VflError` if the module cannot train on a mini-batch of one row."""
+        """Refuse a module that cannot train on a mini-batch of one row."""
         one = samples.each(self._two(), lambda x: x[:1])
         try:
             with torch.no_grad():
@@ -174,10 +175,7 @@ class OwnBottom(BottomModel):
             ) from error
 
     def try_out(self, gradients: bool) -> None:
-        """Raise `VflError` if the module cannot make embeddings of two rows.
-
-        The module does not change.
-        """
+        """Refuse a module that cannot make embeddings of two rows. It does not change."""
         self.eval()
         with torch.enable_grad():
             h = learned = passes.one(self, self._two(), 0, learns=False)

@@ -34,10 +34,7 @@ def has_gradient(bottom: str, key: str = "") -> bool:
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:
-    """Return the embedding size E.
-
-    For a top model without parameters, E is the number of outputs.
-    """
+    """Return the embedding size E: the number of outputs for a top model without parameters."""
     if config.models.top != "sum":
         return config.models.embedding_size or 32
     if config.models.embedding_size not in (None, outputs):
@@ -63,8 +60,7 @@ def build_bottom(
 ) -> BottomModel:
     """Build a party's model. The seed, the party's number and ``secret`` decide its parameters.
 
-    Its embeddings are monotone in columns of sign 1 and -1 (`layers.rise`). Raise `ConfigError` if
-    it cannot read such samples, or makes no embeddings of this size.
+    Its embeddings are monotone in columns of sign 1 and -1 (`layers.rise`).
     """
     models = config.models
     check(models)
@@ -92,17 +88,15 @@ def build_bottom(
 
 def learn_bins(model: nn.Module, rows: Any) -> None:
     """Learn a `tabular` model's bins from at most 10,000 of its training rows [N, ...]."""
-    encoders = [each for each in model.modules() if isinstance(each, PiecewiseLinear)]
-    if encoders:
-        most = min(len(rows), _ROWS_FOR_BINS)
-        places = np.linspace(0, len(rows) - 1, most).astype(np.int64)
-        known = torch.from_numpy(np.asarray(rows[places]))
-        for each in encoders:
-            each.learn(known)
+    for each in model.modules():
+        if isinstance(each, PiecewiseLinear):
+            most = min(len(rows), _ROWS_FOR_BINS)
+            places = np.linspace(0, len(rows) - 1, most).astype(np.int64)
+            each.learn(torch.from_numpy(np.asarray(rows[places])))
 
 
 def _check_size(builder: Builder, shape: Shape, size: int, models: ModelConfig) -> None:
-    """Raise `ConfigError` if a model of this project would not fit into memory."""
+    """Refuse a model of this project that would not fit into memory."""
     keys = "bottom-hidden or embedding-size"
     try:
         with torch.device("meta"):
@@ -128,7 +122,11 @@ def _build_own(
     said = f"{said} {name!r}"
     with seeded(config, party, secret):
         module = built(make, said, models.bottom_args, sample, size)
-        _draw_lazy(module, sample)
+        if any(nn.parameter.is_lazy(each) for each in (*module.parameters(), *module.buffers())):
+            module.eval()
+            with torch.no_grad():  # lazy layers draw their parameters now, from the secret
+                module(samples.each(sample, lambda x: torch.stack([x, x])))
+            module.train()
     if not trained(module):
         raise ConfigError(
             f"{said} has no parameter to train. Add a layer, or set requires_grad of a parameter."
@@ -145,19 +143,10 @@ def _build_own(
     return model
 
 
-def _draw_lazy(module: nn.Module, sample: Samples) -> None:
-    """Make lazy layers draw their parameters now, while the secret seeds torch."""
-    if any(nn.parameter.is_lazy(each) for each in (*module.parameters(), *module.buffers())):
-        module.eval()
-        with torch.no_grad():
-            module(samples.each(sample, lambda x: torch.stack([x, x])))
-        module.train()
-
-
 def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     """Call ``make`` with ``given`` and the keyword arguments of a text ``NAME=VALUE ...``.
 
-    Raise `ConfigError`, with ``said`` as its subject, if the result cannot be trained and saved.
+    Refuse a module that cannot be trained and saved; ``said`` is the subject of errors.
     """
     keys = pairs([f"{arguments} "], f"{said} has arguments that") if arguments else {}
     try:
@@ -206,16 +195,10 @@ def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
     words = sequence.generate_state(1, np.uint64)
     with samples.seeded(int(words[0] >> np.uint64(1)), secret):
         if secret:
-            _seed_all_words(secret)
+            # A seed has 32 bits only, and anybody with an embedding could try all seeds. So all
+            # bits of the secret set torch's generator, an MT19937.
+            stream = hashlib.shake_256(b"vfl-flower model|" + secret).digest(4 * 624)
+            state, numbers = torch.get_rng_state(), np.frombuffer(stream, "<u4").astype(np.int64)
+            state.view(torch.int64)[3:627] = torch.from_numpy(numbers)
+            torch.set_rng_state(state)
         yield
-
-
-def _seed_all_words(secret: bytes) -> None:
-    """Set torch's generator, an MT19937, by all bits of a secret.
-
-    A seed has 32 bits only. Anybody with an embedding could try all seeds.
-    """
-    stream = hashlib.shake_256(b"vfl-flower model|" + secret).digest(4 * 624)
-    state = torch.get_rng_state()
-    state.view(torch.int64)[3:627] = torch.from_numpy(np.frombuffer(stream, "<u4").astype(np.int64))
-    torch.set_rng_state(state)

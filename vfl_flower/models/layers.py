@@ -22,7 +22,7 @@ Builder = Callable[[Shape, int, ModelConfig], Layers]
 
 def black_box(builder: Builder) -> Builder:
     """Mark a builder of layers without gradients, for zeroth-order systems only."""
-    setattr(builder, "gradients", False)  # noqa: B010  (mypy knows no attributes of functions)
+    vars(builder)["gradients"] = False  # mypy knows no attributes of functions
     return builder
 
 
@@ -246,26 +246,13 @@ class Members(nn.Module):
 
 
 class EncodedMembers(nn.Sequential):
-    """Encode rows [R, F], and map them to the hidden units of each member.
-
-    rows_at_once : see `BottomModel.rows_at_once`.
-    """
+    """Encode rows [R, F], and map them to the hidden units of each member."""
 
     def __init__(self, features: int, hidden: int, bias: bool) -> None:
         encoder, members = PiecewiseLinear(features), Members(features, hidden, bias)
         super().__init__(nn.Flatten(), encoder, members)
         numbers = _MEMBERS * (features * (1 + _BINS) + hidden)  # of a row, inside the layer
-        self.rows_at_once = max(1, _AT_ONCE // numbers)
-
-    @property
-    def encoder(self) -> PiecewiseLinear:
-        """Return the layer that encodes rows."""
-        return cast(PiecewiseLinear, self[1])
-
-    @property
-    def members(self) -> Members:
-        """Return the layer of the members."""
-        return cast(Members, self[2])
+        self.rows_at_once = max(1, _AT_ONCE // numbers)  # for `BottomModel.rows_at_once`
 
 
 class MeanOfMembers(nn.Module):

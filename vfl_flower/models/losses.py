@@ -87,10 +87,7 @@ class Loss:
         return self.class_weights[labels]
 
     def targets(self, labels: Tensor, outputs: int) -> Tensor:
-        """Return the targets of `gradient`, [R, C]: numbers, or probabilities.
-
-        A user's loss reads the labels [R] instead.
-        """
+        """Return the targets of `gradient`, [R, C], or the labels [R] for a user's loss."""
         if self.own:
             return labels
         if outputs == 1:
@@ -100,10 +97,7 @@ class Loss:
         return _unit_rows(outputs, labels.device).index_select(0, labels)
 
     def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
-        """Return the gradient [R, C] of the unweighted sum of `per_row` by the outputs.
-
-        ``squared`` : whether targets are numbers, so that the loss is the squared error.
-        """
+        """Return the gradient [R, C] of the sum of `per_row` without weights, or of squares."""
         if self.own:
             with torch.enable_grad():
                 leaf = outputs.detach().requires_grad_()
@@ -172,12 +166,11 @@ def loss_of(
     """Return the loss of a run with these training labels [N], true with probability ``kept``."""
     weights = class_weights(config.data, labels, classes, kept)
     on_device = None if weights is None else torch.from_numpy(weights).to(device)
-    name = config.models.loss
-    return Loss(on_device, kept, own_loss(name))
+    return Loss(on_device, kept, own_loss(config.models.loss))
 
 
 def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) -> None:
-    """Raise `ConfigError` if a user's loss does not return a loss for each row.
+    """Refuse a user's loss that does not return a loss for each row.
 
     With ``alone``, noise hides each row's part, so that no row may affect another's loss.
     """
@@ -216,10 +209,7 @@ def _with_other_rows(labels: Tensor, outputs: int) -> list[Tensor]:
 
 
 def penalty(training: TrainingConfig, w: Tensor) -> Tensor:
-    """Return the regulariser's terms, elementwise; their sum is g(w).
-
-    The regulariser is l2, or AsyREVEL Eq. (22).
-    """
+    """Return the terms of the regulariser g(w), elementwise: of l2, or of AsyREVEL Eq. (22)."""
     half = 0.5 * w.square()
     return half if training.regulariser == "l2" else half / (1 + w.square())
 

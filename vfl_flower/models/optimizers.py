@@ -1,7 +1,7 @@
 """Build optimizers by name, and choose their learning rates of each step."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,12 +48,12 @@ def build_optimizer(
     config: RunConfig, model: nn.Module, lr: float, per_epoch: float = 1
 ) -> torch.optim.Optimizer:
     """Build a model's optimizer, whose schedule spans ``per_epoch`` steps an epoch."""
-    training = config.training
-    name, decay, parameters = training.optimizer, training.weight_decay, trained(model).values()
-    make: Make = OPTIMIZERS.load(name)
-    if name not in OPTIMIZERS.known:
-        _try_out(make, name, parameters, lr, decay)
-    optimizer = _made(make, parameters, lr, decay)
+    training, parameters = config.training, list(trained(model).values())
+    decay = {"weight_decay": training.weight_decay} if training.weight_decay else {}
+    make: Make = partial(OPTIMIZERS.load(training.optimizer), lr=lr, **decay)
+    if training.optimizer not in OPTIMIZERS.known:
+        _try_out(make, training.optimizer, parameters)
+    optimizer = make(parameters)
     group = optimizer.param_groups[0]
     group["rates"], group["clip"] = Rates(training, lr, per_epoch), training.clip_gradient
     # The steps of a plain optimizer are linear in the gradients, so one can replace several.
@@ -63,21 +63,12 @@ def build_optimizer(
     return optimizer
 
 
-def _made(
-    make: Make, parameters: Iterable[nn.Parameter], lr: float, decay: float
-) -> torch.optim.Optimizer:
-    more = {"weight_decay": decay} if decay else {}
-    return make(list(parameters), lr=lr, **more)
-
-
-def _try_out(
-    make: Make, name: str, parameters: Iterable[nn.Parameter], lr: float, decay: float
-) -> None:
-    """Raise `ConfigError` if an optimizer cannot step, or its state is no tensors."""
+def _try_out(make: Make, name: str, parameters: Sequence[nn.Parameter]) -> None:
+    """Refuse an optimizer that cannot step, or that checkpoints cannot hold."""
     said = f"optimizer = {_called(name)!r}"
     copies = [nn.Parameter(each.detach().clone()) for each in parameters]
     try:
-        optimizer = _made(make, copies, lr, decay)
+        optimizer = make(copies)
         for each in copies:
             each.grad = torch.zeros_like(each)
         before = _settings(optimizer)
@@ -124,8 +115,8 @@ class Rates:
     """Compute the learning rate of each step of one model.
 
     The rate depends only on the step's number, counted from 0. So both ends of a link and a resumed
-    run know it without any state. A party may take over steps of others, beyond its last planned
-    step. These steps have the rate of the last planned step.
+    run know it without any state. Steps beyond the last planned one, which a party takes over from
+    others, have its rate.
     """
 
     def __init__(self, training: TrainingConfig, lr: float, per_epoch: float) -> None:
@@ -142,10 +133,7 @@ class Rates:
         return self.lr if self.constant else self.lr * self.factor(step)
 
     def factor(self, step: int) -> float:
-        """Return the factor of the rate at a step.
-
-        It is the schedule's factor. During a warm-up of W steps it is also times (step + 1) / W.
-        """
+        """Return the schedule's factor at a step, times (step + 1) / W in a warm-up of W steps."""
         rise = min(1.0, (step + 1) / self.warm_up) if self.warm_up else 1.0
         step = min(step, math.ceil(self.total) - 1)
         if self.schedule == "step":

@@ -2,14 +2,13 @@
 
 Layers of this project read each row alone, so one pass serves a whole window. A user's model may
 normalise over its mini-batch, use dropout and keep running statistics. It therefore makes one pass
-for each step, in order, as if it trained step by step. A key decides the random numbers of a step,
-so a repeated pass has the same result. Only one of several passes over a mini-batch updates the
-buffers.
+for each step, in order. A key decides the random numbers of a step, so a repeated pass has the same
+result. Only one of several passes over a mini-batch updates the buffers.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +17,7 @@ from torch.func import functional_call
 
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
-from vfl_flower.models.extra_state import extra_states, load_extra_states
+from vfl_flower.models.training import extra_states, load_extra_states
 
 
 class Noise(Protocol):
@@ -36,10 +35,7 @@ def window(
     key: bytes = b"",
     learns: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the outputs of a window's rows, [R, ...], and the outputs of each pass.
-
-    A model with ``by_step`` makes one pass for each step. Any other model makes one pass.
-    """
+    """Return the outputs of a window's rows, [R, ...], and of each pass: one, or one a step."""
     if not model.by_step:
         outputs = model(x, noise) if noise else model(x)
         return outputs, [outputs]
@@ -59,10 +55,7 @@ def one(
     learns: bool = True,
     parameters: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Return the outputs of one step's rows. ``key`` and the step decide the random numbers.
-
-    ``learns``: whether buffers, such as running statistics, change.
-    """
+    """Return the outputs of one step's rows. Buffers change if the model ``learns``."""
     given = (x, noise) if noise else (x,)
     outputs: Tensor
     with repeatable(model, key, step, learns):
@@ -73,27 +66,21 @@ def one(
 def pair(
     model: nn.Module, first: Tensor, second: Tensor, lengths: Sequence[int], key: bytes
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [R, ...] of two versions of a window's rows.
-
-    Both passes use the same random numbers. Neither pass updates buffers.
-    """
+    """Return the outputs [R, ...] of two versions of a window's rows, with equal random numbers."""
     of_first, _ = window(model, first, lengths, key=key, learns=False)
     of_second, _ = window(model, second, lengths, key=key, learns=False)
     return of_first, of_second
 
 
-def repeatable(
-    model: nn.Module, key: bytes, step: int = 0, learns: bool = True
-) -> AbstractContextManager[None]:
+@contextmanager
+def repeatable(model: nn.Module, key: bytes, step: int = 0, learns: bool = True) -> Iterator[None]:
     """Seed random draws inside the context; restore buffers and extra states unless it ``learns``.
 
     It does nothing for models of this project, which have no random draws and no such buffers.
     """
-    return _repeatable(model, key, step, learns) if model.by_step else nullcontext()
-
-
-@contextmanager
-def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterator[None]:
+    if not model.by_step:
+        yield
+        return
     kept = {} if learns else {name: each.clone() for name, each in model.named_buffers()}
     extra = {} if learns else extra_states(model)
     first = next(model.parameters(), None)  # all others are on the same device
@@ -107,4 +94,4 @@ def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterat
             if name in kept and kept[name].shape == buffer.shape:  # else this pass created it
                 buffer.data.copy_(kept[name])  # .data, so that a later backward pass still works
         if extra:
-            load_extra_states(model, {name: each.numpy() for name, each in extra.items()})
+            load_extra_states(model, extra)

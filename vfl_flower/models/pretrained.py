@@ -1,10 +1,8 @@
 """Use models of the transformers library as bottom models: ``hf:FOLDER``.
 
-The folder is on the party's disk. It holds the library's config.json and perhaps weights in
-safetensors. Without weights the model starts from random parameters. No hub is contacted, no code
-is loaded, and nothing is unpickled. A linear layer maps the pooled output to the embedding size.
-
-A sample of an image is [H, W, C] or [H, W]. A sample of a text is a tokenizer's output by name:
+The party's folder holds the library's config.json and perhaps weights in safetensors. Without
+weights the model starts from random parameters. No hub is contacted, no code is loaded, and nothing
+is unpickled. A sample is an image [H, W, C] or [H, W], or a tokenizer's output by name:
 ``input_ids`` and ``attention_mask``, each [L].
 """
 
@@ -106,8 +104,6 @@ class Pretrained(nn.Module):
         return self
 
 
-# --- the folder ---------------------------------------------------------------------------------
-
 _OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt*", "*.h5", "*.msgpack")
 
 
@@ -129,8 +125,8 @@ def _settings(place: Path) -> bytes:
         ) from None
     refused = [name for name in ("auto_map", "quantization_config") if name in settings]
     refused += [name for name in ("backbone", "use_timm_backbone") if settings.get(name)]
-    for name, value in settings.items():  # such a value names a kernel on a hub
-        refused += [name] * (name.endswith("_implementation") and "/" in str(value))
+    kernels = [name for name, value in settings.items() if "/" in str(value)]  # on a hub
+    refused += [name for name in kernels if name.endswith("_implementation")]
     if refused:
         raise VflError(
             f"is a {kind}, and its config.json has {refused[0]}, which asks for code or files "
@@ -222,11 +218,8 @@ def _alone(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# --- samples and adapters -----------------------------------------------------------------------
-
-
 def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> None:
-    """Raise `VflError` if the backbone cannot read rows like this one."""
+    """Refuse rows like this one, if the backbone cannot read them."""
     unknown = sorted(sample.keys() - reads)
     if unknown:
         raise VflError(
@@ -273,12 +266,9 @@ def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> No
 def _add_adapters(backbone: nn.Module, rank: int) -> None:
     """Add adapters beside all linear layers, or beside convolutions if none is linear."""
     peft = _library("peft")
-    of = {kind: _names(backbone, kind) for kind in (nn.Linear, nn.Conv2d)}
-    config = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=of[nn.Linear] or of[nn.Conv2d]
+    linear, convolutions = (
+        [name for name, each in backbone.named_modules() if isinstance(each, kind)]
+        for kind in (nn.Linear, nn.Conv2d)
     )
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear or convolutions)
     peft.inject_adapter_in_model(config, backbone)
-
-
-def _names(module: nn.Module, kind: type[nn.Module]) -> list[str]:
-    return [name for name, each in module.named_modules() if isinstance(each, kind)]

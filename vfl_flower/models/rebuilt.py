@@ -1,24 +1,21 @@
 """Compare a model of your own with a copy that is rebuilt from what is saved.
 
-Messages, resumed runs and predictions rebuild a module from its ``state_dict``. A module may keep
-more: a counter, a plain tensor, a global variable. Then it would predict otherwise than it was
-tested. `try_out` finds that before training, by a few passes. `check` finds it at each evaluation,
-so no figure of a run belongs to a model that nobody can rebuild.
+Messages, resumed runs and predictions rebuild a module from its ``state_dict``. A module that keeps
+more, such as a counter, would predict otherwise than it was tested. `try_out` finds that before
+training, and `check` at each evaluation.
 """
 
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from vfl_flower.config import plugins
 from vfl_flower.config.errors import CodeError, ConfigError, VflError
@@ -26,12 +23,8 @@ from vfl_flower.config.logs import log
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.bottom_model import BottomModel
-from vfl_flower.models.extra_state import is_extra
-from vfl_flower.models.layers import EncodedMembers, MeanOfMembers, applied
 from vfl_flower.models.pretrained import Pretrained
-from vfl_flower.models.threads import for_each
-from vfl_flower.models.training import kept, load_model, model_arrays, trained
+from vfl_flower.models.training import is_extra, kept, load_model, model_arrays, trained
 
 ROWS = 32  # number of rows to compare
 
@@ -42,10 +35,7 @@ Build = Callable[[], nn.Module]
 
 
 def try_out(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
-    """Train a new model for two steps on these rows, and compare it with a rebuilt copy.
-
-    Raise `ConfigError`, with ``said`` as its subject, if it cannot be saved or differs.
-    """
+    """Train a new model for two steps on these rows, and compare it with a rebuilt copy."""
     before = trained(model)
     try:
         for step in range(2):
@@ -76,10 +66,9 @@ def try_out(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
 
 
 def check(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
-    """Raise `VflError` unless a rebuilt copy of the model gives the same outputs.
+    """Refuse a model unless a rebuilt copy gives the same outputs, and each row's are its own.
 
-    Raise it also if rows affect one another's outputs. The model does not change, unless its passes
-    in eval mode change it.
+    The model does not change, unless its passes in eval mode change it.
     """
     mode = model.training
     try:
@@ -93,7 +82,8 @@ def check(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
     finally:
         model.train(mode)
     for name in before | after:
-        if not (name in before and name in after and _same(before[name], after[name])):
+        both = [each[name].nan_to_num() for each in (before, after) if name in each]
+        if not (len(both) == 2 and torch.equal(*both)):
             raise VflError(
                 f"{said} changes {_short(name)!r} in eval mode, so outputs depend on earlier rows. "
                 "Change it only where self.training is true."
@@ -128,7 +118,7 @@ def check(said: str, model: nn.Module, build: Build, rows: Samples) -> None:
 
 
 def _check_shapes(said: str, new: dict[str, Tensor], now: dict[str, Tensor]) -> None:
-    """Raise `VflError` if training has changed the names or shapes of tensors."""
+    """Refuse a model whose training has changed the names or shapes of tensors."""
     for name in (each for each in new | now if not is_extra(each)):
         was, has = (str(tuple(of[name].shape)) if name in of else "none" for of in (new, now))
         if was != has:
@@ -145,8 +135,7 @@ def is_own(model: nn.Module) -> bool:
 
 def _saved_state(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the saved tensors that are no parameters."""
-    tensors = {k: v for k, v in kept(model).items() if not isinstance(v, nn.Parameter)}
-    return {name: each.clone() for name, each in tensors.items()}
+    return {k: v.clone() for k, v in kept(model).items() if not isinstance(v, nn.Parameter)}
 
 
 def _outputs(model: nn.Module, rows: Samples, number: int) -> Tensor:
@@ -164,10 +153,6 @@ def _uncompiled() -> AbstractContextManager[Any]:
 
 def _alike(first: Tensor, second: Tensor, apart: float = 1e-6) -> bool:
     return torch.allclose(first, second, rtol=1e-5, atol=max(apart, 1e-6), equal_nan=True)
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def _short(name: str) -> str:
@@ -237,79 +222,3 @@ def _equal(first: Any, second: Any, depth: int = 3) -> bool:
     if named is not None and not isinstance(first, _PLAIN):
         return _equal(named, vars(second), depth - 1)
     return not isinstance(first, _PLAIN) or bool(first == second)
-
-
-_ROWS = 1024  # rows at once, so that their hidden units stay in the processor's cache
-
-
-class ColumnChange:
-    """Embed rows [R, F] again and again, with other values in some columns.
-
-    The model must satisfy `fits`, and keep its parameters. Results differ from it by rounding only.
-    """
-
-    def __init__(self, model: BottomModel) -> None:
-        first, last = model.layers
-        assert isinstance(first, EncodedMembers) and isinstance(last, MeanOfMembers)
-        self._last_activation = model.activations[1]
-        self.encoder, members = first.encoder, first.members
-        self._features, self._bins = self.encoder.edges.shape[0], self.encoder.edges.shape[1] - 1
-        # Weights of each encoded number to the hidden units of all members, [F * (1 + bins), U].
-        into, shared, out_of = (applied(members, each) for each in ("into", "shared", "out_of"))
-        weight = shared * into[:, None] * out_of[..., None]
-        self._weight = weight.flatten(0, 1).T.contiguous().detach()
-        self._bias = torch.zeros(1) if members.bias is None else members.bias.detach().flatten()
-        self._last = applied(last).detach() / len(into), last.bias
-
-    @staticmethod
-    def fits(model: BottomModel) -> bool:
-        """Return whether a model is a `tabular` model in single precision."""
-        layers = list(model.layers) if type(model) is BottomModel else []
-        kinds = [type(each) for each in layers]
-        return (
-            kinds == [EncodedMembers, MeanOfMembers]
-            and model.activations[0] is functional.relu
-            and model.precision == "float32"
-        )
-
-    def parts(self, rows: Tensor, owner: Tensor, columns: int) -> Tensor:
-        """Return what columns, the ``owner`` of each number, add to the first layer, [R, C, U]."""
-        sizes = [self._features, self._features * self._bins]
-        numbers, bins = self.encoder(rows).split(sizes, 1)
-        of_numbers, of_bins = self._weight.split(sizes)
-        bins, of_bins = bins.unflatten(1, (-1, self._bins)), of_bins.unflatten(0, (-1, self._bins))
-        own = numbers.T[..., None] * of_numbers[:, None]
-        own = torch.baddbmm(own, bins.transpose(0, 1), of_bins)
-        found = own.new_zeros(columns, *own.shape[1:]).index_add_(0, owner, own)
-        return found.transpose(0, 1).contiguous()
-
-    def rest(self, units: Tensor) -> Tensor:
-        """Return embeddings [R, E] of what all columns add to the first layer, [R, U]."""
-        return self._last_activation(functional.linear(torch.relu(units + self._bias), *self._last))
-
-    def embeddings(self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]]) -> Tensor:
-        """Return embeddings [changes, R, E] of rows [R, F], where a change sets columns."""
-        found = rows.new_empty(len(changes), len(rows), len(self._last[0]))
-        parts = [slice(at, at + _ROWS) for at in range(0, len(rows), _ROWS)]
-        for_each(partial(self._embed, rows, changes, found), parts)
-        return found
-
-    def plain(self, rows: Tensor) -> Tensor:
-        """Return embeddings of the rows as they are, [R, E]."""
-        return self.embeddings(rows, [(slice(0, 0), rows[:, :0])])[0]
-
-    @torch.no_grad()
-    def _embed(
-        self, rows: Tensor, changes: Sequence[tuple[slice, Tensor]], found: Tensor, part: slice
-    ) -> None:
-        """Write the embeddings of some of the rows into ``found``."""
-        rows = rows[part]
-        plain = torch.addmm(self._bias.to(rows), self.encoder(rows), self._weight)
-        units, (weight, bias) = torch.empty_like(plain), self._last
-        for at, (columns, values) in enumerate(changes):
-            low, high = columns.start, columns.stop
-            change = self.encoder(values[part], columns) - self.encoder(rows[:, columns], columns)
-            bins = slice(self._features + low * self._bins, self._features + high * self._bins)
-            of_change = torch.cat([self._weight[low:high], self._weight[bins]])
-            torch.relu_(torch.addmm(plain, change, of_change, out=units))
-            found[at, part] = self._last_activation(functional.linear(units, weight, bias))

@@ -128,10 +128,7 @@ class TopModel(nn.Module):
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows [R, M * E] of the parties.
-
-        ``rows`` are the gradient rows of the first layer's input.
-        """
+        """Return gradient rows [R, M * E] of the parties, from rows of the first layer's input."""
         if self.combine == "concat":
             return rows[:, : self.received]
         rows = rows / self.blocks if self.combine == "mean" else rows
@@ -177,7 +174,9 @@ class TopModel(nn.Module):
             if depth:
                 signal *= inputs[depth] > 0
         if bound < math.inf and layers:
-            signals = [each.to(sums) for each in _clipped(signals, inputs, bound)]
+            both = zip(signals, inputs, strict=True)
+            squares = [each.square().sum(1) * (read.square().sum(1) + 1) for each, read in both]
+            signals = [each.to(sums) for each in clipped(signals, squares, bound)]
             inputs = [each.to(sums) for each in inputs]
         parts = zip(signals, inputs, strict=False) if parameters else ()
         gradients = [part for each, read in parts for part in (each.T @ read, each.sum(0))]
@@ -189,15 +188,11 @@ class TopModel(nn.Module):
         return outputs, signal.float(), gradients
 
 
-def _clipped(signals: list[Tensor], inputs: list[Tensor], bound: float) -> list[Tensor]:
-    """Return the signals of layers, scaled so that each row's gradient obeys the bound."""
-    squares = [
-        each.square().sum(1) * (read.square().sum(1) + 1)
-        for each, read in zip(signals, inputs, strict=True)
-    ]
+def clipped(parts: list[Tensor], squares: list[Tensor], bound: float) -> list[Tensor]:
+    """Return parts of rows, scaled so that the norm of each row, from its squares, is bounded."""
     norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
     kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-    return [torch.where(kept > 0, each * kept, 0.0) for each in signals]
+    return [torch.where(kept > 0, each * kept, 0.0) for each in parts]
 
 
 class CombiningTop(TopModel):
@@ -222,10 +217,7 @@ class CombiningTop(TopModel):
         return self._of_blocks(rows, h)[:, columns]
 
     def _of_blocks(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of all blocks, [R, B * E].
-
-        ``rows`` are the gradient rows of the first layer's input.
-        """
+        """Return gradient rows of all blocks, [R, B * E]."""
         return vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
 
 
@@ -238,11 +230,8 @@ def one_by_one(
         yield outputs(rows[0])[None], outputs(rows[1])[None]
 
 
-# --- widths of linear layers, from the inputs to the outputs --------------------------------------
-
-
 def no_layers(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
-    """Return no widths, because the outputs are the sum of the embeddings."""
+    """Return no widths of layers, because the outputs are the sum of the embeddings."""
     return []
 
 

@@ -1,9 +1,8 @@
 """Top models: the label holder's models, from embeddings to outputs.
 
 `config.plugins.TOPS` lists the top models of this project: linear layers with explicit gradients.
-Any other value is a **top model of your own**, as for bottom models (`models.bottoms`). It is
-called with the sizes of all embeddings, the number of outputs and ``top-args``. Autograd gives its
-gradients, behind the methods of `TopModel`. docs/how-to/own-models.md has the contract.
+Any other value is a **top model of your own**, as for bottom models (`models.bottoms`). Autograd
+gives its gradients, behind the methods of `TopModel`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
 from vfl_flower.models.layers import Linear, rise, turns
-from vfl_flower.models.top_layers import Block, CombiningTop, Outputs, TopModel, one_by_one
+from vfl_flower.models.top_layers import Block, CombiningTop, Outputs, TopModel, clipped, one_by_one
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 
 Monotone = tuple[Collection[int], Sequence[int]]
@@ -116,11 +115,9 @@ class OwnTop(TopModel):
             return vjp(outputs, dict(of_module))[1](its_signal)[0]
 
         of_rows = [each.flatten(1) for each in vmap(of_row)(x, signal).values()]
-        norms = torch.stack([each.square().sum(1) for each in of_rows]).sum(0).sqrt()
-        kept = (bound / norms.clamp_min(1e-30)).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-        clipped = (torch.where(kept > 0, each * kept, 0.0) for each in of_rows)
-        of_all = (each.sum(0, dtype=sums) for each in clipped)
-        return [each.view_as(p) for each, p in zip(of_all, of_module.values(), strict=True)]
+        bounded = clipped(of_rows, [each.square().sum(1) for each in of_rows], bound)
+        both = zip(bounded, of_module.values(), strict=True)
+        return [each.sum(0, dtype=sums).view_as(p) for each, p in both]
 
 
 def check(models: ModelConfig) -> None:
@@ -182,13 +179,17 @@ def build_top(
         rise(layers, side_by_side if models.combine == "concat" else turns(inputs))
     combine = models.combine if layers else "sum"
     top = kinds[0](sizes, combine, layers, outputs, own, precision)
-    if isinstance(top, CombiningTop):
-        _check_parameters(top, models.aggregation)
+    for name, _ in top.named_parameters() if isinstance(top, CombiningTop) else ():
+        if name.split(".")[0] not in ("layers", "own"):
+            raise ConfigError(
+                f"aggregation = {models.aggregation!r} has a top model with the parameter "
+                f"{name!r}, which nothing trains. Combine embeddings without parameters."
+            )
     return top
 
 
 def _check_monotone(config: RunConfig, outputs: int, kind: type[TopModel]) -> None:
-    """Raise `ConfigError` if the score would not rise with every embedding of a monotone block."""
+    """Refuse a top model whose score might fall with an embedding of a monotone block."""
     code = config.models.top not in TOPS.known or not kind.__module__.startswith("vfl_flower.")
     noisy = config.privacy.mechanism not in ("none", "labels", "scalar")
     wrong = (outputs > 1 and f"{outputs} classes") or (code and "a top model of your own")
@@ -197,16 +198,6 @@ def _check_monotone(config: RunConfig, outputs: int, kind: type[TopModel]) -> No
         raise ConfigError(
             f"A participant has monotonic columns, which do not fit {wrong}. Leave one of them out."
         )
-
-
-def _check_parameters(top: CombiningTop, aggregation: str) -> None:
-    """Raise `ConfigError` if a top model has parameters besides its layers and its own model."""
-    for name, _ in top.named_parameters():
-        if name.split(".")[0] not in ("layers", "own"):
-            raise ConfigError(
-                f"aggregation = {aggregation!r} has a top model with the parameter {name!r}, which "
-                "nothing trains. Combine embeddings without parameters."
-            )
 
 
 def _own_bottom(
@@ -223,7 +214,7 @@ def _own_bottom(
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load a saved top model; raise `ConfigError` if its parameters differ."""
+    """Load a saved top model, whose parameters must be like its own."""
     try:
         load_model(top, arrays)
     except VflError as error:
@@ -237,8 +228,7 @@ def grow_top(
     sizes: Sequence[int],
     then: type[TopModel],
 ) -> None:
-    """Load a saved top model, with parties of ``sizes``, into one with more; the new ones come
-    last.
+    """Load a saved top model of parties with ``sizes`` into one with more; new ones come last.
 
     With embeddings side by side, outputs stay the same with and without the new parties. The first
     layer's columns of a new party, and its placeholder, begin at zero. With a mean or a sum,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.data.bins import segments
 from vfl_flower.data.drift import LEAST, between
-from vfl_flower.data.segments import segments
 from vfl_flower.label_holder.assessment.form import Scored
 from vfl_flower.label_holder.assessment.intervals import difference, figure, inflated
 

@@ -11,7 +11,7 @@ from vfl_flower.config.files import write_json
 from vfl_flower.config.logs import notice
 from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.drift import LEAST, between
-from vfl_flower.data.frames import is_missing
+from vfl_flower.data.later import pd
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.about_data import of_people
@@ -41,7 +41,7 @@ def evaluate(
         how = """Name its column of ids, as in -c "id='customer'"."""
         raise ConfigError(f"{path} has no id of {file.path}. {how}")
     true = file.labels_with_gaps(rows)
-    used, learnt = ~is_missing(true), learnt_by(found, file, rows)
+    used, learnt = ~pd.isna(true), learnt_by(found, file, rows)
     counts = {"with a prediction": len(ids), "in the file of labels": len(people)}
     counts |= {"in both": len(rows), "in both, without a label": int((~used).sum())}
     if mechanism_of(found.config).hides_labels:

@@ -26,7 +26,7 @@ from vfl_flower.data.ids import People
 from vfl_flower.data.source import Preparation
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.scored_rows import ScoredRows
-from vfl_flower.models.threads import for_each
+from vfl_flower.models.column_change import for_each
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.tasks.inference import explanation, told_figures

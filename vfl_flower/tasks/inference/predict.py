@@ -20,7 +20,7 @@ from vfl_flower.config.errors import ConfigError, sent_by
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.logs import notice
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.segments import check_segments
+from vfl_flower.data.bins import check_segments
 from vfl_flower.label_holder.about_data import of_people
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.scored_rows import ScoredRows

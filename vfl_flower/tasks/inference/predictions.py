@@ -17,7 +17,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import locked, make_folder, told, whole, write_json
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.column_types import text_of
-from vfl_flower.data.frames import is_missing
+from vfl_flower.data.later import pd
 from vfl_flower.label_holder.calibration import logits, probabilities
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.metrics import Metrics, metrics
@@ -57,8 +57,6 @@ def _check_new(path: Path) -> None:
 
 def frame_of(ids: Array, called: str, rows: ScoredRows, found: Checkpoint) -> Any:
     """Return the data frame to write, with the ids in the column ``called``."""
-    import pandas as pd
-
     predicted = predicted_columns(rows.outputs, found, rows.known)
     called = "id" if called in (*predicted, "parties", "inconsistent") else called
     return pd.DataFrame({called: ids, **predicted})
@@ -91,7 +89,7 @@ def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tupl
     if not found.config.data.own_data:
         return np.flatnonzero(known), labels[known]
     about, classes = found.about_labels, found.about_labels["classes"]
-    rows = np.flatnonzero(known & ~is_missing(labels))
+    rows = np.flatnonzero(known & ~pd.isna(labels))
     labels = labels[rows]
     if not len(rows):
         return rows, labels

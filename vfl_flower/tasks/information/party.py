@@ -20,9 +20,8 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import RawColumns, own_columns, partition_columns
-from vfl_flower.data.bins import Bins
+from vfl_flower.data.bins import Bins, segments
 from vfl_flower.data.evidence import ColumnEvidence, Evidence, merged, write_files
-from vfl_flower.data.segments import segments
 from vfl_flower.data.split import divide
 from vfl_flower.data.tables import Table
 from vfl_flower.party import about, state_file

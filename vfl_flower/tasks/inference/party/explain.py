@@ -23,7 +23,7 @@ from vfl_flower.config.files import make_folder, told, whole
 from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.on_disk import SequenceColumn
-from vfl_flower.models.rebuilt import ColumnChange
+from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.party import state_file
 from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party

@@ -22,7 +22,7 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.on_disk import SequenceColumn
 from vfl_flower.data.split import background_rows
-from vfl_flower.models.rebuilt import ColumnChange
+from vfl_flower.models.column_change import ColumnChange
 from vfl_flower.party.refusals import check_task
 from vfl_flower.tasks.inference.parts import References, on_paths
 from vfl_flower.tasks.inference.party.features import features_of
