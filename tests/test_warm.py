@@ -21,6 +21,7 @@ CHECKOUT = Path(__file__).parent.parent
 TELLS = """\
 import json, os, random, secrets, signal, sys
 from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[-1]).parent))
 import kept_module, fresh_module
 import numpy, torch
 from vfl_flower.config.provenance import code_digest
@@ -81,13 +82,32 @@ def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_tok
     one, two = told(first), told(second)
     warm = tasks._process.pid
     for each in (one, two):
-        assert each["parent"] == each["kept"] == warm  # imported there, once
-        assert each["fresh"] == each["pid"] != warm
+        assert each["parent"] == each["kept"] == each["fresh"] == warm  # imported there, once
+        assert each["pid"] != warm
         assert "secret" not in each["words"] and "secret" in each["given"]
         assert each["input"] == "" and each["ctrl_c"] and not each["cuda"]
         assert each["name"] == "tells\n"
     for name in ("random", "numpy", "secret", "pid"):
         assert one[name] != two[name]
+
+
+def test_a_task_imports_another_version_of_a_fresh_package_itself(
+    tasks: WarmTasks, place: Path
+) -> None:
+    until((place / "imported").exists)
+    (place / "own").mkdir()
+    shutil.copy(place / "fresh_module.py", place / "own")
+    found = {}
+    for name in ("installed", "own/of the run", "upgraded"):
+        if name == "upgraded":
+            with (place / "fresh_module.py").open("a") as file:
+                file.write("NEW = True\n")
+        tasks.start(["tells", str(place / f"{name}.json")], quiet=True)
+        found[name] = told(place / f"{name}.json")
+    warm = tasks._process.pid
+    assert found["installed"]["fresh"] == warm
+    for name in ("own/of the run", "upgraded"):
+        assert found[name]["fresh"] == found[name]["pid"] and found[name]["kept"] == warm
 
 
 @pytest.mark.nightly

@@ -152,10 +152,42 @@ def run_installed_code_only() -> None:
     supernode.http_request_response = connected
 
 
+_PAUSE = 0.05  # seconds after a question that was held, and between two looks for a task
+_HELD = 0.1  # seconds after which a question has been held
+
+
 def ask_each_second() -> None:
-    """Have this process's SuperNode ask for messages each second; Flower's asks each third."""
+    """Have this process's SuperNode ask for messages each second; Flower's asks each third.
+
+    A SuperLink may hold the question for so long (`nodes.gate`). Then ask the next one at once.
+    """
     supernode: Any = import_module("flwr.supernode.start_client_internal")
-    supernode.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 1.0)))
+    asked = time.monotonic()
+
+    def sleep(seconds: float) -> None:
+        nonlocal asked
+        held = time.monotonic() > asked + _HELD
+        time.sleep(min(seconds, _PAUSE if held else 1.0))
+        asked = time.monotonic()
+
+    supernode.time = SimpleNamespace(sleep=sleep)
+
+
+def hold_for_tasks() -> None:
+    """Have this process's Runtime API hold a question for a task until there is one, or a second.
+
+    So a SuperExec starts a task at once, and asks no more often than once a second.
+    """
+    runtime: Any = import_module("flwr.supercore.servicer.runtime.runtime_handlers")
+    acquire = runtime.acquire_task
+
+    def acquired(request: Any, state: Any) -> Any:
+        until = time.monotonic() + 1.0
+        while not (found := acquire(request, state)).HasField("task") and time.monotonic() < until:
+            time.sleep(_PAUSE)
+        return found
+
+    runtime.acquire_task = acquired
 
 
 RUNS_AT_ONCE = 4
