@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from tests.fleet import until
+from vfl_flower.transport.nodes import warm as of_nodes
 from vfl_flower.transport.nodes.superlink import NEEDED
 from vfl_flower.transport.nodes.warm import WarmTasks
 
@@ -91,23 +94,30 @@ def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_tok
         assert one[name] != two[name]
 
 
-def test_a_task_imports_another_version_of_a_fresh_package_itself(
-    tasks: WarmTasks, place: Path
-) -> None:
+def test_a_task_imports_a_fresh_package_that_its_run_brings(tasks: WarmTasks, place: Path) -> None:
     until((place / "imported").exists)
     (place / "own").mkdir()
     shutil.copy(place / "fresh_module.py", place / "own")
-    found = {}
-    for name in ("installed", "own/of the run", "upgraded"):
-        if name == "upgraded":
-            with (place / "fresh_module.py").open("a") as file:
-                file.write("NEW = True\n")
-        tasks.start(["tells", str(place / f"{name}.json")], quiet=True)
-        found[name] = told(place / f"{name}.json")
-    warm = tasks._process.pid
-    assert found["installed"]["fresh"] == warm
-    for name in ("own/of the run", "upgraded"):
-        assert found[name]["fresh"] == found[name]["pid"] and found[name]["kept"] == warm
+    tasks.start(["tells", str(place / "own" / "1.json")], quiet=True)
+    found = told(place / "own" / "1.json")
+    assert found["fresh"] == found["pid"] and found["kept"] == tasks._process.pid
+
+
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_a_package_whose_files_have_changed_is_imported_anew(
+    upgraded: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    before = import_module("fresh_module")
+    digest = Mock(return_value="before")
+    digest.__wrapped__ = lambda: "after" if upgraded else "before"
+    monkeypatch.setattr(of_nodes, "code_digest", digest)
+    monkeypatch.delitem(sys.modules, "fresh_module")
+    monkeypatch.setattr(
+        sys, "meta_path", [of_nodes._Kept({"fresh_module": before}), *sys.meta_path]
+    )
+    assert (import_module("fresh_module") is before) != upgraded
+    assert not any(isinstance(each, of_nodes._Kept) for each in sys.meta_path)
 
 
 @pytest.mark.nightly

@@ -153,31 +153,23 @@ def run_installed_code_only() -> None:
 
 
 _PAUSE = 0.05  # seconds after a question that was held, and between two looks for a task
-_HELD = 0.1  # seconds after which a question has been held
 
 
 def ask_each_second() -> None:
-    """Have this process's SuperNode ask for messages each second; Flower's asks each third.
-
-    A SuperLink may hold the question for so long (`nodes.gate`). Then ask the next one at once.
-    """
+    """Have this process's SuperNode ask each second, even if its SuperLink holds a question."""
     supernode: Any = import_module("flwr.supernode.start_client_internal")
     asked = time.monotonic()
 
     def sleep(seconds: float) -> None:
         nonlocal asked
-        held = time.monotonic() > asked + _HELD
-        time.sleep(min(seconds, _PAUSE if held else 1.0))
+        time.sleep(min(seconds, max(_PAUSE, asked + 1.0 - time.monotonic())))
         asked = time.monotonic()
 
     supernode.time = SimpleNamespace(sleep=sleep)
 
 
 def hold_for_tasks() -> None:
-    """Have this process's Runtime API hold a question for a task until there is one, or a second.
-
-    So a SuperExec starts a task at once, and asks no more often than once a second.
-    """
+    """Have this process hold a question for a task until there is one, at most a second."""
     runtime: Any = import_module("flwr.supercore.servicer.runtime.runtime_handlers")
     acquire = runtime.acquire_task
 

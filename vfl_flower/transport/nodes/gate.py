@@ -28,7 +28,7 @@ FLEET = "/v1/fleet/"
 _ACTIVATE, _ASK = "activate-node", "pull-messages"
 _NEWS = ("/v1/runtime/push-messages", "/v1/runtime/push-object")  # of a run, to a SuperNode
 _MOMENT = 0.03  # seconds after the last such call, in which the next one comes
-HELD = 1.0  # most seconds for which a caller that asks for messages waits for news
+HELD = 1.0  # most seconds for which a question for messages is held
 NOT_KNOWN = 2004
 """Code of the answer to an unregistered key. By it a SuperNode ends, and prints the sentence."""
 _ANSWER_TO_STRANGERS = {
@@ -54,43 +54,35 @@ AT_ONCE = 4  # calls of one kind that a key may have under way; a SuperNode has 
 
 
 class Bell:
-    """Lets callers wait for news, so that they need not ask often to hear of it soon."""
+    """Holds SuperNodes' questions for messages until a run sends one, for at most a second."""
 
     def __init__(self) -> None:
-        self._rung = 0
+        self._rung, self._news = 0, asyncio.Event()
         self._heard: dict[bytes, int] = {}  # by caller: the rings before its last wait ended
-        self._waiting: set[asyncio.Event] = set()
         self._soon: asyncio.TimerHandle | None = None
 
     async def wait(self, caller: bytes) -> None:
-        """Wait for a ring, at most `HELD` seconds. One since the caller's last wait counts."""
+        """Wait for a ring, unless there was one since the caller's last wait."""
         if self._heard.get(caller) == self._rung:
-            news = asyncio.Event()
-            self._waiting.add(news)
             with suppress(TimeoutError):
                 async with asyncio.timeout(HELD):
-                    await news.wait()
-            self._waiting.discard(news)
+                    await self._news.wait()
         self._heard[caller] = self._rung
 
     def ring_soon(self) -> None:
-        """Ring in a moment, when the rest of the news has come too."""
+        """Ring in a moment: a node may not ask for objects before they are there."""
         if self._soon:
             self._soon.cancel()
-        self._soon = asyncio.get_running_loop().call_later(_MOMENT, self.ring)
+        self._soon = asyncio.get_running_loop().call_later(_MOMENT, self._ring)
 
-    def ring(self) -> None:
-        """End all waits."""
+    def _ring(self) -> None:
         self._rung += 1
-        for each in self._waiting:
-            each.set()
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 class Gate:
-    """ASGI middleware that refuses a call before it reads the body, unless a known key signs it.
-
-    A SuperNode's question for messages waits until a run has sent one, for at most a second.
-    """
+    """ASGI middleware that refuses a call before it reads the body, unless a known key signs it."""
 
     def __init__(self, app: App, caller: Callable[[Scope], bytes | None]) -> None:
         self._app = app

@@ -84,8 +84,7 @@ def superexec(options: list[str]) -> None:
     # `flwr run` may send another version of the ServerApp. A SuperNode runs what is installed.
     fresh = ["vfl_flower", "strategies"] if whose == "superlink" else []
     flower_processes.start_tasks_by(WarmTasks(NEEDED[whose], fresh).start)
-    # Seconds after an answer, for which a question waits (`flower_processes.hold_for_tasks`).
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")  # its questions are held
     _be("flower-superexec", options)
 
 

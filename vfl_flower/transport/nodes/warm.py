@@ -15,15 +15,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from io import FileIO
 from pathlib import Path
 from select import select
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from vfl_flower.config.provenance import code_digest
@@ -76,7 +75,6 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
     code_digest()  # cached for forks, which run this code even if its files change
     first, *others = modules
     _import(first)
-    code = _digest(_of(fresh))
     # Without a buffer, which would hand the next task's token to a fork.
     orders, idle, tasks = FileIO(0, closefd=False), 0.0, list[int]()
     while True:
@@ -84,7 +82,6 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
             tasks = [*filter(_is_running, tasks)]
             if not tasks:
                 _import(others.pop(0))
-                code = _digest(_of(fresh))
                 idle = 0.0
             continue
         gc.freeze()  # else the first collection in a fork would copy all memory
@@ -95,59 +92,32 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
         if not task:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            kept = _of(fresh)
-            for name in kept:
-                del sys.modules[name]
-            sys.meta_path.insert(0, _Unchanged(kept, code))
+            here = [name for name in sys.modules if name.partition(".")[0] in fresh]
+            sys.meta_path.insert(0, _Kept({name: sys.modules.pop(name) for name in here}))
             return _run(*json.loads(order))
         tasks = [*filter(_is_running, tasks), task]
         idle = _IDLE
 
 
-class _Unchanged(MetaPathFinder, Loader):
-    """Gives a task these modules back, if their packages would be imported from the same files.
+class _Kept(MetaPathFinder):
+    """Gives a task the modules of this process, unless it would import them from other files."""
 
-    ``code`` is their digest when they were imported: the files may have changed since.
-    """
-
-    def __init__(self, modules: Mapping[str, ModuleType], code: str) -> None:
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
         self._modules = modules
-        self._code = code
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Decide once, when the first of the packages is imported."""
+        """Decide for all packages, when the first of them is imported."""
         if name not in self._modules:
             return None
         sys.meta_path.remove(self)
-        for package in {each.partition(".")[0] for each in self._modules}:
-            found = PathFinder.find_spec(package)
-            if found is None or found.origin != self._modules[package].__file__:
-                return None
-        return ModuleSpec(name, self) if _digest(self._modules) == self._code else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module as it is, with its own specification."""
-        self._spec = self._modules[spec.name].__spec__
-        return self._modules[spec.name]
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give all modules back."""
-        module.__spec__ = self._spec
-        sys.modules.update(self._modules)
-
-
-def _of(packages: Sequence[str]) -> dict[str, ModuleType]:
-    """Return the imported modules of these packages, by name."""
-    return {name: each for name, each in sys.modules.items() if name.partition(".")[0] in packages}
-
-
-def _digest(modules: Mapping[str, ModuleType]) -> str:
-    """Return a digest of modules' files, without those that are gone."""
-    digest = sha256()
-    for name in sorted(modules):
-        with suppress(OSError):
-            digest.update(Path(str(modules[name].__file__)).read_bytes())
-    return digest.hexdigest()
+        packages = {each.partition(".")[0] for each in self._modules}
+        found = {each: PathFinder.find_spec(each) for each in packages}
+        same = all(of and of.origin == self._modules[each].__file__ for each, of in found.items())
+        if not same or code_digest.__wrapped__() != code_digest():  # a run's own, or an upgrade
+            return None
+        give = {"create_module": lambda spec: self._modules[spec.name]}
+        give["exec_module"] = lambda module: sys.modules.update(self._modules)
+        return ModuleSpec(name, SimpleNamespace(**give))  # type: ignore[arg-type]
 
 
 def _is_running(process: int) -> bool:
