@@ -263,10 +263,10 @@ def test_a_supernode_that_has_no_message_asks_each_second_also_where_questions_a
     supernode: Any = import_module("flwr.supernode.start_client_internal")
     monkeypatch.setattr(supernode, "time", supernode.time)
     flower_processes.ask_each_second()
-    for took in (0, 0.25, 1.0, 0.5):  # the last two were held
+    for took in (0.0, 0.05, 1.0, 0.3, 0.05):  # the third and the fourth were held
         clock.now += took
         supernode.time.sleep(3)
-    assert clock.slept == [1, 0.75, 0.05, 0.5]
+    assert clock.slept == [1, 1, 0.05, 0.05, 1]
 
 
 def test_a_task_is_there_at_once_for_a_superexec_that_has_asked_before(

@@ -162,7 +162,8 @@ def ask_each_second() -> None:
 
     def sleep(seconds: float) -> None:
         nonlocal asked
-        time.sleep(min(seconds, max(_PAUSE, asked + 1.0 - time.monotonic())))
+        held = time.monotonic() > asked + 0.1
+        time.sleep(min(seconds, _PAUSE if held else 1.0))
         asked = time.monotonic()
 
     supernode.time = SimpleNamespace(sleep=sleep)

@@ -110,12 +110,11 @@ class _Kept(MetaPathFinder):
         if name not in self._modules:
             return None
         sys.meta_path.remove(self)
-        packages = {each.partition(".")[0] for each in self._modules}
-        found = {each: PathFinder.find_spec(each) for each in packages}
+        found = {each: PathFinder.find_spec(each) for each in self._modules if "." not in each}
         same = all(of and of.origin == self._modules[each].__file__ for each, of in found.items())
         if not same or code_digest.__wrapped__() != code_digest():  # a run's own, or an upgrade
             return None
-        give = {"create_module": lambda spec: self._modules[spec.name]}
+        give: dict[str, Any] = {"create_module": lambda spec: self._modules[spec.name]}
         give["exec_module"] = lambda module: sys.modules.update(self._modules)
         return ModuleSpec(name, SimpleNamespace(**give))  # type: ignore[arg-type]
 
