@@ -77,7 +77,7 @@ STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
     "asyrevel": (
         3,
         {"strategy": "asyrevel", **WINDOWS},
-        {"upload": [UPLOAD, UPLOAD], "answer": [LOSSES, SCALARS]},
+        {"upload": [UPLOAD, UPLOAD], "answer": [DIFFERENCES, LOSSES, SCALARS]},
     ),
     "dpzv": (
         3,
