@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9ed597f9bc21d3b4c90f83c5067a31b4c1d61e36a961fc72a74854b0149aba27"
+DIGEST = "15d1b5d2a6924fe6e352befa092f62db5475fbfa252e70dbf2989fd4be0fd2dc"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

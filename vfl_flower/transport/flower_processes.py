@@ -152,9 +152,6 @@ def run_installed_code_only() -> None:
     supernode.http_request_response = connected
 
 
-_PAUSE = 0.05  # seconds after a question that was held, and between two looks for a task
-
-
 def ask_each_second() -> None:
     """Have this process's SuperNode ask each second, even if its SuperLink holds a question."""
     supernode: Any = import_module("flwr.supernode.start_client_internal")
@@ -163,7 +160,7 @@ def ask_each_second() -> None:
     def sleep(seconds: float) -> None:
         nonlocal asked
         held = time.monotonic() > asked + 0.1
-        time.sleep(min(seconds, _PAUSE if held else 1.0))
+        time.sleep(min(seconds, 0.05 if held else 1.0))
         asked = time.monotonic()
 
     supernode.time = SimpleNamespace(sleep=sleep)
@@ -177,7 +174,7 @@ def hold_for_tasks() -> None:
     def acquired(request: Any, state: Any) -> Any:
         until = time.monotonic() + 1.0
         while not (found := acquire(request, state)).HasField("task") and time.monotonic() < until:
-            time.sleep(_PAUSE)
+            time.sleep(0.05)
         return found
 
     runtime.acquire_task = acquired
