@@ -1,4 +1,4 @@
-"""Speed on a GPU, in one command of at most ten minutes, on made-up rows.
+"""Speed on a GPU, in a few minutes, on made-up rows.
 
 "images" trains a ResNet-18 at each of four parties, on quadrants of images as large as CIFAR-10's.
 It compares with a plain PyTorch loop on the same device, in float32 and bfloat16. "stacked" has a
@@ -6,7 +6,8 @@ thousand parties in stacks of two sizes. "waits" counts the places where torch s
 waits for the GPU. "transfers" copies a mini-batch to the GPU in three ways. "ray" has several
 parties on the GPU, in Ray actors that share it. Utilisation is `nvidia-smi`'s mean over a part.
 
-``--quick`` tries every part with tiny data on the CPU. Prints one JSON object as its last line.
+Without a GPU, it tries every part with tiny data on the CPU. Prints one JSON object as its last
+line.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from vfl_flower.party import stacked
 from vfl_flower.protocol.systems import resolve
 
 PARTIES, SIZE, BATCH = 4, 64, 128
+IMAGES = 6_400  # of them 5,120 train: 40 steps
+MANY, STEPS = 1000, 12  # parties in stacks, and their steps
 Figures = dict[str, Any]
 
 
@@ -149,9 +152,9 @@ def plain(keys: Figures) -> float:
     return seconds_of(epoch)
 
 
-def images(device: str, folder: Path, quick: bool) -> Figures:
+def images(device: str, folder: Path) -> Figures:
     """Return the ratio of our seconds to a plain loop's for one epoch, for both precisions."""
-    rows, size, batch = (160, 4, 32) if quick else (16_000, SIZE, BATCH)
+    rows, size, batch = (IMAGES, SIZE, BATCH) if device == "cuda" else (160, 4, 32)
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, 32, 32, 3), np.float32)
     np.savez(folder / "images.npz", X=x, y=random.integers(0, 10, rows))
@@ -168,7 +171,7 @@ def images(device: str, folder: Path, quick: bool) -> Figures:
         figures: Figures = {}
         plains, ours = [], []
         with utilised(figures):
-            for turn in range(2 if quick else 3):
+            for turn in range(4 if device == "cuda" else 2):
                 pair = plain(these), local_epoch(PARTIES, these)["seconds"]
                 if turn:  # the first one chooses kernels
                     plains.append(pair[0])
@@ -205,12 +208,12 @@ def plain_stack(parties: int, steps: int, device: str) -> float:
     return round(1000 * seconds_of(epoch) / steps / parties, 4)
 
 
-def stacks(device: str, folder: Path, quick: bool) -> Figures:
+def stacks(device: str, folder: Path) -> Figures:
     """Return milliseconds of a party's step, for stacks of at most so many parties."""
-    parties, steps = (16, 3) if quick else (1000, 30)
+    parties, steps = (MANY, STEPS) if device == "cuda" else (16, 3)
     found: Figures = {"plain loop": plain_stack(parties, steps, device)}
     before = stacked._MOST
-    for most in (16,) if quick else (before, 1000):
+    for most in (before, MANY) if device == "cuda" else (16,):
         stacked._MOST = most
         figures: Figures = {}
         with tempfile.TemporaryDirectory(dir=folder) as own, utilised(figures):
@@ -225,7 +228,7 @@ def small(device: str, folder: Path, name: str) -> Figures:
     return {"dataset": "breast-cancer", "device": device, "out": str(folder / name)}
 
 
-def waits(device: str, folder: Path, quick: bool) -> Figures:
+def waits(device: str, folder: Path) -> Figures:
     """Return how often the CPU waits in a step of three parties, as torch itself says."""
     counts: list[Counter[str]] = []
     steps = []
@@ -250,7 +253,7 @@ def waits(device: str, folder: Path, quick: bool) -> Figures:
     return {"a_step": round(sum(more.values()) / (steps[1] - steps[0]), 2), "places": each}
 
 
-def transfers(device: str, folder: Path, quick: bool) -> Figures:
+def transfers(device: str, folder: Path) -> Figures:
     """Return microseconds to copy a party's mini-batch to the GPU, while the GPU computes."""
     x, w = torch.randn(BATCH, 16, 16, 3), torch.randn(1024, 1024, device=device)
     ways: dict[str, Callable[[], Tensor]] = {
@@ -259,7 +262,7 @@ def transfers(device: str, folder: Path, quick: bool) -> Figures:
     }
     if device == "cuda":  # only there can memory be pinned
         ways["pinned"] = lambda: x.pin_memory().to(device, non_blocking=True)
-    times = 3 if quick else 300
+    times = 300 if device == "cuda" else 3
 
     def copies(way: Callable[[], Tensor]) -> None:
         for _ in range(times):
@@ -273,11 +276,12 @@ def transfers(device: str, folder: Path, quick: bool) -> Figures:
     return found
 
 
-def ray(device: str, folder: Path, quick: bool) -> Figures:
+def ray(device: str, folder: Path) -> Figures:
     """Return milliseconds of a step of parties in Ray actors that share the device."""
-    parties, found = 2 if quick else 4, Figures()
+    parties, epochs = (PARTIES, 20) if device == "cuda" else (2, 2)
+    found: Figures = {}
     with utilised(found):
-        keys = {**small(device, folder, "ray"), "epochs": 2 if quick else 40}
+        keys = {**small(device, folder, "ray"), "epochs": epochs}
         history = run_ray(parties, keys, actors=parties).history
     first, last = history[0], history[-1]
     spent, steps = last["seconds"] - first["seconds"], last["steps"] - first["steps"]
@@ -293,20 +297,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    made.add_argument("--quick", action="store_true", help="try every part on the CPU")
     options = made.parse_args()
-    if not options.quick and not torch.cuda.is_available():
-        raise SystemExit(
-            "This benchmark needs a CUDA device, and torch finds none. Try its parts on the CPU "
-            "with --quick."
-        )
-    device = "cpu" if options.quick else "cuda"
-    name = "CPU, tiny data" if options.quick else torch.cuda.get_device_name()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU, tiny data"
     found: Figures = {"device": name}
     for part in options.only:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            found[part] = PARTS[part](device, Path(folder), options.quick)
+            found[part] = PARTS[part](device, Path(folder))
         print(f"{part} ({time.perf_counter() - start:.0f} s):", found[part], flush=True)
     report("gpu", found)
 

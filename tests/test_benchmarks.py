@@ -59,7 +59,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "delays": "--mnist {mnist} --seeds 1 --epochs 1 --delays 5",
     "distil": "--credit {credit} --mnist {mnist} --only table --seeds 1 --scale 0.1",
     "explain": "--rows 500 --columns 6",
-    "gpu": "--quick",
+    "gpu": "",
     "images": "--cifar {cifar} --epochs 1",
     "information": "--npz {credit} --draws 2 --epsilons 8",
     "many_people": "--people 400",

@@ -24,6 +24,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp.mod import message_size_mod
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.task_pb2 import Task
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
@@ -241,17 +243,50 @@ def test_a_superexec_starts_tasks_by_the_function_that_it_is_given(
     assert started == [("flwr-clientapp", False), ("flwr-serverapp", True)]
 
 
-def test_a_supernode_that_has_no_message_asks_again_after_a_second(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Time by Flower's processes: ``now``, and what they ``slept``."""
+    made = SimpleNamespace(now=100.0, slept=[])
+
+    def sleep(seconds: float) -> None:
+        made.slept.append(seconds)
+        made.now += seconds
+
+    told = SimpleNamespace(monotonic=lambda: made.now, sleep=sleep)
+    monkeypatch.setattr(flower_processes, "time", told)
+    return made
+
+
+def test_a_supernode_that_has_no_message_asks_each_second_also_where_questions_are_held(
+    monkeypatch: pytest.MonkeyPatch, clock: Any
 ) -> None:
     supernode: Any = import_module("flwr.supernode.start_client_internal")
     monkeypatch.setattr(supernode, "time", supernode.time)
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
     flower_processes.ask_each_second()
-    for seconds in (3, 0.5):  # for a message; for an answer
-        supernode.time.sleep(seconds)
-    assert slept == [1, 0.5]
+    for took in (0.0, 0.05, 1.0, 0.3, 0.05):  # the third and the fourth were held
+        clock.now += took
+        supernode.time.sleep(3)
+    assert clock.slept == [1, 1, 0.05, 0.05, 1]
+
+
+def test_a_task_is_there_at_once_for_a_superexec_that_has_asked_before(
+    monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
+    runtime: Any = import_module("flwr.supercore.servicer.runtime.runtime_handlers")
+    begins = clock.now + 0.4
+
+    def acquire(request: Any, state: Any) -> AcquireTaskResponse:
+        return AcquireTaskResponse(task=Task(task_id=1) if clock.now > begins else None)
+
+    monkeypatch.setattr(runtime, "acquire_task", acquire)
+    assert not runtime.acquire_task(None, None).HasField("task")  # the control: Flower's own
+    flower_processes.hold_for_tasks()
+    for whose in ("superlink", "supernode"):
+        handlers: Any = import_module(f"flwr.{whose}.servicer.runtime.runtime_handlers")
+        assert handlers.core_runtime_handlers is runtime, whose
+    assert runtime.acquire_task(None, None).HasField("task") and clock.now < begins + 0.1
+    begins = clock.now + 60
+    assert not runtime.acquire_task(None, None).HasField("task") and clock.now > begins - 59.1
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,53 @@ def test_a_key_has_few_calls_of_a_kind_at_once(app: Any, key: Any) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "hears"),
+    [
+        ("/v1/runtime/push-messages", 200, True),
+        ("/v1/runtime/push-object", 200, True),
+        ("/v1/runtime/push-messages", 401, False),
+        ("/v1/runtime/push-logs", 200, False),
+    ],
+)
+def test_a_node_hears_of_a_message_at_once_and_its_questions_are_few(
+    path: str, status: int, hears: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "HELD", 5.0 if hears else 0.1)
+    served: list[str] = []
+
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        served.append(scope["path"])
+        await send({"type": "http.response.start", "status": status})
+
+    made = Gate(flower, lambda scope: scope["headers"][-1][1])
+
+    async def play() -> float:
+        def asked(who: str) -> Any:
+            return Called("/v1/fleet/pull-messages", {"who": who}, iter([b"x"])).by(made)
+
+        for who in ("a", "b"):
+            await asked(who)  # the first question waits for nothing
+        begun = asyncio.get_running_loop().time()
+        waiting = [asyncio.create_task(asked(who)) for who in ("a", "b")]
+        await asyncio.sleep(0)
+        assert len(served) == 2
+        for _ in range(3):  # a message, and its objects
+            await Called(path, {}, iter([b"x"])).by(made)
+        assert len(served) == 5
+        await asyncio.gather(*waiting)
+        took = asyncio.get_running_loop().time() - begun
+        held = asyncio.create_task(asked("a"))  # one ring for all three, which it has heard
+        await asyncio.sleep(0.05)
+        assert len(served) == 7
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+        return took
+
+    took = asyncio.run(play())
+    assert took < 1 if hears else took >= 0.1
+
+
 def test_a_caller_that_goes_away_in_its_body_ends_in_no_traceback(app: Any, key: Any) -> None:
     def leave(app: Any, headers: dict[str, str]) -> Called:
         called = Called("/v1/fleet/push-object", headers, iter([b"a", b"b"]))

@@ -13,6 +13,7 @@ import torch
 from tests.conftest import Start
 from tests.fake_gpu import FakeGpu, FakeTensor, fake_gpu
 from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import Stack
 
@@ -73,6 +74,11 @@ STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
         {"strategy": "cascaded", **WINDOWS},
         {"upload": [UPLOAD, UPLOAD], "answer": [DIFFERENCES, LOSSES, SCALARS]},
     ),
+    "asyrevel": (
+        3,
+        {"strategy": "asyrevel", **WINDOWS},
+        {"upload": [UPLOAD, UPLOAD], "answer": [DIFFERENCES, LOSSES, SCALARS]},
+    ),
     "dpzv": (
         3,
         {"strategy": "dpzv", "noise-multiplier": 1.0, **WINDOWS},
@@ -131,6 +137,10 @@ def test_a_step_waits_for_what_leaves_the_gpu_alone(
     run: Start,
 ) -> None:
     run(parties, {**CANCER, **keys, "device": "cuda"})
+    check(calls, expected)
+
+
+def check(calls: list[tuple[str, list[Wait]]], expected: dict[str, list[Wait]]) -> None:
     parts = {name for name, _ in calls}
     assert parts >= expected.keys() and {"receive", "answer"} <= parts
     for name, waits in calls:
@@ -138,6 +148,38 @@ def test_a_step_waits_for_what_leaves_the_gpu_alone(
         assert not waits or sorted(waits) == sorted(expected.get(name, [])), name
     needed = {wait for waits in expected.values() for wait in waits}
     assert needed == {wait for _, waits in calls for wait in waits}
+
+
+PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "of the label holder": (LabelHolder, "count", lambda holder, losses: losses[0].item()),
+    "of a party": (
+        Learner,
+        "features",
+        lambda learner, _: float(next(learner.model.parameters()).sum()),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_wait_that_no_message_needs_is_found(
+    planted: str,
+    calls: list[tuple[str, list[Wait]]],
+    monkeypatch: pytest.MonkeyPatch,
+    run: Start,
+) -> None:
+    """The control: one value is read a step, as a line of a log would read it."""
+    owner, name, read = PLANTED[planted]
+    method = getattr(owner, name)
+
+    def reads(self: Any, *args: Any) -> Any:
+        read(self, *args)
+        return method(self, *args)
+
+    monkeypatch.setattr(owner, name, reads)
+    parties, keys, expected = STEPS["one step"]
+    run(parties, {**CANCER, **keys, "device": "cuda"})
+    with pytest.raises(AssertionError):
+        check(calls, expected)
 
 
 # --- the pretended GPU --------------------------------------------------------------------------

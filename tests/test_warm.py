@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from tests.fleet import until
+from vfl_flower.transport.nodes import warm as of_nodes
 from vfl_flower.transport.nodes.superlink import NEEDED
 from vfl_flower.transport.nodes.warm import WarmTasks
 
@@ -21,6 +24,7 @@ CHECKOUT = Path(__file__).parent.parent
 TELLS = """\
 import json, os, random, secrets, signal, sys
 from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[-1]).parent))
 import kept_module, fresh_module
 import numpy, torch
 from vfl_flower.config.provenance import code_digest
@@ -81,13 +85,39 @@ def test_tasks_share_modules_but_no_random_numbers_and_no_argument_shows_the_tok
     one, two = told(first), told(second)
     warm = tasks._process.pid
     for each in (one, two):
-        assert each["parent"] == each["kept"] == warm  # imported there, once
-        assert each["fresh"] == each["pid"] != warm
+        assert each["parent"] == each["kept"] == each["fresh"] == warm  # imported there, once
+        assert each["pid"] != warm
         assert "secret" not in each["words"] and "secret" in each["given"]
         assert each["input"] == "" and each["ctrl_c"] and not each["cuda"]
         assert each["name"] == "tells\n"
     for name in ("random", "numpy", "secret", "pid"):
         assert one[name] != two[name]
+
+
+def test_a_task_imports_a_fresh_package_that_its_run_brings(tasks: WarmTasks, place: Path) -> None:
+    until((place / "imported").exists)
+    (place / "own").mkdir()
+    shutil.copy(place / "fresh_module.py", place / "own")
+    tasks.start(["tells", str(place / "own" / "1.json")], quiet=True)
+    found = told(place / "own" / "1.json")
+    assert found["fresh"] == found["pid"] and found["kept"] == tasks._process.pid
+
+
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_a_package_whose_files_have_changed_is_imported_anew(
+    upgraded: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    before = import_module("fresh_module")
+    digest = Mock(return_value="before")
+    digest.__wrapped__ = lambda: "after" if upgraded else "before"
+    monkeypatch.setattr(of_nodes, "code_digest", digest)
+    monkeypatch.delitem(sys.modules, "fresh_module")
+    monkeypatch.setattr(
+        sys, "meta_path", [of_nodes._Kept({"fresh_module": before}), *sys.meta_path]
+    )
+    assert (import_module("fresh_module") is before) != upgraded
+    assert not any(isinstance(each, of_nodes._Kept) for each in sys.meta_path)
 
 
 @pytest.mark.nightly

@@ -153,9 +153,31 @@ def run_installed_code_only() -> None:
 
 
 def ask_each_second() -> None:
-    """Have this process's SuperNode ask for messages each second; Flower's asks each third."""
+    """Have this process's SuperNode ask each second, even if its SuperLink holds a question."""
     supernode: Any = import_module("flwr.supernode.start_client_internal")
-    supernode.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 1.0)))
+    asked = time.monotonic()
+
+    def sleep(seconds: float) -> None:
+        nonlocal asked
+        held = time.monotonic() > asked + 0.1
+        time.sleep(min(seconds, 0.05 if held else 1.0))
+        asked = time.monotonic()
+
+    supernode.time = SimpleNamespace(sleep=sleep)
+
+
+def hold_for_tasks() -> None:
+    """Have this process hold a question for a task until there is one, at most a second."""
+    runtime: Any = import_module("flwr.supercore.servicer.runtime.runtime_handlers")
+    acquire = runtime.acquire_task
+
+    def acquired(request: Any, state: Any) -> Any:
+        until = time.monotonic() + 1.0
+        while not (found := acquire(request, state)).HasField("task") and time.monotonic() < until:
+            time.sleep(0.05)
+        return found
+
+    runtime.acquire_task = acquired
 
 
 RUNS_AT_ONCE = 4

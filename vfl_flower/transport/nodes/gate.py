@@ -13,6 +13,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -24,7 +25,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FLEET = "/v1/fleet/"
-_ACTIVATE = "activate-node"
+_ACTIVATE, _ASK = "activate-node", "pull-messages"
+_NEWS = ("/v1/runtime/push-messages", "/v1/runtime/push-object")  # of a run, to a SuperNode
+_MOMENT = 0.03  # seconds after the last such call, in which the next one comes
+HELD = 1.0  # most seconds for which a question for messages is held
 NOT_KNOWN = 2004
 """Code of the answer to an unregistered key. By it a SuperNode ends, and prints the sentence."""
 _ANSWER_TO_STRANGERS = {
@@ -49,6 +53,34 @@ LIMITS = {
 AT_ONCE = 4  # calls of one kind that a key may have under way; a SuperNode has two at most
 
 
+class Bell:
+    """Holds SuperNodes' questions for messages until a run sends one, for at most a second."""
+
+    def __init__(self) -> None:
+        self._rung, self._news = 0, asyncio.Event()
+        self._heard: dict[bytes, int] = {}  # by caller: the rings before its last wait ended
+        self._soon: asyncio.TimerHandle | None = None
+
+    async def wait(self, caller: bytes) -> None:
+        """Wait for a ring, unless there was one since the caller's last wait."""
+        if self._heard.get(caller) == self._rung:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HELD):
+                    await self._news.wait()
+        self._heard[caller] = self._rung
+
+    def ring_soon(self) -> None:
+        """Ring in a moment: a node may not ask for objects before they are there."""
+        if self._soon:
+            self._soon.cancel()
+        self._soon = asyncio.get_running_loop().call_later(_MOMENT, self._ring)
+
+    def _ring(self) -> None:
+        self._rung += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+
 class Gate:
     """ASGI middleware that refuses a call before it reads the body, unless a known key signs it."""
 
@@ -56,12 +88,13 @@ class Gate:
         self._app = app
         self._caller = caller
         self._under_way: Counter[tuple[bytes, str]] = Counter()
+        self._bell = Bell()
         self._strangers = Strangers("Refused calls that no registered key has signed")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
         if scope["type"] != "http" or not scope["path"].startswith(FLEET):
-            await self._app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
             return
         call = scope["path"].removeprefix(FLEET)
         key = await asyncio.to_thread(self._caller, scope)
@@ -73,10 +106,22 @@ class Gate:
         else:
             self._under_way[key, call] += 1
             try:
+                if call == _ASK:
+                    await self._bell.wait(key)
                 await self._serve(LIMITS.get(call, _SMALL), scope, receive, send)
             finally:
                 self._under_way[key, call] -= 1
                 self._under_way += Counter()  # drop zeros
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call that is no SuperNode's. Ring if it has brought a part of a message."""
+
+        async def noted(message: MutableMapping[str, Any]) -> None:
+            if message.get("status") == 200 and scope["path"] in _NEWS:
+                self._bell.ring_soon()
+            await send(message)
+
+        await self._app(scope, receive, noted)
 
     async def _serve(self, limit: Limit, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body within its limit, and hand it on in one piece."""

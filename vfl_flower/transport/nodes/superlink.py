@@ -55,6 +55,7 @@ def superlink(options: list[str]) -> None:
     flower_processes.keep_token(address, token)
     flower_processes.demand_token(token)
     flower_processes.guard_fleet(Gate)
+    flower_processes.hold_for_tasks()
     budget = LogBudget()
     for name in ("flwr", "uvicorn.access", "uvicorn.error"):
         logging.getLogger(name).addFilter(budget)
@@ -65,6 +66,7 @@ def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
     flower_processes.run_installed_code_only()
     flower_processes.ask_each_second()
+    flower_processes.hold_for_tasks()
     flower_processes.serve_runs_at_once()
     try:
         with _described(options):
@@ -82,7 +84,7 @@ def superexec(options: list[str]) -> None:
     # `flwr run` may send another version of the ServerApp. A SuperNode runs what is installed.
     fresh = ["vfl_flower", "strategies"] if whose == "superlink" else []
     flower_processes.start_tasks_by(WarmTasks(NEEDED[whose], fresh).start)
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")  # seconds
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")  # its questions are held
     _be("flower-superexec", options)
 
 

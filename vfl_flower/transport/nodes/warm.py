@@ -13,13 +13,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from io import FileIO
 from pathlib import Path
 from select import select
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from vfl_flower.config.provenance import code_digest
 
@@ -29,7 +33,7 @@ _IDLE = 30.0  # seconds after an order, or between two looks at tasks, before th
 class WarmTasks:
     """Starts tasks by a process that has already imported ``modules``, the most needed first.
 
-    Each task imports the packages ``fresh`` anew, because a run may bring another version of them.
+    Each task looks for the packages ``fresh`` anew, because a run may bring another version.
     """
 
     def __init__(self, modules: Sequence[str], fresh: Sequence[str] = ()) -> None:
@@ -88,12 +92,31 @@ def _fork_for_each_order(modules: Sequence[str], fresh: Sequence[str]) -> int:
         if not task:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            for name in [*sys.modules]:
-                if name.partition(".")[0] in fresh:
-                    del sys.modules[name]
+            here = [name for name in sys.modules if name.partition(".")[0] in fresh]
+            sys.meta_path.insert(0, _Kept({name: sys.modules.pop(name) for name in here}))
             return _run(*json.loads(order))
         tasks = [*filter(_is_running, tasks), task]
         idle = _IDLE
+
+
+class _Kept(MetaPathFinder):
+    """Gives a task the modules of this process, unless it would import them from other files."""
+
+    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Decide for all packages, when the first of them is imported."""
+        if name not in self._modules:
+            return None
+        sys.meta_path.remove(self)
+        found = {each: PathFinder.find_spec(each) for each in self._modules if "." not in each}
+        same = all(of and of.origin == self._modules[each].__file__ for each, of in found.items())
+        if not same or code_digest.__wrapped__() != code_digest():  # a run's own, or an upgrade
+            return None
+        give: dict[str, Any] = {"create_module": lambda spec: self._modules[spec.name]}
+        give["exec_module"] = lambda module: sys.modules.update(self._modules)
+        return ModuleSpec(name, SimpleNamespace(**give))  # type: ignore[arg-type]
 
 
 def _is_running(process: int) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -189,16 +190,18 @@ class StreamGrid(Transport):
             cause = f"waits for one of {actors} Ray actors, and {len(self._links)} would be needed"
             if actors < len(self._links) and self._cannot_connect(waiting[0], cause):
                 return
-        for link in waiting:
-            now = time.monotonic()
-            with self._streams.lock:
-                # Another session is under way, unless the node that took it has died since.
-                begins = set(link.openings.values()) - {link.used}
-                begins = begins if now < link.opened + _STARTING else set()
-                needed = link.in_flight and not link.stream and not begins
-            # A party whose stream has just broken may yet reconnect by itself.
-            if needed and now > link.lost + _GRACE:
-                self._open(link)
+        self._open([link for link in waiting if self._needs_session(link)])
+
+    def _needs_session(self, link: Link) -> bool:
+        """Return whether a link's message waits for a session that nobody begins."""
+        now = time.monotonic()
+        with self._streams.lock:
+            # Another session is under way, unless the node that took it has died since.
+            begins = set(link.openings.values()) - {link.used}
+            begins = begins if now < link.opened + _STARTING else set()
+            needed = link.in_flight and not link.stream and not begins
+        # A party whose stream has just broken may yet reconnect by itself.
+        return bool(needed) and now > link.lost + _GRACE
 
     def _cannot_connect(self, link: Link, cause: str) -> bool:
         """Fall back on the other transport, or else give the message up; say which."""
@@ -222,22 +225,25 @@ class StreamGrid(Transport):
                 self._streams.revoke(ended)
         return [(owners[reply.metadata.reply_to_message_id], reply) for reply in replies]
 
-    def _open(self, link: Link) -> None:
-        token = secrets.token_hex(32)
-        order = SessionOrder(
+    def _open(self, links: Sequence[Link]) -> None:
+        """Ask parties to begin a session, all in one call."""
+        order = partial(
+            SessionOrder,
             address=self._streams.address,
             certificate=self._streams.certificate.decode(),
-            token=token,
             keep=self.engine == "supernodes",
             nonce=self._nonce,
         )
-        seconds = self._running.session_seconds + self._running.party_timeout
-        with self._streams.lock:  # the party may be quick to show its token
-            self._streams.admit_by(token, link)
-        (key,) = self._transport.send([to_message(order, link.node, ttl=2 * seconds)])
+        ttl = 2 * (self._running.session_seconds + self._running.party_timeout)
+        tokens = {link: secrets.token_hex(32) for link in links}
+        with self._streams.lock:  # a party may be quick to show its token
+            for link, token in tokens.items():
+                self._streams.admit_by(token, link)
+        messages = [to_message(order(token=tokens[each]), each.node, ttl=ttl) for each in links]
+        keys = self._transport.send(messages)
         with self._streams.lock:
-            link.openings[key] = token
-            link.opened = time.monotonic()
+            for key, link in zip(keys, links, strict=True):
+                link.openings[key], link.opened = tokens[link], time.monotonic()
 
     def _fall_back(self, cause: str) -> None:
         """Hand all unanswered messages over to the other transport."""
