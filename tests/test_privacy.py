@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent
-from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from strategies.vertical import strategy_of
-from tests.conftest import ALL_ROWS, MANY, Start, nightly, trained
+from tests.conftest import ALL_ROWS, MANY, Start, trained
 from tests.releases import epsilon, log_of
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
@@ -275,28 +273,11 @@ def test_each_party_has_its_own_secret() -> None:
 # --- what it is worth ---------------------------------------------------------------------------
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(("noise", "bound"), [(1.0, 1.0), (8.0, 1.0), (8.0, 4.0), (0.5, 0.1)])
-@pytest.mark.parametrize("uploads", [1, 3, nightly(40)])
-def test_epsilon_is_that_of_composed_gaussian_mechanisms(
-    noise: float, bound: float, uploads: int
-) -> None:
-    config = config_of(embedding_noise=noise, embedding_bound=bound)
-    theirs = PLDAccountant().compose(GaussianDpEvent(noise / (2 * bound)), uploads)
-    assert epsilon(config, 1000, uploads) == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
-
-
 def test_epsilon_is_exact_for_its_delta() -> None:
     config = config_of(embedding_noise=4.0, embedding_bound=2.0, delta=1e-6)
     eps = epsilon(config, 1000, 9)
     # Two embeddings of norm 2 can be 4 apart.
     assert delta_of_gaussian(eps, 2 * 2.0 * 3 / 4.0) == pytest.approx(1e-6, rel=1e-6)
-
-
-def test_epsilon_of_no_upload_is_zero_and_grows_with_each() -> None:
-    values = [epsilon(config_of(), 1000, uploads) for uploads in range(5)]
-    assert values[0] == 0
-    assert values == sorted(set(values))
 
 
 def test_figure_of_the_paper_is_its_equation_15() -> None:
@@ -307,14 +288,6 @@ def test_figure_of_the_paper_is_its_equation_15() -> None:
     # It is of embeddings of norm 1: of larger ones, more noise is worth as much.
     larger = config.with_values({"embedding-bound": 3.0, "embedding-noise": 2.1})
     assert epsilon_of_theorem_6(larger, rows=1000, samples=5000) == pytest.approx(eps)
-
-
-def test_noise_of_equal_share_of_the_bound_is_worth_as_much() -> None:
-    values = [
-        epsilon(config_of(embedding_noise=4 * bound, embedding_bound=bound), 1000, 5)
-        for bound in (0.1, 1.0, 30.0)
-    ]
-    assert values == pytest.approx([values[0]] * 3)
 
 
 def test_a_record_changed_shifts_an_upload_by_twice_the_bound_at_most() -> None:

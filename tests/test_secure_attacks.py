@@ -27,7 +27,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.party import session as between
 from vfl_flower.party import state_file
 from vfl_flower.protocol.aggregation import keys as sum_keys
-from vfl_flower.protocol.aggregation import masks
+from vfl_flower.protocol.aggregation import masks, secure
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Offer, check_tags, place_of
 from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder, SetOrder
@@ -635,7 +635,7 @@ def test_feedback_in_a_message_that_fails_parts_a_party_from_the_others(
     if defence in ("lineage", "none"):
         no_defence(monkeypatch, "vfl_flower.protocol.aggregation.keys.refuse_second")
     if defence in ("keys", "none"):  # as if its model had come about as it was left before
-        monkeypatch.setattr(sum_keys, "no_lineage", lambda: bytes(32))
+        monkeypatch.setattr(secure, "token_bytes", bytes)
     before, first = seen(parties)
     total(parties.trained())
     for node, feedback in zip(parties.nodes, ONE_SIDED, strict=True):
