@@ -321,12 +321,8 @@ def test_the_label_holder_refuses_what_does_not_fit(named: str, counts: Any) -> 
     answer = GroupCounts(party=0, parties=1, groups=named, arrays=arrays)
     with pytest.raises(VflError):
         groups._checked(answer, np.array([1, 2, 3, 4]))
-    fits = GroupCounts(
-        party=0,
-        parties=1,
-        groups='{"sex": ["f", "m"]}',
-        arrays={"counts": np.array([[1, 2, 0, 4], [0, 0, 3, 0]], np.int64)},
-    )
+    arrays = {"counts": np.array([[1, 2, 0, 4], [0, 0, 3, 0]], np.int64)}
+    fits = GroupCounts(party=0, parties=1, groups='{"sex": ["f", "m"]}', arrays=arrays)
     assert set(groups._checked(fits, np.array([1, 2, 3, 4]))["sex"]) == {"f", "m"}
 
 

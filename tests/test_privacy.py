@@ -76,14 +76,12 @@ def test_noise_is_repeated_for_the_whole_window_and_for_single_steps(layer: int)
 def test_noise_differs_between_steps_layers_exchanges_and_secrets() -> None:
     config = config_of(inner_noise=1 / math.sqrt(3), embedding_noise=1.0)
     both = (5, 5)
-    steps = drawn(noise_of(config, both)).split(both)
+    changes: list[dict[str, Any]] = [{"exchange": 8}, {"secret": b"other"}]
     other = [
-        steps[0],
-        steps[1],
+        *drawn(noise_of(config, both)).split(both),
         drawn(noise_of(config, (5,)), layer=0),
-        drawn(noise_of(config, (5,), exchange=8)),
-        drawn(noise_of(config, (5,), secret=b"other")),
         drawn(noise_of(config, (5,)).of_pair()),
+        *(drawn(noise_of(config, (5,), **each)) for each in changes),
     ]
     for one in range(len(other)):
         for two in range(one):
@@ -106,9 +104,8 @@ def test_noise_of_the_last_layer_is_gaussian_with_deviation_c(deviation: float) 
     assert noise.mean().abs() < 5 / math.sqrt(count)
     assert (noise.square().mean() - 1).abs() < 5 * math.sqrt(2 / count)
     assert (noise.pow(4).mean() - 3).abs() < 5 * math.sqrt(96 / count)
-    assert ((noise.abs() < 1).float().mean() - math.erf(1 / math.sqrt(2))).abs() < 2.5 / math.sqrt(
-        count
-    )
+    within = (noise.abs() < 1).float().mean()
+    assert (within - math.erf(1 / math.sqrt(2))).abs() < 2.5 / math.sqrt(count)
 
 
 @pytest.mark.parametrize("deviation", [0.3, 2.0])
@@ -154,13 +151,8 @@ def by_hand(model: BottomModel, x: Tensor, inner: Tensor, outer: Tensor, bound: 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
-    config = config_of(
-        bottom_model="mlp",
-        optimizer=optimizer,
-        inner_noise=0.5,
-        embedding_activation="tanh",
-        bottom_hidden=6,
-    )
+    keys = {"bottom_model": "mlp", "embedding_activation": "tanh", "bottom_hidden": 6}
+    config = config_of(optimizer=optimizer, inner_noise=0.5, **keys)
     perturb = noise_of(config)
     inner, outer = drawn(perturb, 0, 6), drawn(perturb, LAST, 4)
     model = build_bottom(config, 0, torch.zeros(5), 4)
@@ -208,11 +200,8 @@ def described(**keys: Any) -> Party:
 def test_every_upload_of_a_party_is_clipped_and_noisy(kind: str) -> None:
     party = described(embedding_noise=0.2)
     arrays = UPLOADS[kind](party).arrays
-    x = (
-        party.inputs.block.test
-        if kind == "evaluate"
-        else party.inputs.block.train[arrays.get("ids", slice(None))]
-    )
+    block = party.inputs.block
+    x = block.test if kind == "evaluate" else block.train[arrays.get("ids", slice(None))]
     with torch.no_grad():
         clean = party.learner.model(torch.from_numpy(x))
     clean = clean * (1.0 / clean.norm(dim=1, keepdim=True)).clamp_max(1.0)

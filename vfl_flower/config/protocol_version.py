@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9cdd915afe52a40759fabfb95b418a2121d1d811be1359a1b8d148b6aef02ce4"
+DIGEST = "308ff9096a2431d0b2b4982f4d21b7fac809151145c39d9f139e4aab665b4d1d"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

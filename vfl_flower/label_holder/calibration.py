@@ -108,8 +108,7 @@ def scores(outputs: Tensor) -> list[Array]:
     """Return what a calibration reads, for each class: float64 [R].
 
     Two classes have one score. Each of several has its log odds against the rest, which do not
-    change
-    with all outputs of a row, as the softmax does not.
+    change with all outputs of a row, as the softmax does not.
     """
     outputs = outputs.detach().cpu().double()
     if outputs.shape[1] == 1:
@@ -162,8 +161,7 @@ def _corrected_line(score: Array, target: Array, kept: float, other: float) -> t
     """Return the slope and offset of most likelihood, given the noise on the labels.
 
     As Platt (1999) moves the targets, one row of each class is added, spread over all scores. So
-    the
-    slope stays finite.
+    the slope stays finite.
     """
     from scipy.optimize import minimize
 

@@ -165,13 +165,11 @@ class LabelHolder:
         """Answer the windows of one quorum, and step the top model.
 
         Step j takes the j-th mini-batch of every arrival. Coordinated arrivals share one batch
-        (split
-        learning). Else the parties' own batches follow each other (VAFL Alg. 2; with one arrival,
-        Alg. 1).
+        (split learning). Else the parties' own batches follow each other (VAFL Alg. 2; with one
+        arrival, Alg. 1).
 
         Raise `PoisonError`, or `DivergedError` without a culprit. If a run can continue without a
-        party, an
-        error leaves the top model unchanged.
+        party, an error leaves the top model unchanged.
         """
         if self.aggregation.waits:
             arrivals = self.aggregation.complete(self, arrivals)

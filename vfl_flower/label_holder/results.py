@@ -38,8 +38,7 @@ class Results(Callback):
     """Write the results of one run into a folder that `in_use` has locked.
 
     Never overwrite another run's results. A run that failed before its first step leaves its folder
-    to
-    the next, unless it released something.
+    to the next, unless it released something.
     """
 
     def __init__(self, folder: Path, history: Sequence[dict[str, Any]] | None = None) -> None:

@@ -44,8 +44,7 @@ class Table:
     """Embeddings by row and party, and the steps of their arrival.
 
     ``own`` has the label holder's features [N, F], and ``present`` the row mask [N, M]. Embeddings
-    in
-    use are at most ``max_delay`` label-holder steps old (D), if it is not 0.
+    in use are at most ``max_delay`` label-holder steps old (D), if it is not 0.
     """
 
     def __init__(

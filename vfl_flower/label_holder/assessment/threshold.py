@@ -15,10 +15,9 @@ def chosen(rule: Rule, chance: Array, positive: NDArray[np.bool_], kept: float =
     """Return the threshold that a rule chooses on validation rows, midway between probabilities.
 
     ``f1`` takes the largest F1 score, ``cost`` the least cost of missed positives and false alarms,
-    and
-    ``rate`` the nearest share of flagged rows. Where noise keeps a label with probability p,
-    ``kept``,
-    n rows with k noisy positives have an estimate of (k - (1 - p) n) / (2 p - 1) true ones.
+    and ``rate`` the nearest share of flagged rows. Where noise keeps a label with probability p,
+    ``kept``, n rows with k noisy positives have an estimate of (k - (1 - p) n) / (2 p - 1) true
+    ones.
     """
     if rule.kind == "number":
         return rule.number

@@ -164,8 +164,7 @@ class Masks:
         """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros.
 
         If a number has no fixed point, masks cancel in no sum from then on. A refusal would tell
-        the
-        label holder about embeddings: it could measure them by orders of its choice.
+        the label holder about embeddings: it could measure them by orders of its choice.
         """
         return {name: self._masked(name, rows) for name, rows in arrays.items()}
 

@@ -19,8 +19,7 @@ class TopK:
     """Keep the k = ceil(keep * d) largest magnitudes of a vector of d entries.
 
     This operator, top_k, is contractive with alpha = k / d. By 16 bits, values are float16 over a
-    power
-    of two for each vector. By 32 bits, they are sent as they are.
+    power of two for each vector. By 32 bits, they are sent as they are.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("keep", "bits")

@@ -86,8 +86,7 @@ class Journal:
         """Yield all events that were written whole. Then events can be written.
 
         Raise `ConfigError` if the file is damaged or of another run, or lacks events of ``mark`` or
-        of
-        the second count.
+        of the second count.
         """
         counted = b""
         if self.second and self.second.exists():  # read first: it never has more than the file

@@ -117,18 +117,12 @@ class ScalarNoise:
         self.top_clip = config.privacy.top_clip
         self.of_top = config.privacy.calibration != "paper"
         self.multiplier = multiplier
+        # In 32 bits, one of 50,000 rows changes how the others' sum rounds, more than noise hides.
+        self.sums = torch.float64 if multiplier else torch.float32
         self.secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} label holder".encode()
         self.drawn = 0  # number of draws so far
-
-    @property
-    def sums(self) -> torch.dtype:
-        """Return the precision of sums over rows.
-
-        In 32 bits, one of 50,000 rows changes how the others round, more than noise hides.
-        """
-        return torch.float64 if self.multiplier else torch.float32
 
     def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
         """Add noise to means [S] of clipped differences, over ``divisors`` rows each."""

@@ -57,8 +57,7 @@ class ReleaseLog:
         """Write all further releases to a file of ``run``, before they are counted.
 
         First count all events in the file: a resumed run makes those after its checkpoint ``mark``
-        again.
-        A new file begins with the events counted until now.
+        again. A new file begins with the events counted until now.
         """
         is_new = not path.exists()
         if mark is not None and is_new:
