@@ -1,5 +1,7 @@
 """Parties whose embeddings are summed, and a label holder that asks them whatever it likes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,19 +45,12 @@ class Parties:
     ) -> None:
         between.live.clear()
         self.exchange = 0
-        self.nodes = [
-            Context(
-                run_id=run,
-                node_id=2 + party,
-                node_config={
-                    **{"partition-id": party, "num-partitions": count},
-                    **{"states": str(folder / f"party-{party}"), **(own or {})},
-                },
-                state=RecordDict(),
-                run_config={**CANCER, **(keys[party] if keys else {})},
-            )
-            for party in range(count)
-        ]
+        self.nodes: list[Context] = []
+        for party in range(count):
+            node: dict[str, Any] = {"partition-id": party, "num-partitions": count}
+            node |= {"states": str(folder / f"party-{party}"), **(own or {})}
+            given = {**CANCER, **(keys[party] if keys else {})}
+            self.nodes.append(Context(run, 2 + party, node, RecordDict(), given))
 
     def begin(self) -> None:
         """Have all describe themselves."""
@@ -71,6 +66,12 @@ class Parties:
         """Have all agree on keys."""
         order = AgreeOrder(arrays=self.offers() if offers is None else offers)
         check_tags([asked(node, order, Agreed).arrays for node in self.nodes])
+
+    def ready(self) -> Parties:
+        """Have all describe themselves, and agree."""
+        self.begin()
+        self.agree()
+        return self
 
     def ask(self, orders: Sequence[messages.Order]) -> list[messages.Arrays]:
         """Return each party's answer to its order."""

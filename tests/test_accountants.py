@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from tests.conftest import nightly
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import expected_rows
 from vfl_flower.protocol.privacy import gaussian
@@ -120,30 +119,6 @@ def test_epsilon_of_scalars_is_that_of_dp_accounting(
 def test_scalars_over_all_rows_are_composed_gaussian_mechanisms(batch: int) -> None:
     eps = epsilon_of_scalars(budget_of(1.0, 1e-5, batch), 100, 30.0, 400)
     assert delta_of_gaussian(eps, 2 * 20 / 30) == pytest.approx(1e-5, rel=0.02)
-
-
-def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
-    config = budget_of(1.0, 1e-3, 50)
-    costs = [epsilon_of_scalars(config, 1000, 2.0, steps) for steps in (0, 1, 10, 100)]
-    assert costs[0] == 0.0
-    assert costs == sorted(set(costs))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("eps", "delta", "rows", "batch", "steps"),
-    [
-        nightly(1.0, 1e-3, 60_000, 64, 93_700),
-        (0.1, 1e-3, 1437, 32, 540),
-        (0.3, 1e-6, 455, 455, 10),
-    ],
-)
-def test_calibrated_noise_spends_the_budget_and_hardly_less(
-    eps: float, delta: float, rows: int, batch: int, steps: int
-) -> None:
-    multiplier = calibrated(eps, delta, batch, rows, steps)
-    theirs = of_dp_accounting().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
-    assert 0.995 * eps <= theirs <= eps
 
 
 def test_calibrated_noise_is_that_of_dp_accounting() -> None:

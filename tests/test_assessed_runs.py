@@ -186,11 +186,8 @@ def test_new_rows_have_segments_if_their_file_has_the_column(
     found = json.loads(out.with_suffix(".json").read_text())["assessment"]
     labels = read(organisations.labels).set_index(ID).loc[table.index]
     north = labels["region"].to_numpy() == "north"
-    due = two_classes.figures(
-        table["probability_1"].to_numpy()[north],
-        labels["label"].to_numpy()[north] == 1,
-        by_region["threshold"]["value"],
-    )
+    chance, true = (each.to_numpy()[north] for each in (table["probability_1"], labels["label"]))
+    due = two_classes.figures(chance, true == 1, by_region["threshold"]["value"])
     north_figures = found["segments"]["region"]["figures"]["north"]
     assert {name: pytest.approx(each) for name, each in due.items()} == north_figures
     assert found["segments"]["region"]["left_out"].keys() == {"far"}

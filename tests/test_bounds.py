@@ -6,7 +6,7 @@ import math
 import re
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -21,16 +21,8 @@ from hypothesis import strategies as st
 import vfl_flower
 from strategies.step_budget import StepBudget
 from tests.conftest import Start, of_words
-from tests.test_faults import (
-    GOES_ON,
-    KEYS,
-    VAFL,
-    ZEROTH,
-    Misbehaving,
-    array,
-    failing,
-    first,
-)
+from tests.party.nodes import asked, refused
+from tests.test_faults import GOES_ON, KEYS, VAFL, ZEROTH, Misbehaving, array, failing, first
 from tests.test_report import Page
 from vfl_flower import client_app
 from vfl_flower.config.errors import DivergedError, PoisonError, VflError
@@ -78,9 +70,8 @@ def test_one_upload_ends_no_run_and_names_its_party(
 ) -> None:
     logging.getLogger("flwr").disabled = False
     try:
-        finished = run(
-            3, keys, misbehaving(array(name, first(value)), number=3 + 2 * (keys is BY_STEP))
-        )
+        number = 3 + 2 * (keys is BY_STEP)
+        finished = run(3, keys, misbehaving(array(name, first(value)), number=number))
     finally:
         logging.getLogger("flwr").disabled = True
     assert finished.summary["failure"] is None and finished.summary["failed_parties"] == []
@@ -105,16 +96,11 @@ def two_arrivals(**more: Any) -> tuple[LabelHolder, list[Any]]:
     config = resolve({**VAFL, "server-lr": 1.0, "window": 15, **more})
     holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
     order = messages.TrainOrder(exchange=1, epoch=0, first=0, steps=15, coordinated=True)
-    arrivals = [
-        holder.receive(
-            party,
-            order,
-            messages.Upload(
-                party=party, exchange=1, arrays={"embedding": np.full((455, 32), value, np.float32)}
-            ),
-        )
-        for party, value in ((0, 0.5), (1, messages.LARGEST))
-    ]
+    arrivals = []
+    for party, value in ((0, 0.5), (1, messages.LARGEST)):
+        arrays = {"embedding": np.full((455, 32), value, np.float32)}
+        upload = messages.Upload(party=party, exchange=1, arrays=arrays)
+        arrivals.append(holder.receive(party, order, upload))
     return holder, arrivals
 
 
@@ -122,9 +108,7 @@ def test_after_a_poisoned_answer_the_top_model_is_as_it_was() -> None:
     holder, arrivals = two_arrivals(**{"on-party-failure": "continue", "optimizer": "momentum"})
     holder.table.peaks[1] = messages.LARGEST
     before = holder.state_dict()[1]
-    with pytest.raises(
-        PoisonError, match=r"^Party 1 sent embeddings of up to 1,000,000, which made"
-    ):
+    with pytest.raises(PoisonError, match=r"^Party 1 sent embeddings of up to 1,000,000, which"):
         holder.answer(arrivals)
     after = holder.state_dict()[1]
     for name in (each for each in before if each.startswith(("top.", "optimizer."))):
@@ -218,16 +202,7 @@ ORDERS: list[messages.Order] = [
     FiguresOrder(metric="auc", grain=0.0, rows=1),
 ]
 NUMBERS: list[Any] = [
-    -1,
-    0,
-    2**31,
-    10**10,
-    2**53 + 1,
-    2**63 - 1,
-    -(2**63),
-    math.nan,
-    math.inf,
-    1e300,
+    *(-1, 0, 2**31, 10**10, 2**53 + 1, 2**63 - 1, -(2**63), math.nan, math.inf, 1e300)
 ]
 
 
@@ -237,8 +212,7 @@ def described(folder: Path) -> Context:
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": 3, "states": str(folder)}
     keys: dict[str, Any] = {**RUN}
     context = Context(7, 2, node, RecordDict(), keys)
-    reply = client_app.app(to_message(messages.DescribeOrder(outputs=1), 2, 60), context)
-    assert not reply.has_error() and "failure" not in reply.content
+    asked(context, messages.DescribeOrder(outputs=1), messages.Description)
     return context
 
 
@@ -284,12 +258,8 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
 def test_steps_beyond_all_epochs_would_else_be_drawn(tmp_path: Path) -> None:
     """The control: `draw_window` itself takes any number of them."""
     order = messages.TrainOrder(exchange=1, epoch=0, first=0, steps=10**10, coordinated=True)
-    reply = client_app.app(to_message(order, 2, 60), described(tmp_path))
-    with pytest.raises(
-        VflError,
-        match=r"steps 1 to 10000000000 of epoch 1, but the run has at most 12 epochs of 15",
-    ):
-        read_reply(reply, messages.Upload)
+    said = "steps 1 to 10000000000 of epoch 1, but the run has at most 12 epochs of 15"
+    refused(described(tmp_path), order, said)
 
 
 def test_want_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +268,8 @@ def test_want_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
 
     context = described(tmp_path)
     monkeypatch.setattr("vfl_flower.party.learner.Learner.embeddings", embeddings)
-    reply = client_app.app(to_message(messages.EvaluateOrder(exchange=1), 2, 60), context)
-    with pytest.raises(VflError, match=r"^failed: has not enough memory for what it was asked\.$"):
-        read_reply(reply, messages.Upload)
+    said = r"^failed: has not enough memory for what it was asked\.$"
+    refused(context, messages.EvaluateOrder(exchange=1), said)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 60))
@@ -312,14 +281,11 @@ def test_every_window_of_a_plan_is_a_possible_order(
     while plan.left > 0:  # by one party, which is quicker than all others
         epoch, at, steps = plan.window(done, longest)
         done += steps
-        order = messages.TrainOrder(
-            exchange=1, epoch=epoch, first=at, steps=steps, coordinated=False
-        )
+        place: dict[str, Any] = {"epoch": epoch, "first": at, "steps": steps}
+        order = messages.TrainOrder(exchange=1, coordinated=False, **place)
         sampling_of(config, 100).check(order, parties)
     with pytest.raises(VflError, match="the run has at most"):
-        sampling_of(config, 100).check(
-            messages.TrainOrder(**{**vars(order), "epoch": epoch + 1}), parties
-        )
+        sampling_of(config, 100).check(replace(order, epoch=epoch + 1), parties)
 
 
 # --- fields and arrays that none has ------------------------------------------------------------
@@ -329,17 +295,10 @@ def answer_of(content: dict[str, Any]) -> Message:
     begin_task()
     message = to_message(messages.EvaluateOrder(exchange=1), 2, 60)
     upload: dict[str, Any] = {"party": 1, "exchange": 1, "peak_memory_mb": 1.0, "surrogates": ""}
-    arrays = content.pop("arrays", {})
-    return Message(
-        RecordDict(
-            {
-                "scalars": ConfigRecord({**upload, **content.pop("scalars", {})}),
-                "arrays": arrays if isinstance(arrays, ArrayRecord) else pack(arrays),
-                **content,
-            }
-        ),
-        reply_to=message,
-    )
+    arrays, more = content.get("arrays", {}), content.get("scalars", {})
+    arrays = arrays if isinstance(arrays, ArrayRecord) else pack(arrays)
+    records = {**content, "scalars": ConfigRecord({**upload, **more}), "arrays": arrays}
+    return Message(RecordDict(records), reply_to=message)
 
 
 @pytest.mark.parametrize(
@@ -353,32 +312,13 @@ def answer_of(content: dict[str, Any]) -> Message:
         ({"scalars": {"exchange": -1}}, "exchange must be at least 0"),
         ({"scalars": {"surrogates": "x" * 129}}, "surrogates must have at most 128 letters"),
         ({"scalars": {"surrogates": "a\nb"}}, "surrogates must be plain text in one line"),
-        (
-            {"arrays": {f"{n}": np.zeros(1) for n in range(1025)}},
-            "too many arrays, or too long names",
-        ),
+        ({"arrays": {f"{n}": np.zeros(1) for n in range(1025)}}, "too many arrays, or too long"),
         ({"arrays": {"x" * 129: np.zeros(1)}}, "too many arrays, or too long names"),
-        (
-            {"arrays": {"a": np.zeros(20_000)}},
-            r"a Upload of 160,128 bytes, more than the 150,000 that",
-        ),
+        ({"arrays": {"a": np.zeros(20_000)}}, "a Upload of 160,128 bytes, more than the 150,000"),
         (
             {"arrays": ArrayRecord({"a": Array("int8", (1,) * 9, "numpy.ndarray", b"")})},
             "'a' whose bytes do not decode",
         ),
-    ],
-    ids=[
-        *(
-            "field",
-            "record",
-            "infinite",
-            "not a number",
-            "negative",
-            "exchange",
-            "long digest",
-            "lines",
-        ),
-        *("many arrays", "long name", "too large", "many axes"),
     ],
 )
 def test_what_no_upload_has_is_refused(content: dict[str, Any], said: str) -> None:
@@ -398,9 +338,7 @@ def test_an_order_with_an_array_that_nobody_uses_changes_nothing(tmp_path: Path)
     context = described(tmp_path)
     before = context.state["scalars"]
     order = messages.EvaluateOrder(exchange=1, arrays={"more": np.zeros(3)})
-    reply = client_app.app(to_message(order, 2, 60), context)
-    with pytest.raises(VflError, match=r"^failed: was sent an array 'more', which nobody uses"):
-        read_reply(reply, messages.Upload)
+    refused(context, order, "^failed: was sent an array 'more', which nobody uses")
     assert context.state["scalars"] is before
 
 
@@ -463,15 +401,11 @@ def test_a_party_s_cause_is_no_part_of_the_page_or_the_log(run: Start, tmp_path:
 
 
 def test_replies_that_are_as_they_should_be_pass() -> None:
-    upload = messages.Upload(
-        party=1, exchange=1, peak_memory_mb=5e3, arrays={"embedding": np.ones((2, 3))}
-    )
+    arrays = {"embedding": np.ones((2, 3))}
+    upload = messages.Upload(party=1, exchange=1, peak_memory_mb=5e3, arrays=arrays)
     begin_task()
-    found = read_reply(
-        to_reply(upload, to_message(messages.EvaluateOrder(exchange=1), 2, 60)),
-        messages.Upload,
-        200,
-    )
+    reply = to_reply(upload, to_message(messages.EvaluateOrder(exchange=1), 2, 60))
+    found = read_reply(reply, messages.Upload, 200)
     assert found.peak_memory_mb == 5e3 and found.nbytes == 48
 
 

@@ -35,11 +35,8 @@ from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 
 CANCER = {
-    "dataset": "breast-cancer",
-    "bottom-hidden": 8,
-    "batch-size": 64,
-    "embedding-size": 4,
-    "top-hidden": 8,
+    **{"dataset": "breast-cancer", "bottom-hidden": 8, "batch-size": 64},
+    **{"embedding-size": 4, "top-hidden": 8},
 }
 
 
@@ -213,9 +210,7 @@ def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
 
 @pytest.mark.one_by_day
 @pairwise(
-    target=["classification", "regression"],
-    strategy=["split-nn", "vafl"],
-    align=["psi", "any"],
+    target=["classification", "regression"], strategy=["split-nn", "vafl"], align=["psi", "any"]
 )
 def test_a_run_on_files_goes_on_with_its_rows(
     tmp_path: Path, target: str, strategy: str, align: str
@@ -398,9 +393,8 @@ def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path
         another = interrupted(tmp_path / "another", keys, 2, 2) / journal.name
         journal.write_bytes(another.read_bytes())
     else:
-        journal.write_bytes(
-            {"cut": whole[:-200], "empty": b"", "flipped": whole[:99] + b"x" + whole[100:]}[how]
-        )
+        flipped = whole[:99] + b"x" + whole[100:]
+        journal.write_bytes({"cut": whole[:-200], "empty": b"", "flipped": flipped}[how])
     fails(folder, r"releases.journal is .*, and without it nobody knows what this run has released")
 
 
@@ -528,9 +522,7 @@ def folder(tmp_path: Path, kept: Path) -> Path:
 def test_without_a_checkpoint(tmp_path: Path) -> None:
     sentence = r"has no checkpoint.npz. Name the results folder of a run that saved a checkpoint\."
     fails(interrupted(tmp_path / "cut", {**CANCER, "epochs": 2}, 1, 2), sentence)
-    with pytest.raises(
-        ConfigError, match=r"nowhere is not a folder\. Name the results folder of a run"
-    ):
+    with pytest.raises(ConfigError, match=r"nowhere is not a folder\. Name the results folder"):
         resumed(tmp_path / "nowhere", 2)
     assert not (tmp_path / "nowhere").exists()
 
@@ -695,10 +687,8 @@ def test_a_run_resumes_on_a_machine_that_rounds_otherwise(tmp_path: Path) -> Non
 def test_another_file_of_a_party(on_files: Any, how: Any) -> None:
     change(on_files.files[0], how)
     before = untouched(on_files.folder / "run")
-    with pytest.raises(
-        PartyError,
-        match=r"does not have the data that this run began with|has lost or changed rows",
-    ) as raised:
+    sentence = "does not have the data that this run began with|has lost or changed rows"
+    with pytest.raises(PartyError, match=sentence) as raised:
         on_files.resume("run")
     assert str(raised.value).endswith(".")
     assert "f1" not in str(raised.value) and "f9" not in str(raised.value)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -41,11 +41,11 @@ FLOAT16, BFLOAT16 = Float16(CodecConfig()), BFloat16(CodecConfig())
 
 def vectors(elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[Vector]]:
     """The vectors of a window, one for each of its steps; some have no entries."""
-    return SIZES.flatmap(
-        lambda sizes: st.tuples(
-            *(hnp.arrays(np.float32, size, elements=elements) for size in sizes)
-        ).map(list)
-    )
+
+    def of(sizes: list[int]) -> st.SearchStrategy[list[Vector]]:
+        return st.tuples(*(hnp.arrays(np.float32, n, elements=elements) for n in sizes)).map(list)
+
+    return SIZES.flatmap(of)
 
 
 def top_k(keep: float) -> TopK:
@@ -87,6 +87,7 @@ def normal(*shape: int, seed: int = 0) -> Vector:
 
 
 @given(vectors(VALUES), KEEP)
+@example([np.zeros(7, np.float32), np.array([-3.0], np.float32)], 0.001)
 def test_top_k_keeps_the_largest_entries_of_every_vector(each: list[Vector], keep: float) -> None:
     codec = top_k(keep)
     arrays = encoded(codec, each)
@@ -124,16 +125,6 @@ def test_top_k_of_32_bits_sends_exact_values_and_all_entries_unchanged_if_it_kee
     assert np.array_equal(halves != 0, kept) and (halves[kept] != rows[kept]).any()
     whole = TopK(CodecConfig(codec="top-k", keep=1.0, bits=32))
     assert np.array_equal(whole.decode("h", whole.encode("h", rows, sizes, ""), SHAPE, sizes), rows)
-
-
-def test_top_k_of_zeros_is_zeros_and_of_one_entry_is_that_entry() -> None:
-    each: list[Vector] = [
-        np.zeros(7, np.float32),
-        np.array([-3.0], np.float32),
-        np.zeros(0, np.float32),
-    ]
-    found = decoded(top_k(0.001), each, encoded(top_k(0.001), each))
-    assert [v.tolist() for v in found] == [[0.0] * 7, [-3.0], []]
 
 
 @pytest.mark.nightly
@@ -186,6 +177,7 @@ def test_equal_keys_give_equal_messages_and_others_draw_anew(codec: Codec) -> No
 
 
 @given(vectors(VALUES))
+@example([(1e-12 * normal(9)).astype(np.float32)])  # which float16 by itself would lose
 def test_float16_rounds_to_eleven_bits_of_a_number_or_of_its_vector(each: list[Vector]) -> None:
     arrays = encoded(FLOAT16, each)
     assert nbytes(arrays) == 2 * sum(map(len, each)) + len(each)
@@ -193,16 +185,6 @@ def test_float16_rounds_to_eleven_bits_of_a_number_or_of_its_vector(each: list[V
         power = 2.0 ** max(math.frexp(np.abs(v).max(initial=0.0))[1], -126)
         rounding = np.maximum(np.abs(v, dtype=np.float64) * 2.0**-11, power * 2.0**-25)
         assert (np.abs(found.astype(np.float64) - v) <= rounding).all()
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1e-7, 1.0, 1e6])
-def test_float16_loses_neither_small_gradients_nor_large_embeddings(scale: float) -> None:
-    v = (scale * normal(500)).astype(np.float32)
-    (found,) = decoded(FLOAT16, [v], encoded(FLOAT16, [v]))
-    np.testing.assert_allclose(found, v, rtol=2.0**-11, atol=scale * 2.0**-22)
-    with np.errstate(over="ignore"):
-        plain = v.astype(np.float16)
-    assert np.allclose(plain, v, rtol=0.01, atol=0.01 * scale) == (scale == 1)  # it would by itself
 
 
 @pytest.mark.nightly
@@ -339,7 +321,14 @@ LOSSY: dict[str, Codec] = {  # top-k keeps 4 and 2 entries
     **{"top-k": top_k(0.2), "qsgd": qsgd(2)},
     **{"float16": FLOAT16, "bfloat16": BFLOAT16},
 }
-MESSAGES = {name: codec.encode("h", normal(*SHAPE), TWO, "key") for name, codec in LOSSY.items()}
+NO_SIGN = np.packbits(number_bits(np.array([0, 2]), 5))
+
+
+def sent(codec: Codec, sizes: NDArray[np.int64] = TWO) -> Arrays:
+    return codec.encode("h", normal(*SHAPE), sizes, "key")
+
+
+MESSAGES = {name: sent(codec) for name, codec in LOSSY.items()}
 every_array = pytest.mark.parametrize(
     ("codec", "name"), [(codec, name) for codec, arrays in MESSAGES.items() for name in arrays]
 )
@@ -408,11 +397,7 @@ def test_a_missing_array_is_refused(codec: str, name: str) -> None:
         ("top-k", at(0, 1, 2, 2, 20, 21), "'h.bits' does not hold 6 increasing places below 30"),
         ("top-k", at(0, 1, 2, 3, 4, 21), "'h' keeps a wrong number of entries"),
         ("top-k", at(0, 1, 2, 20, 21, 22), "'h' keeps a wrong number of entries"),
-        (
-            "top-k",
-            altered("h.bits", np.zeros_like),
-            "'h.bits' does not hold 6 increasing places below 30",
-        ),
+        ("top-k", altered("h.bits", np.zeros_like), "'h.bits' does not hold 6 increasing places"),
         ("top-k", altered("h.bits", lambda bits: bits | 255), "'h.bits' does not hold 6"),
         ("top-k", altered("h.values", first(1.01)), "values above the peak"),
         ("top-k", altered("h.values", first(-2)), "values above the peak"),
@@ -426,25 +411,13 @@ def test_a_missing_array_is_refused(codec: str, name: str) -> None:
         ("qsgd", altered("h.counts", first(255)), "'h' has impossible counts"),
         ("qsgd", altered("h.counts", lambda n: n + 1), "'h' has impossible counts"),
         ("qsgd", altered("h.counts", lambda n: -n.astype(np.int8)), "'h.counts' is int8"),
-        (
-            "qsgd",
-            lambda arrays: {**arrays, "h.bits": np.packbits(number_bits(np.array([0, 2]), 5))},
-            "'h' does not say whether it has signs",
-        ),
+        ("qsgd", altered("h.bits", lambda _: NO_SIGN), "'h' does not say whether it has signs"),
         ("float16", altered("h.values", first(1.01)), "values above the peak"),
         ("float16", altered("h.values", first(np.nan)), "'h.values' has values that are not fin"),
         ("bfloat16", altered("h", lambda bits: bits | 0x7F80), "'h' has values that are not fin"),
         ("bfloat16", altered("h", lambda bits: bits.view(np.int16)), "'h' is int16 of shape"),
-        (
-            "qsgd",
-            lambda arrays: qsgd(4).encode("h", normal(*SHAPE), TWO, "key"),
-            "'h' has a level above 4",
-        ),
-        (
-            "top-k",
-            lambda arrays: top_k(0.2).encode("h", normal(*SHAPE), TWO[::-1], "key"),
-            "'h' keeps a wrong number of entries",
-        ),
+        ("qsgd", lambda _: sent(qsgd(4)), "'h' has a level above 4"),
+        ("top-k", lambda _: sent(top_k(0.2), TWO[::-1]), "'h' keeps a wrong number of entries"),
     ],
 )
 def test_what_no_codec_would_send_is_refused(codec: str, alter: Alter, sentence: str) -> None:
@@ -457,7 +430,7 @@ def test_places_that_could_be_are_not_refused() -> None:
 
 
 def test_places_as_a_bit_for_each_entry_are_counted_too() -> None:
-    arrays = top_k(0.5).encode("h", normal(*SHAPE), TWO, "key")
+    arrays = sent(top_k(0.5))
     assert arrays["h.bits"].nbytes == 4
     with pytest.raises(VflError, match=r"'h\.bits' does not hold 15 increasing places below 30"):
         top_k(0.5).decode("h", {**arrays, "h.bits": arrays["h.bits"] * 0}, SHAPE, TWO)
@@ -500,14 +473,11 @@ def uplink(config: RunConfig, table: Tensor) -> Channel:
 
 def windows(*lengths: list[int], rows: int = 40, distinct: bool = True) -> list[Window]:
     generator = np.random.default_rng(0)
-    return [
-        Window(
-            generator.permutation(rows)[: sum(each)].astype(np.int32),
-            np.array(each, np.int32),
-            distinct=distinct,
-        )
-        for each in lengths
-    ]
+    found = []
+    for each in lengths:
+        ids = generator.permutation(rows)[: sum(each)].astype(np.int32)
+        found.append(Window(ids, np.array(each, np.int32), distinct=distinct))
+    return found
 
 
 @every_codec
@@ -544,9 +514,7 @@ def test_a_window_without_rows_goes_through_a_channel(
 
 
 @every_codec
-def test_rows_of_a_step_are_one_vector_and_other_steps_do_not_matter(
-    keys: dict[str, Any],
-) -> None:
+def test_rows_of_a_step_are_one_vector_and_other_steps_do_not_matter(keys: dict[str, Any]) -> None:
     config = resolve(keys)
     (window,) = windows([10, 20])
     rows = torch.from_numpy(normal(30, 6))

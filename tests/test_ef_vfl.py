@@ -74,17 +74,12 @@ def by_hand(
 
     for epoch in range(config.training.epochs):
         steps = steps_per_epoch(config, rows)
-        order = torch.from_numpy(
-            sampling_of(config, rows).window(None, epoch, 0, steps, b"").ids
-        ).long()
+        order = sampling_of(config, rows).window(None, epoch, 0, steps, b"").index
         for ids in order.split(config.training.batch_size):
             uploads = [bottom(x[m][ids]) for m, bottom in enumerate(models)]
             for surrogate, h in zip(surrogates, uploads, strict=True):
-                known = (
-                    surrogate[ids]
-                    if config.uplink.compression == "error-feedback"
-                    else torch.zeros(())
-                )
+                feeds_back = config.uplink.compression == "error-feedback"
+                known = surrogate[ids] if feeds_back else torch.zeros(())
                 surrogate[ids] = known + top_k(h.detach() - known, config.uplink.keep or 0.1)
             g = [surrogate[ids].requires_grad_() for surrogate in surrogates]
             met = copy.deepcopy(top)
@@ -127,13 +122,8 @@ def flat(arrays: Mapping[str, Any]) -> NDArray[Any]:
 )
 def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -> None:
     keys = {"keep": 0.05, "embedding-size": 6, "embedding-activation": "tanh", **keys}
-    keys |= {
-        **ALL_ROWS,
-        "batch-size": batch,
-        "epochs": 12 if batch > 1437 else 3,
-        "eval-every": 100,
-        "optimizer": "sgd",
-    }
+    keys |= {**ALL_ROWS, "batch-size": batch, "epochs": 12 if batch > 1437 else 3}
+    keys |= {"eval-every": 100, "optimizer": "sgd"}
     strategy, grid = trained(3, keys)
     before, after, surrogates, losses = by_hand(strategy.config, 3)
     assert strategy.run.history.entries[-1]["train_loss"] == pytest.approx(
@@ -160,6 +150,7 @@ QSGD_DOWNLINK = {**DOWNLINK, "downlink-codec": "qsgd"}
 SHARED = {"strategy": "ef-vfl", "labels": "shared"}
 VAFL = {"strategy": "vafl", "delay": "exponential"}
 PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
+ALL_OTHERS = "other-0", "other-1", "other-2"
 
 
 @pytest.mark.nightly
@@ -170,12 +161,9 @@ PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
         nightly({"strategy": "ef-vfl", **QSGD, **DOWNLINK}, ["uplink", "gradient"]),
         nightly({"strategy": "ef-vfl", "batch-size": 10**6, "epochs": 200}, ["uplink"]),
         nightly({"strategy": "split-nn", **QSGD_DOWNLINK}, ["gradient"]),
-        nightly(SHARED, ["uplink", "other-0", "other-1", "other-2"]),
-        ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", "other-0", "other-1", "other-2", "top"]),
-        nightly(
-            {**SHARED, **QSGD_DOWNLINK, "window": 7},
-            ["uplink", *map("other-{}".format, range(3)), "top"],
-        ),
+        nightly(SHARED, ["uplink", *ALL_OTHERS]),
+        ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", *ALL_OTHERS, "top"]),
+        nightly({**SHARED, **QSGD_DOWNLINK, "window": 7}, ["uplink", *ALL_OTHERS, "top"]),
         nightly({**VAFL, **TOP_K}, ["uplink"]),
         nightly({**VAFL, **QSGD, **QSGD_DOWNLINK, "window": 4}, ["uplink", "gradient"]),
         ({**VAFL, **TOP_K, **DOWNLINK, "sampling": "poisson"}, ["uplink", "gradient"]),
@@ -299,28 +287,16 @@ def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) 
     summary = run(parties, keys, client).summary
     described, *heard = [(kind, set(arrays)) for kind, arrays in client.heard]
     assert described == ("query.describe", set())
-    names = {
-        f"party-{other}/embedding.{part}"
-        for other in (0, 2, 3)
-        for part in ("values", "exponents", "bits")
-    }
+    parts = "values", "exponents", "bits"
+    names = {f"party-{other}/embedding.{part}" for other in (0, 2, 3) for part in parts}
     broadcast = names | {"top"}
-    assert heard == [
-        ("train", {"labels"}),
-        ("train", broadcast),
-        ("train", broadcast),
-        ("evaluate", broadcast),
-        ("train", set()),
-        ("train", broadcast),
-        ("train", broadcast),
-        ("evaluate", broadcast),
-        ("query.checkpoint", set()),
-    ]
+    answered = [("train", broadcast), ("train", broadcast), ("evaluate", broadcast)]
+    epochs = [("train", {"labels"}), *answered, ("train", set()), *answered]
+    assert heard == [*epochs, ("query.checkpoint", set())]
     top = 4 * (parties * size * top_hidden + top_hidden + top_hidden + 1)
     labels = parties * 455  # a byte each
-    assert summary["bytes_down"] == (
-        labels + (parties - 1) * summary["bytes_up"] + parties * 2 * 15 * top
-    )
+    passed_on = (parties - 1) * summary["bytes_up"]
+    assert summary["bytes_down"] == labels + passed_on + parties * 2 * 15 * top
 
 
 @pytest.mark.nightly
@@ -343,10 +319,7 @@ def shared_party(**keys: Any) -> tuple[Party, TrainOrder]:
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        (
-            np.zeros(455, np.int64),
-            "was sent int64 labels .* integer for each of its 455 training rows",
-        ),
+        (np.zeros(455, np.int64), "was sent int64 labels .* for each of its 455 training rows"),
         (np.zeros(455, np.float32), "was sent float32 labels .* one unsigned integer for each"),
         (np.zeros(454, np.uint8), r"was sent uint8 labels of shape \(454,\): it needs one"),
         (np.zeros((455, 1), np.uint8), r"was sent uint8 labels of shape \(455, 1\): it needs one"),
@@ -447,7 +420,7 @@ class Weighing:
     ("keys", "names"),
     [
         ({"strategy": "ef-vfl"}, ["uplink"]),
-        ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", *map("other-{}".format, range(3)), "top"]),
+        ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", *ALL_OTHERS, "top"]),
         ({**VAFL, **TOP_K, "max-delay": 4}, ["uplink"]),
         ({"strategy": "cascaded", **QSGD}, ["uplink"]),
         ({"strategy": "ef-vfl", "presence": 0.5}, ["uplink"]),

@@ -68,61 +68,22 @@ SYSTEMS: list[dict[str, Any]] = [
 
 TEXTS = ["", "x", "x" * 200, "x" * 10**5, "\x1b[2J", "a\nb", "\x00", HOSTILE, "../../etc", "ü" * 64]
 SCALARS: list[Any] = [
-    *(
-        -1,
-        0,
-        1,
-        2,
-        7,
-        2**15,
-        2**31 - 1,
-        2**31,
-        2**32,
-        10**10,
-        2**53,
-        2**53 + 1,
-        2**63 - 1,
-        -(2**63),
-    ),
+    *(-1, 0, 1, 2, 7, 2**15, 2**31 - 1, 2**31, 2**32, 10**10, 2**53, 2**53 + 1),
+    *(2**63 - 1, -(2**63)),
     *(0.0, -0.0, 0.5, -1.5, math.nan, math.inf, -math.inf, 1e300, 5e-324),
     *(True, False, b"", b"\x80\x04N.", *TEXTS, [], [1, 2], [math.nan], ["a"]),
 ]
 VALUES = [
-    math.nan,
-    math.inf,
-    -math.inf,
-    1e30,
-    -1e30,
-    1.1e6,
-    -3e38,
-    1e-40,
-    0,
-    -1,
-    2**31 - 1,
-    -(2**31),
+    *(math.nan, math.inf, -math.inf, 1e30, -1e30, 1.1e6, -3e38, 1e-40),
+    *(0, -1, 2**31 - 1, -(2**31)),
 ]
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", ">f4", "bool"]
 NONSENSE = [
-    "object",
-    "O",
-    "<U6",
-    "f4,f4",
-    "float33",
-    "datetime64",
-    "",
-    "x" * 10**4,
+    *("object", "O", "<U6", "f4,f4", "float33", "datetime64", "", "x" * 10**4),
     "__import__('os')",
 ]
 NAMES = [
-    "",
-    "ids",
-    "lengths",
-    "embedding",
-    "gradient",
-    "labels",
-    "a/b",
-    "x" * 500,
-    "\n",
+    *("", "ids", "lengths", "embedding", "gradient", "labels", "a/b", "x" * 500, "\n"),
     "party-9/x",
 ]
 
@@ -207,10 +168,8 @@ def altered(chance: random.Random, content: RecordDict) -> RecordDict:
         elif what == 8:
             parts.pop(chance.choice(list(parts) or ["arrays"]), None)
         else:
-            cause = {
-                "cause": chance.choice(SCALARS),
-                "out-of-step": chance.choice((True, False, 1)),
-            }
+            late = chance.choice((True, False, 1))
+            cause = {"cause": chance.choice(SCALARS), "out-of-step": late}
             kind = chance.choice(("failure", "more", "scalars", "arrays"))
             parts[kind] = chance.choice((ConfigRecord(cause), ArrayRecord(), ConfigRecord()))
     return RecordDict(parts)
@@ -278,15 +237,10 @@ class Exchange:
         self.seat = seat = run.records[0]
         holder = run.holder
         ids = np.arange(0, 40, 3, dtype=np.int32)
+        opening, together = holder.estimator.opening(holder, 0), run.schedule.coordinated
+        first: dict[str, Any] = {"epoch": 0, "first": 0, "steps": 3, "coordinated": together}
         made: dict[type[messages.Turn], messages.Turn] = {
-            messages.TrainOrder: messages.TrainOrder(
-                exchange=1,
-                epoch=0,
-                first=0,
-                steps=3,
-                coordinated=run.schedule.coordinated,
-                arrays=holder.estimator.opening(holder, 0),
-            ),
+            messages.TrainOrder: messages.TrainOrder(exchange=1, arrays=opening, **first),
             messages.EvaluateOrder: messages.EvaluateOrder(exchange=1),
             messages.EmbedOrder: messages.EmbedOrder(exchange=1, arrays={"ids": ids}),
             messages.CheckpointOrder: messages.CheckpointOrder(exchange=1, number=1),
@@ -376,11 +330,7 @@ def systems(number: int) -> list[dict[str, Any]]:
 
 def exchanges(number: int) -> Iterator[Exchange]:
     for keys in systems(number):
-        kinds: list[type[messages.Turn]] = [
-            messages.TrainOrder,
-            messages.TrainOrder,
-            messages.EvaluateOrder,
-        ]
+        kinds: list[type[messages.Turn]] = [*[messages.TrainOrder] * 2, messages.EvaluateOrder]
         if keys["strategy"] == "vafl":
             kinds += [messages.EmbedOrder, messages.CheckpointOrder]
         for kind in kinds:
@@ -472,12 +422,8 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     common = CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)})
     recall = ReuseOrder(alignment="0" * 32, arrays={"proofs": np.zeros((2, 32), np.uint8)})
     sets = SetOrder(arrays={"names": np.zeros((30, 16), np.uint8), "proofs": blinded[:30]})
-    orders: list[tuple[messages.Order, bytes]] = [
-        (recall, began),
-        (align, began),
-        (common, aligned),
-    ]
-    orders += [(sets, began), (replace(align, anew=False), began)]
+    orders: list[tuple[messages.Order, bytes]] = [(recall, began), (align, began)]
+    orders += [(common, aligned), (sets, began), (replace(align, anew=False), began)]
     first = replace(align, more=True, arrays={"ids": blinded[:50]})
     client_app.app(to_message(first, 2, 60), context)
     later = replace(align, piece=1, arrays={"ids": blinded[50:]})
@@ -562,18 +508,8 @@ def test_orders_that_are_altered_are_refused_or_harmless(
 # --- pages --------------------------------------------------------------------------------------
 
 SAID: list[Any] = [
-    *(
-        HOSTILE,
-        "$\\frac$",
-        "$",
-        "\x1b[2J",
-        "\ud800",
-        "x" * 10**4,
-        "]]>",
-        "<!--",
-        "&#0;",
-        "\x00\x0b",
-    ),
+    *(HOSTILE, "$\\frac$", "$", "\x1b[2J", "\ud800", "x" * 10**4, "]]>", "<!--"),
+    *("&#0;", "\x00\x0b"),
     *(None, True, -1, 0, 2**70, 1e308, -1e308, math.nan, math.inf, [], {}, [HOSTILE], {"a": {}}),
 ]
 

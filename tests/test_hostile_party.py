@@ -49,22 +49,16 @@ def attacker(kind: type[Hostile] = Hostile, seed: int = 0, **more: Any) -> Hosti
     return kind(config, 3, (ids, labels[ids]), 0)
 
 
-@pytest.mark.parametrize(
-    ("attack", "least"),
-    [
-        ("backdoor", 0.8),
-        ("replaced", 0.8),
-        ("triggerless", 0.8),
-        ("widening", 0.8),
-        ("dominating", 0.95),
-    ],
-)
+LEAST = {"backdoor": 0.8, "replaced": 0.8, "triggerless": 0.8, "widening": 0.8, "dominating": 0.95}
+
+
+@pytest.mark.parametrize("attack", LEAST)
 def test_attacks_decide_scores_where_an_honest_party_does_not(
-    figures: dict[str, Any], attack: str, least: float
+    figures: dict[str, Any], attack: str
 ) -> None:
     success, honest = figures[attack]["success"]
     accuracy, control = figures[attack]["accuracy"]
-    assert success >= least and honest < 0.15
+    assert success >= LEAST[attack] and honest < 0.15
     assert accuracy > control - 0.05  # of rows that the party leaves alone
 
 
@@ -142,11 +136,10 @@ def test_no_answer_of_a_party_has_a_label() -> None:
     def of(kind: type[Payload]) -> set[type[Payload]]:
         return {kind}.union(*map(of, kind.__subclasses__()))
 
-    has = {
-        each
-        for each in of(Payload)
-        if any("label" in name for name in [*(f.name for f in fields(each)), *(each.names or ())])
-    }
+    def names(kind: type[Payload]) -> list[str]:
+        return [*(field.name for field in fields(kind)), *(kind.names or ())]
+
+    has = {each for each in of(Payload) if any("label" in name for name in names(each))}
     assert has == {EvidenceOrder} and issubclass(EvidenceOrder, Order)
     assert {Upload, GroupCounts, Predicted} < of(Payload)
 

@@ -7,8 +7,6 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.full_disk import full_after
 from vfl_flower.config.errors import ConfigError, VflError
@@ -164,24 +162,6 @@ def test_one_that_is_older_than_the_checkpoint_or_of_another_run(
     with patch.object(journal, "_FORMAT", journal._FORMAT[:-3] + b"RUN"):
         written(folder / "one", 9)
         assert counted(folder / "one", (folder / "one").read_bytes(), marks[0]) is None
-
-
-def edits() -> st.SearchStrategy[list[tuple[int, int, bytes]]]:
-    place = st.integers(0, 10**4)
-    return st.lists(st.tuples(place, st.integers(0, 60), st.binary(max_size=60)), min_size=1)
-
-
-@pytest.mark.nightly
-@given(edits())
-def test_several_damages_at_once(
-    folder: Path, whole: bytes, marks: list[Mark], changes: list[tuple[int, int, bytes]]
-) -> None:
-    content = whole
-    for at, length, new in changes:
-        at %= len(content) + 1
-        content = content[:at] + new + content[at + length :]
-    found = counted(folder / "one", content, marks[5])
-    assert found is None or found >= len(RELEASED)
 
 
 def test_what_the_disk_refuses_is_not_released_and_leaves_it_as_it_was(

@@ -234,7 +234,8 @@ def test_draws_without_ids_count_for_everybody_but_in_scikit_learns_data_sets(
     table = people().assign(x=np.arange(ROWS)).rename(columns={"y": "label"})
     table.to_csv(tmp_path / "a.csv", index=False)
     sorted_anew(table, 1).to_csv(tmp_path / "b.csv", index=False)
-    assert of(f"csv:{tmp_path}/a.csv") == of(f"csv:{tmp_path}/a.csv") == 1.0
+    table.to_csv(tmp_path / "same.csv", index=False)
+    assert of(f"csv:{tmp_path}/a.csv") == of(f"csv:{tmp_path}/same.csv") == 1.0
     assert of(f"csv:{tmp_path}/b.csv") == 2.0
     assert drawn_of(people(), tmp_path / "c.csv")[1] == 3.0  # these could be the same people
     assert of(f"csv:{tmp_path}/a.csv") == 3.0
@@ -250,13 +251,18 @@ def test_the_record_holds_no_label_and_no_id(tmp_path: Path, home: Path) -> None
     table["y"] = np.where(table["y"] == 1, "defaulted", "solvent")
     drawn_of(table, tmp_path / "a.csv")
     (second,) = (tmp_path / "state").rglob("*.count")
-    content = (home / "labels.draws").read_bytes()
+    path = home / "labels.draws"
+    content = path.read_bytes()
     for word in (b"customer", b"defaulted", b"solvent"):
         assert word not in content + second.read_bytes()
-    with opened(home / "labels.draws") as ledger:
+    with opened(path) as ledger:
         assert ledger.secret in content
         assert ledger.secret not in second.read_bytes()
-    assert second.stat().st_mode & 0o777 == 0o600
+    assert {each.stat().st_mode & 0o777 for each in (path, second)} == {0o600}
+    assert home.stat().st_mode & 0o777 == 0o700
+    path.write_bytes(b"x" + content[1:])
+    with pytest.raises(VflError, match=r"labels\.draws is damaged.*\.$"):
+        drawn_of(table, tmp_path / "a.csv")
 
 
 def spend_two(tmp_path: Path, home: Path) -> bytes:

@@ -19,22 +19,20 @@ from tests.conftest import MANY, Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
 from tests.pairwise import pairwise
 from tests.stepping import by_gradient
+from tests.test_label_holder import assert_is_centralised
 from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
-from vfl_flower.data.at_party import load_partition
 from vfl_flower.data.split import draw_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import predict_local
 from vfl_flower.models import top_layers
-from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import trained
 from vfl_flower.protocol import subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, kept
-from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.results.report import report
 from vfl_flower.tools.compare import compare, table
@@ -259,49 +257,13 @@ QUICK: dict[str, Any] = {
 }
 
 
-def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
-    """Bottom models and top after plain training with those who are there, by autograd."""
-    config = resolve(keys)
-    labels = with_row_masks(load_labels(config), config, parties)
-    assert labels.present is not None
-    present = torch.from_numpy(labels.present[0].astype(np.float32))
-    y = torch.from_numpy(labels.train).float()
-    whole = config.with_values({"presence": 1.0})
-    blocks = [load_partition(whole, m, parties) for m in range(parties)]
-    x = [torch.from_numpy(np.asarray(block.train)) for block in blocks]
-    bottoms = [build_bottom(config, m, x[m][0], 4) for m in range(parties)]
-    top = aggregation_of(config).build_top([4] * parties, 1)
-    every = [p for model in (*bottoms, top) for p in model.parameters()]
-    optimizer = torch.optim.SGD(every, config.training.party_lr)
-    steps = -(-len(y) // 64)
-    for epoch in range(config.training.epochs):
-        order = torch.from_numpy(
-            sampling_of(config, len(y)).window(None, epoch, 0, steps, b"").ids
-        ).long()
-        for ids in order.split(64):
-            h = torch.cat([b(x[m][ids]) for m, b in enumerate(bottoms)], dim=1)
-            outputs = top(torch.cat([h, present[ids]], dim=1))
-            loss = functional.binary_cross_entropy_with_logits(outputs[:, 0], y[ids])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return bottoms, top
-
-
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("combine", ["concat", "mean"])
 def test_split_learning_of_partial_rows_is_centralised_training(run: Start, combine: str) -> None:
-    keys = {**QUICK, "combine": combine, "subsets": "off", "window": 1, "epochs": 3}
+    keys = {**QUICK, "combine": combine, "subsets": "off", "window": 1, "epochs": 8}
     keys |= {"party-lr": 0.1, "server-lr": 0.1, "bottom-model": "mlp"}
-    found = run(3, keys)
-    bottoms, top = centralised(keys, 3)
-    with np.load(found.folder / "top.npz") as arrays:
-        for name, parameter in top.named_parameters():
-            np.testing.assert_allclose(arrays[name], parameter.detach(), rtol=1e-4, atol=1e-5)
-    for party, bottom in enumerate(bottoms):
-        with np.load(found.folder / f"party-{party}.npz") as arrays:
-            for name, parameter in bottom.named_parameters():
-                np.testing.assert_allclose(arrays[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+    config = resolve(keys)
+    assert_is_centralised(run, keys, 3, with_row_masks(load_labels(config), config, 3))
 
 
 SYSTEMS: list[Any] = [
@@ -317,9 +279,7 @@ SYSTEMS: list[Any] = [
     {"strategy": "ef-vfl", "downlink-codec": "top-k", "downlink-compression": "error-feedback"},
     {"strategy": "cascaded", "party-lr": 0.02},
     {"strategy": "syn-zoo", "perturbs": "all", "party-lr": 0.03, "server-lr": 0.03, "epochs": 40},
-    nightly(
-        {"strategy": "syn-zoo", "top-model": "sum", "embedding-size": "auto", "party-lr": 0.02}
-    ),
+    nightly({"strategy": "syn-zoo", "top-model": "sum", "embedding-size": "auto"}),
     {"strategy": "dpzv", "epsilon": 8.0, "party-lr": 0.01, "server-lr": 0.01},
     nightly({"strategy": "frozen"}),
     {"strategy": "local-only"},
@@ -365,10 +325,7 @@ def test_all_rows_and_no_subsets_are_as_ever(run: Start) -> None:
         ({"align": "any"}, "is only for parties with their own files"),
         ({"min-parties": 2}, "min-parties is only for align"),
         ({"presence": 0.5, "dataset": "files:x.csv"}, "Leave it out, and set align"),
-        (
-            {"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"},
-            "which rows other parties lack",
-        ),
+        ({"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"}, "which rows other parties"),
         ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound each copy by itself"),
     ],
 )
@@ -431,10 +388,8 @@ def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
     ]
     assert "of 1" in lines[0] and "of 2" in lines[0]
     assert lines[-1].startswith("of 1, of 2, ...: the same measure on the rows")
-    figures = json.loads((folder / "compare.json").read_text())["intersection-only"][
-        "test_by_parties"
-    ]
-    assert f"{figures['1']['accuracy']:.4f}" in lines[5]
+    figures = json.loads((folder / "compare.json").read_text())["intersection-only"]
+    assert f"{figures['test_by_parties']['1']['accuracy']:.4f}" in lines[5]
     whole = compare(2, {**common, "presence": 1.0, "out": str(tmp_path / "whole")}, [], 0.9)
     assert "intersection-only" not in table(whole) and "of 1" not in table(whole)
 
@@ -463,9 +418,7 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
     }
 
 
-def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
-    tmp_path: Path,
-) -> None:
+def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(tmp_path: Path) -> None:
     """The control: sets of ids. An alignment that is used again tells the same."""
     organisations = cut(tmp_path / "files", cancer(columns=6, rows=300), parties=2, known=0.8)
     sets = [set(read(path)[ID]) for path in organisations.files]
@@ -477,10 +430,8 @@ def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
         run = organisations.run(f"run-{number}", {**short, "align": align})
         aligned, found = len(some if align == "any" else both), run.summary["coverage"]
         why = "too few parties know them" if align == "any" else "a party lacks them"
-        told = {
-            name: found.pop(name)
-            for name in ("file", "labels", "aligned without a label", "not_at")
-        }
+        popped = "file", "labels", "aligned without a label", "not_at"
+        told = {name: found.pop(name) for name in popped}
         assert told["file"]["rows"] == len(ids) and told["not_at"] == {
             party: len(ids) - number for party, number in by_party.items()
         }
@@ -489,9 +440,8 @@ def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
             **{"left_out": {why: len(ids) - aligned}, "left_out_parties": []},
             "scored": run.summary["data"]["rows"]["test"],
         }
-        assert f"people left out: {why} | {len(ids) - aligned}" in (
-            run.folder / "model_card.md"
-        ).read_text().replace("*", "")
+        card = (run.folder / "model_card.md").read_text().replace("*", "")
+        assert f"people left out: {why} | {len(ids) - aligned}" in card
     page = report([run.folder])
     assert f"left out: {why}" in page
     nodes: list[dict[str, Any]] = [dict(each) for each in organisations.node_configs]
@@ -537,8 +487,7 @@ def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path:
         who: "+".join(each for each in words.split("+") if each != "1") or "none"
         for who, words in known_by(clinic).items()
     }
-    used = said["parties"].astype(str)
-    assert used.to_dict() == due
+    assert said["parties"].astype(str).to_dict() == due
     clinic.files[1].rename(tmp_path / "gone")  # for good
     try:
         gone = clinic.predict("run", without="1", out=str(tmp_path / "gone.csv")).set_index(ID)
@@ -689,11 +638,8 @@ def test_who_fails_or_is_away_is_done_without() -> None:
     assert asked_of({1: zero, 2: "has failed.", 3: None}, {2}, 60) == [0]
     assert asked_of({1: zero, 2: one, 3: None}, set(), 0.2) == [0, 1]
     assert asked_of({1: zero, 2: one, 3: two}, {0, 1, 2}, 60) == []
-    for wrong in (
-        Introduction(party=1, parties=4),
-        Introduction(party=7, parties=3),
-        Introduction(party=0, parties=3),
-    ):
+    for party, parties in ((1, 4), (7, 3), (0, 3)):
+        wrong = Introduction(party=party, parties=parties)
         with pytest.raises(ConfigError, match="where the model is of 3"):
             asked_of({1: zero, 2: wrong, 3: two}, set(), 60)
 

@@ -284,7 +284,7 @@ def test_a_state_without_frozen_weights_is_refused_when_they_have_changed(
     then = about.read(party.about)
 
     def check(party: Party) -> None:
-        builder._check_weights(0, then, about.read(party.about))
+        builder._compare(("weights",), 0, then, about.read(party.about))
 
     check(a_party(place, context, "cascaded", lora=2))
     torch.manual_seed(5)

@@ -9,7 +9,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -269,11 +269,8 @@ def test_a_certificate_and_a_file_of_tokens_of_your_own(
     keys: dict[str, Any], port: int, tmp_path: Path
 ) -> None:
     key, certificate = self_signed("127.0.0.1")
-    for name, text in {
-        "key": key,
-        "crt": certificate,
-        "tokens": f"grafana {TOKEN}\n".encode(),
-    }.items():
+    tokens = f"grafana {TOKEN}\n".encode()
+    for name, text in {"key": key, "crt": certificate, "tokens": tokens}.items():
         (tmp_path / name).write_bytes(text)
         (tmp_path / name).chmod(0o600)
     trusted = ssl.create_default_context(cafile=tmp_path / "crt")
@@ -348,20 +345,31 @@ def test_without_the_extra_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -
 # --- the end ------------------------------------------------------------------------------------
 
 
-def test_the_port_is_free_after_the_run(keys: dict[str, Any], port: int) -> None:
+def fail() -> None:
+    raise RuntimeError("The power is gone.")
+
+
+def interrupt_twice() -> None:
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("then", "error"),
+    [(lambda: None, None), (fail, RuntimeError), (interrupt_twice, KeyboardInterrupt)],
+)
+def test_the_port_is_free_at_the_end(
+    keys: dict[str, Any], port: int, then: Callable[[], None], error: type[BaseException] | None
+) -> None:
     taken = []
-    scrape = Scrape(port, lambda: taken.append(not is_free(port)))
-    run_local(2, keys, observers=[scrape])
+
+    def watched() -> None:
+        taken.append(not is_free(port))
+        then()
+
+    with pytest.raises(error) if error else nullcontext():
+        run_local(2, keys, observers=[Scrape(port, watched)])
     assert taken and all(taken)  # the control
-    assert is_free(port)
-
-
-def test_the_port_is_free_after_a_failure(keys: dict[str, Any], port: int) -> None:
-    def fail() -> None:
-        raise RuntimeError("The power is gone.")
-
-    with pytest.raises(RuntimeError, match="power"):
-        run_local(2, keys, observers=[Scrape(port, fail)])
     assert is_free(port)
 
 
@@ -385,17 +393,7 @@ def test_ctrl_c_frees_the_port_and_the_run_resumes_at_another(
     assert scrape.found[-1]["vfl_steps_total",] == scrape.found[-1]["vfl_planned_steps",]
 
 
-def test_a_second_ctrl_c_frees_the_port_too(keys: dict[str, Any], port: int) -> None:
-    def twice() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_local(2, keys, observers=[Scrape(port, twice)])
-    assert is_free(port)
-
-
-def seconds(pauses: list[float], since: float) -> float:
+def seconds(pauses: Sequence[float], since: float) -> float:
     """Return how long a run waits that was read with these pauses, and then since so long."""
     training: Any = None
     found, now = RunMetrics(training, ""), 0.0
@@ -411,14 +409,8 @@ def seconds(pauses: list[float], since: float) -> float:
 def test_a_run_waits_for_whoever_reads_it_regularly() -> None:
     assert seconds([0, 15, 15], 5) == 30
     assert seconds([0, 40, 20, 40, 20], 5) == 80  # two of them, each once a minute
-    nobody: list[tuple[list[float], float]] = [
-        ([], 1),
-        ([0], 1),
-        ([0, 0.1, 0.1], 0),
-        ([0, 300], 10),
-        ([0, 15, 15], 100),
-    ]
-    assert [seconds(pauses, since) for pauses, since in nobody] == [0] * 5
+    for nobody, since in ([], 1), ([0], 1), ([0, 0.1, 0.1], 0), ([0, 300], 10), ([0, 15, 15], 100):
+        assert seconds(nobody, since) == 0
     assert seconds([0, 900, 15, 15, 15, 15], 5) == 30  # an early look does not count
 
 
@@ -447,7 +439,7 @@ def test_prometheus_reads_that_a_run_has_ended_well_or_was_stopped(
                 assert reader.is_alive()
                 time.sleep(0.01)
             if how == "failed":
-                raise RuntimeError("The power is gone.")
+                fail()
             if how != "well":
                 signal.raise_signal(signal.SIGINT)
 

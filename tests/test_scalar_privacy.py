@@ -191,14 +191,9 @@ def test_the_top_model_steps_by_rows_gradients_of_clipped_norm(
 
     bound = float(torch.stack([gradient_of(row).norm() for row in range(TOP_ROWS)]).median())
     config = config.with_values({"top-clip": bound})
-    _, losses = by_gradient(
-        top,
-        build_optimizer(config, top, 0.3),
-        *(h, labels, LENGTHS, DIVISORS),
-        rows_wanted=False,
-        loss=loss,
-        noise=ScalarNoise(config, 0.0),
-    )
+    batch, noise = (h, labels, LENGTHS, DIVISORS), ScalarNoise(config, 0.0)
+    optimizer = build_optimizer(config, top, 0.3)
+    _, losses = by_gradient(top, optimizer, *batch, rows_wanted=False, loss=loss, noise=noise)
     clipped, row = 0, 0
     for length, divisor, found in zip(LENGTHS, DIVISORS, losses, strict=True):
         rows = slice(row, row + length)
@@ -333,17 +328,6 @@ def test_the_accountant_is_that_of_the_privacy() -> None:
     assert none.scalar_noise(without) is None and none.release_log(without) is None
 
 
-def test_an_epsilon_says_what_it_is_of() -> None:
-    _, counted = scalar_log(4, noise_multiplier=3.0)
-    counted.steps_allowed(4, 2, 1, True)
-    figures = counted.figures()
-    assert (figures["epsilon"], figures["delta"]) == (0.0, 1e-5)
-    assert figures["epsilon_protects"] == "labels of the training rows"
-    assert figures["epsilon_relation"] == GUARANTEE.relation
-    assert figures["epsilon_adversary"] == EVERYONE
-    assert "epsilon_secret_batches" not in figures
-
-
 def test_a_row_is_counted_in_each_scalar_and_step_that_it_is_in() -> None:
     log, counted = scalar_log(4, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(40, 2, 1, True)
@@ -376,21 +360,6 @@ def test_a_synchronous_answer_is_a_scalar_for_each_party_and_one_step(
     assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, of_a_row))
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("multiplier", [2.0, 15.0])
-@pytest.mark.parametrize("releases", [1, 7, 20])
-def test_epsilon_is_that_of_composed_gaussian_mechanisms(multiplier: float, releases: int) -> None:
-    log, counted = scalar_log(
-        4, noise_multiplier=multiplier, top_model="sum", embedding_size="auto"
-    )
-    counted.steps_allowed(4 * releases, 2, 1, False)
-    for _ in range(releases):
-        assert log.permits_answers([(0, window([2], [1]))])
-    # Two differences clipped to C are 2 C apart at most. The noise is a multiple of C.
-    theirs = PLDAccountant().compose(GaussianDpEvent(multiplier / 2), releases)
-    assert counted.figures()["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
-
-
 class Watching:
     """The ClientApp; the scalars that parties get, and in how many uploads each row was."""
 
@@ -410,22 +379,17 @@ class Watching:
         return reply
 
 
+NO_TOP = {"top-model": "sum", "embedding-size": "auto"}
 SYSTEMS: dict[str, tuple[dict[str, Any], int, int]] = {
     # Releases that contain a row, over two epochs of three parties; and the top model's part.
     "asynchronous": ({}, 2 * 3 * 2, 6),
     "asynchronous, zeroth-order server": ({"server-update": "zeroth-order"}, 2 * 3 * 2, 6),
-    "asynchronous, no top model": ({"top-model": "sum", "embedding-size": "auto"}, 2 * 3, 0),
+    "asynchronous, no top model": (NO_TOP, 2 * 3, 0),
     "synchronous": ({"quorum": 3}, 2 * (3 + 1), 2),
-    "synchronous, no top model": (
-        {"quorum": 3, "top-model": "sum", "embedding-size": "auto"},
-        2 * 3,
-        0,
-    ),
+    "synchronous, no top model": ({"quorum": 3, **NO_TOP}, 2 * 3, 0),
     "joint": ({"quorum": 3, "perturbs": "all"}, 2 * 2, 2),
     "joint, with the top model": (
-        {"quorum": 3, "perturbs": "all", "server-update": "zeroth-order"},
-        2 * 1,
-        0,
+        *({"quorum": 3, "perturbs": "all", "server-update": "zeroth-order"}, 2 * 1, 0),
     ),
 }
 
@@ -505,6 +469,7 @@ def test_noise_that_is_known_or_none_is_worth_no_epsilon(
 
 def test_a_headline_says_what_its_epsilon_is_of(run: Start) -> None:
     summary = run(2, {**DPZV, "epochs": 1}).summary
+    assert "epsilon_secret_batches" not in summary
     first, second = headline(summary).splitlines()
     assert "epsilon 1 at delta 1e-05" in first
     assert second == (
@@ -726,35 +691,6 @@ def test_mini_batches_may_all_have_been_empty() -> None:
 # --- Poisson mini-batches of more rows than there are --------------------------------------------
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"strategy": "split-nn"},
-        nightly({"strategy": "vafl"}),
-        nightly({"strategy": "ef-vfl", "codec": "identity", "labels": "shared"}),
-        nightly({"strategy": "frozen", "server-lr": 0.2}),
-        nightly({"strategy": "centralised"}),
-        nightly({"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02}),
-        nightly({"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02}),
-    ],
-    ids=str,
-)
-def test_poisson_sampling_of_more_rows_than_there_are_is_a_full_batch(
-    run: Start, keys: dict[str, Any]
-) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 60, "window": 1, **keys}
-    full = run(2, {**keys, "batch-size": ROWS})
-    assert full.summary["test_accuracy"] > 0.85
-    for batch in (ROWS, 100 * ROWS):
-        sampled_all = run(2, {**keys, "sampling": "poisson", "batch-size": batch})
-        for figure in ("test_accuracy", "test_loss", "steps"):
-            expected = pytest.approx(full.summary[figure], rel=1e-4)
-            assert sampled_all.summary[figure] == expected, figure
-        for key, values in full.parameters("top").items():
-            np.testing.assert_allclose(sampled_all.parameters("top")[key], values, atol=1e-4)
-
-
 @pytest.mark.parametrize("sampling", ["shuffle", nightly("poisson")])
 def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
     run: Start, sampling: str
@@ -780,16 +716,6 @@ def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
             of_all = gaussian(one["noise_multiplier"], 3 * 2 * 2, 1e-3)
             assert one["epsilon_secret_batches"] == pytest.approx(of_all, rel=0.01)
             assert one["epsilon"] == pytest.approx(of_all)
-
-
-@pytest.mark.nightly
-def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start) -> None:
-    keys = {**DPZV, "window": 1, "epochs": 40, "noise-multiplier": 1.0, "noise-seed": 0}
-    full, more = (run(2, {**keys, "batch-size": batch}) for batch in (ROWS, 100 * ROWS))
-    assert full.summary["test_accuracy"] == more.summary["test_accuracy"]
-    for name in ("top", "party-0", "party-1"):
-        for key, values in full.parameters(name).items():
-            np.testing.assert_array_equal(more.parameters(name)[key], values)
 
 
 @pytest.mark.parametrize("privacy", ["scalar", "none"])

@@ -13,7 +13,7 @@ import pytest
 
 from tests.aligning import IDS, LabelHolder
 from tests.organisations import ID, small, write
-from tests.party.nodes import asked
+from tests.party.nodes import asked, refused
 from tests.secure import Parties, Rows, gradient, total
 from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.data import at_party
@@ -96,8 +96,7 @@ def test_who_refuses_feedback_that_another_learns_from_is_in_no_sum_any_more(
     parties = Parties(tmp_path, keys=[{"epochs": 1}] * 3)
     for node in parties.nodes[1:]:
         node.node_config[rule] = {"max-epochs": 1, "max-uploads": 2}[rule]
-    parties.begin()
-    parties.agree()
+    parties.ready()
     all_of_them = Alike(parties)
     tell, some, every = all_of_them.tell, {1, 2}, {0, 1, 2}
     kind: type[Order] = EvaluateOrder if rule == "max-epochs" else TrainOrder
@@ -123,29 +122,24 @@ def test_who_refuses_feedback_that_another_learns_from_is_in_no_sum_any_more(
     np.testing.assert_allclose(total(uploads) - first, change[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("refused", ["to begin anew", "to predict", ""])
-def test_who_refuses_an_order_does_not_let_go_of_its_keys(tmp_path: Path, refused: str) -> None:
+@pytest.mark.parametrize("attempt", ["to begin anew", "to predict", ""])
+def test_who_refuses_an_order_does_not_let_go_of_its_keys(tmp_path: Path, attempt: str) -> None:
     """By which it would have others, with the model that it has."""
-    parties = Parties(tmp_path)
-    parties.begin()
-    parties.agree()
+    parties = Parties(tmp_path).ready()
     parties.exchange = 1
     parties.ask([CheckpointOrder(exchange=1, number=1)] * 3)
     node = parties.nodes[0]
-    if refused == "to begin anew":
+    if attempt == "to begin anew":
         node.run_config["embedding-size"] = "three"
-        with pytest.raises(VflError, match="must be a whole number"):
-            asked(node, DescribeOrder(outputs=1), Description)
+        refused(node, DescribeOrder(outputs=1), "must be a whole number")
         del node.run_config["embedding-size"]
-    elif refused == "to predict":
-        with pytest.raises(VflError, match="has agreed on keys for masked sums already"):
-            asked(node, PredictOrder(run="1", number=1), Predicted)
+    elif attempt == "to predict":
+        refused(node, PredictOrder(run="1", number=1), "has agreed on keys for masked sums already")
     else:  # the control: who begins anew does
         asked(node, DescribeOrder(outputs=1), Description)
         assert asked(node, KeyOrder(), KeyMade)
         return
-    with pytest.raises(VflError, match="has agreed on keys for masked sums already"):
-        asked(node, KeyOrder(), KeyMade)
+    refused(node, KeyOrder(), "has agreed on keys for masked sums already")
     assert total(parties.evaluated()).any()
 
 
@@ -195,10 +189,8 @@ def predicted(parties: Parties) -> list[Arrays]:
 
 def own(party: Party, parties: Parties, rows: Any) -> Rows:
     """A party's embeddings of rows of its file, which the label holder does not see."""
-    source, preparation = (
-        own_source(parties.nodes[party.learner.index]),
-        party.inputs.block.preparation,
-    )
+    source = own_source(parties.nodes[party.learner.index])
+    preparation = party.inputs.block.preparation
     assert preparation
     return party.learner.embeddings(prepared(source, np.array(rows), preparation)).numpy()
 
@@ -215,8 +207,7 @@ def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
         with pytest.raises(VflError, match="lacks rows that all parties need"):
             parties.begin()
         return
-    parties.begin()
-    parties.agree()
+    parties.ready()
     shifted, one = total(parties.evaluated()), between.live[0, 3].party
     test = divide(one.config.data, 60)[1]
     here, there = (np.insert(np.arange(59), gap, -1)[test] for gap in (3, 40))
@@ -262,9 +253,7 @@ def test_whose_embeddings_are_too_large_is_not_told(
 ) -> None:
     """Else, by feedback that is scaled until a party refuses, a product of two of its rows is."""
     keys = {"batch-size": 1, "party-lr": 0.1, "embedding-activation": "none"}
-    parties = Parties(tmp_path, keys=[keys] * 3)
-    parties.begin()
-    parties.agree()
+    parties = Parties(tmp_path, keys=[keys] * 3).ready()
     parties.exchange = 1
     parties.ask([CheckpointOrder(exchange=1, number=1)] * 3)
 
@@ -313,7 +302,7 @@ def moved_by(parties: Parties, feedback: Arrays) -> tuple[Rows, list[Rows]]:
     """Return the change of the sum, and of each party, after equal feedback to all."""
     then, first = embedded(parties, EvaluateOrder), total(parties.evaluated())
     total(parties.trained())
-    second, now = total(parties.evaluated([feedback] * 3)), embedded(parties, EvaluateOrder)
+    second, now = (total(parties.evaluated([feedback] * 3)), embedded(parties, EvaluateOrder))
     return second - first, [after - before for after, before in zip(now, then, strict=True)]
 
 
@@ -322,9 +311,7 @@ def test_where_units_are_dead_at_all_others_one_party_alone_learns(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     """No sum hides this under relu: with three parties, in a third of rows and units."""
-    parties = Parties(tmp_path, own=keys, keys=[keys] * 3)
-    parties.begin()
-    parties.agree()
+    parties = Parties(tmp_path, own=keys, keys=[keys] * 3).ready()
     alive = np.stack([each > 0 for each in embedded(parties, TrainOrder)])
     places = np.argwhere(alive[0] & ~alive[1] & ~alive[2])
     assert len(places) > alive[0].size / 20
@@ -375,8 +362,7 @@ def test_the_label_holder_cannot_have_units_die_at_all_parties_but_one(
             with pytest.raises(VflError, match=f"{other}' .* gives no embedding-activation"):
                 parties.begin()
         return
-    parties.begin()
-    parties.agree()
+    parties.ready()
     kill_units_of_others(parties, unit=0)
     of_sum, of_party = total(parties.evaluated())[:, 0], parties.embeddings(0)[:, 0]
     assert of_party.max() > 1 and np.abs(of_sum - of_party).max() < 1e-5
@@ -386,9 +372,7 @@ def test_a_party_goes_on_with_no_activation_that_it_does_not_permit_any_more(
     tmp_path: Path,
 ) -> None:
     relu = {"embedding-activation": "relu"}
-    parties = Parties(tmp_path, own={**RULES, **relu}, keys=[relu] * 3)
-    parties.begin()
-    parties.agree()
+    parties = Parties(tmp_path, own={**RULES, **relu}, keys=[relu] * 3).ready()
     for node in parties.nodes:
         del node.node_config["embedding-activation"]
     with pytest.raises(VflError, match="refuses embedding-activation = 'relu' in masked sums"):
@@ -402,8 +386,7 @@ def test_who_learns_without_feedback_where_others_do_not_is_seen(
     """No sum hides this: feedback of zeros shows a party that is trained differently."""
     parties = Parties(tmp_path)
     parties.nodes[0].node_config |= own
-    parties.begin()
-    parties.agree()
+    parties.ready()
     change, of_each = moved_by(parties, gradient(0.0))
     assert not of_each[1].any() and not of_each[2].any()
     assert bool(np.abs(of_each[0]).max() > 0.01) == bool(own)

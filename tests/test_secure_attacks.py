@@ -17,7 +17,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from tests.conftest import Start, nightly
-from tests.party.nodes import asked
+from tests.party.nodes import asked, refused
 from tests.secure import CANCER, Parties, gradient, total
 from tests.test_checkpoint import assert_equal_runs, resumed
 from vfl_flower import client_app
@@ -27,7 +27,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.party import session as between
 from vfl_flower.party import state_file
 from vfl_flower.protocol.aggregation import keys as sum_keys
-from vfl_flower.protocol.aggregation import masks
+from vfl_flower.protocol.aggregation import masks, secure
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Offer, check_tags, place_of
 from vfl_flower.transport.early_messages import Agreed, AgreeOrder, KeyMade, KeyOrder, SetOrder
@@ -51,6 +51,8 @@ from vfl_flower.transport.messages import (
 from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_reply, to_reply
 
+NO_KEYS = "has not agreed with the other parties on keys"
+
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +69,7 @@ def _keys_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def parties(tmp_path: Path) -> Parties:
     """Three, who have agreed."""
-    made = Parties(tmp_path)
-    made.begin()
-    made.agree()
-    return made
+    return Parties(tmp_path).ready()
 
 
 def test_the_sum_is_that_of_the_embeddings(parties: Parties) -> None:
@@ -114,8 +113,7 @@ def public(parties: Parties, party: int) -> str:
 @pytest.mark.usefixtures("_keys_anew")
 def test_a_key_that_another_has_signed_is_refused_once_a_party_was_seen(parties: Parties) -> None:
     order = AgreeOrder(arrays=in_the_middle(parties, 0))
-    with pytest.raises(VflError, match=r"Party 0 refuses the key of party 1, .*sums-peers-of-0"):
-        asked(parties.nodes[0], order, Agreed)
+    refused(parties.nodes[0], order, r"Party 0 refuses the key of party 1, .*sums-peers-of-0")
 
 
 def test_at_first_sight_it_is_taken_and_shown(
@@ -152,10 +150,7 @@ def test_keys_of_puppets_unmask_a_party_that_trusts_the_first_keys(
     if not named:
         session = SessionOrder(address="x", certificate="", token="", keep=False)
         for order in (SetOrder(), DescribeOrder(outputs=1), KeyOrder(), session):
-            with pytest.raises(
-                VflError, match=r"refuses every order: .* sum-peers is missing\. Gi"
-            ):
-                asked(parties.nodes[0], order, Description)
+            refused(parties.nodes[0], order, r"refuses every order: .* sum-peers is missing\. Gi")
         assert not list((tmp_path / "parties").glob("**/*"))  # it has made no key
         return
     parties.begin()
@@ -170,26 +165,22 @@ def test_keys_of_puppets_unmask_a_party_that_trusts_the_first_keys(
 
 @pytest.mark.usefixtures("_keys_anew")
 def test_a_party_takes_the_keys_that_its_node_configuration_names(tmp_path: Path) -> None:
-    first = Parties(tmp_path)
-    first.begin()
-    first.agree()
+    first = Parties(tmp_path).ready()
     named = " ".join(f"{party}:{public(first, party)}" for party in range(3))
     for file in tmp_path.rglob("sums-peers-of-*"):
         file.unlink()
-    parties = Parties(tmp_path, own={"sum-peers": named}, run=2)
-    parties.begin()
-    parties.agree()
-    with pytest.raises(VflError, match="its sum-peers gives another key"):
-        asked(parties.nodes[0], AgreeOrder(arrays=in_the_middle(parties, 0)), Agreed)
+    parties = Parties(tmp_path, own={"sum-peers": named}, run=2).ready()
+    order = AgreeOrder(arrays=in_the_middle(parties, 0))
+    refused(parties.nodes[0], order, "its sum-peers gives another key")
     assert not list(tmp_path.rglob("sums-peers-of-*"))
     some = Parties(tmp_path, own={"sum-peers": named.split()[0]}, run=3)
     some.begin()
-    with pytest.raises(VflError, match="refuses party 1: its sum-peers has no key of that party"):
-        asked(some.nodes[0], AgreeOrder(arrays=some.offers()), Agreed)
+    order = AgreeOrder(arrays=some.offers())
+    refused(some.nodes[0], order, "refuses party 1: its sum-peers has no key of that party")
     other = Parties(tmp_path, own={"sum-peers": "1=abc"}, run=4)
     other.begin()
-    with pytest.raises(VflError, match="Name the parties with their keys, as in"):
-        asked(other.nodes[0], AgreeOrder(arrays=other.offers()), Agreed)
+    order = AgreeOrder(arrays=other.offers())
+    refused(other.nodes[0], order, "Name the parties with their keys, as in")
 
 
 @pytest.mark.usefixtures("_keys_anew")
@@ -205,8 +196,8 @@ def test_keys_of_another_run_place_or_signature_are_refused(parties: Parties) ->
     def sent(change: Callable[[Arrays], None]) -> None:
         arrays = {name: array.copy() for name, array in now.items()}
         change(arrays)
-        with pytest.raises(VflError, match=r"has not signed for this run|another key as its own"):
-            asked(parties.nodes[0], AgreeOrder(arrays=arrays), Agreed)
+        order = AgreeOrder(arrays=arrays)
+        refused(parties.nodes[0], order, "has not signed for this run|another key as its own")
         asked(parties.nodes[0], KeyOrder(), KeyMade)  # whoever is refused begins anew
 
     def replayed(arrays: Arrays) -> None:
@@ -232,8 +223,7 @@ def test_keys_of_another_run_place_or_signature_are_refused(parties: Parties) ->
 def test_an_invalid_key_and_offers_of_other_shapes_are_refused(parties: Parties) -> None:
     offers = parties.offers()
     short = {**offers, "keys": offers["keys"][:2]}
-    with pytest.raises(VflError, match="'keys' is uint8 of shape"):
-        asked(parties.nodes[0], AgreeOrder(arrays=short), Agreed)
+    refused(parties.nodes[0], AgreeOrder(arrays=short), "'keys' is uint8 of shape")
     private = X25519PrivateKey.generate()
     lasting = Ed25519PrivateKey.generate()
     own = Offer.of(private, lasting, b"")
@@ -278,8 +268,7 @@ def test_other_rows_or_evaluations_make_no_sum(parties: Parties, orders: list[An
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{"seed": 1}, {"batch-size": 31}, {"party-lr": 0.0}, {"test-fraction": 0.21}],
+    "keys", [{"seed": 1}, {"batch-size": 31}, {"party-lr": 0.0}, {"test-fraction": 0.21}]
 )
 def test_who_has_another_configuration_has_no_keys_in_common(
     tmp_path: Path, keys: dict[str, Any]
@@ -318,16 +307,13 @@ def test_nor_is_a_model_that_is_another_since_in_a_sum(parties: Parties, how: st
     total(parties.evaluated())
     order = DescribeOrder(outputs=1) if how == "begun anew" else ResumeOrder(run="1", number=1)
     served = asked(parties.nodes[0], order, Description).exchange
-    with pytest.raises(VflError, match="has not agreed with the other parties on keys"):
-        asked(parties.nodes[0], EvaluateOrder(exchange=served + 1))
+    refused(parties.nodes[0], EvaluateOrder(exchange=served + 1), NO_KEYS)
     with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):
         parties.agree()
 
 
 def test_models_of_another_checkpoint_neither_go_on_nor_predict(tmp_path: Path) -> None:
-    parties = Parties(tmp_path)
-    parties.begin()
-    parties.agree()
+    parties = Parties(tmp_path).ready()
     total(parties.trained())
     parties.exchange += 1
     exchange = parties.exchange
@@ -398,8 +384,7 @@ def test_an_older_state_masks_nothing(parties: Parties) -> None:
     parties.nodes[0].state = state_from_bytes(older)
     between.live.clear()
     order = TrainOrder(exchange=2, epoch=0, first=0, steps=1, coordinated=True)
-    with pytest.raises(VflError, match="older state of its masked sums, and would use masks twice"):
-        asked(parties.nodes[0], order)
+    refused(parties.nodes[0], order, "older state of its masked sums, and would use masks twice")
 
 
 def test_who_forgot_how_far_it_was_would_mask_twice_alike(
@@ -441,12 +426,10 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
     parties.moved()
     before = [state_to_bytes(node.state) for node in parties.nodes]
     parties.agree(offers)
-    with pytest.raises(VflError, match="before it made its key"):
-        asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
+    refused(parties.nodes[0], AgreeOrder(arrays=offers), "before it made its key")
     parties.nodes[0].state = state_from_bytes(before[0])
     between.live.clear()
-    with pytest.raises(VflError, match="older state"):
-        asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
+    refused(parties.nodes[0], AgreeOrder(arrays=offers), "older state")
 
 
 # --- what one party would do alone --------------------------------------------------------------
@@ -461,15 +444,13 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
     ],
 )
 def test_a_single_row_or_an_order_to_one_party_is_refused(parties: Parties, order: Any) -> None:
-    with pytest.raises(VflError, match="does not act without the other parties"):
-        asked(parties.nodes[0], order)
+    refused(parties.nodes[0], order, "does not act without the other parties")
 
 
 def test_nothing_is_uploaded_before_there_are_keys(tmp_path: Path) -> None:
     parties = Parties(tmp_path)
     parties.begin()
-    with pytest.raises(VflError, match="has not agreed with the other parties on keys"):
-        asked(parties.nodes[0], EvaluateOrder(exchange=1))
+    refused(parties.nodes[0], EvaluateOrder(exchange=1), NO_KEYS)
     lonely = Parties(tmp_path / "lonely", count=1)
     lonely.begin()
     with pytest.raises(VflError, match="is the only party"):
@@ -477,17 +458,9 @@ def test_nothing_is_uploaded_before_there_are_keys(tmp_path: Path) -> None:
 
 
 def test_a_model_of_an_earlier_run_is_not_begun_by(parties: Parties) -> None:
-    order = GrowOrder(
-        outputs=1,
-        run="1",
-        number=0,
-        parties=3,
-        config='{"combine": "mean", "aggregation": "secure", "dataset": "breast-cancer"}',
-    )
-    with pytest.raises(
-        VflError, match="asked to begin aggregation = 'secure' with an earlier model"
-    ):
-        asked(parties.nodes[0], order, Description)
+    config = '{"combine": "mean", "aggregation": "secure", "dataset": "breast-cancer"}'
+    order = GrowOrder(outputs=1, run="1", number=0, parties=3, config=config)
+    refused(parties.nodes[0], order, "asked to begin aggregation = 'secure' with an earlier model")
 
 
 def test_a_party_insists_on_masks_by_its_own_rule(tmp_path: Path) -> None:
@@ -495,9 +468,7 @@ def test_a_party_insists_on_masks_by_its_own_rule(tmp_path: Path) -> None:
     plain = Parties(tmp_path, own=own, keys=[{"aggregation": "plain"}] * 3)
     with pytest.raises(VflError, match="Party 0 refuses aggregation = 'plain': its rule is"):
         plain.begin()
-    secure = Parties(tmp_path, own=own, run=2)
-    secure.begin()
-    secure.agree()
+    secure = Parties(tmp_path, own=own, run=2).ready()
     assert total(secure.evaluated()).any()
 
 
@@ -635,15 +606,13 @@ def test_feedback_in_a_message_that_fails_parts_a_party_from_the_others(
     if defence in ("lineage", "none"):
         no_defence(monkeypatch, "vfl_flower.protocol.aggregation.keys.refuse_second")
     if defence in ("keys", "none"):  # as if its model had come about as it was left before
-        monkeypatch.setattr(sum_keys, "no_lineage", lambda: bytes(32))
+        monkeypatch.setattr(secure, "token_bytes", bytes)
     before, first = seen(parties)
     total(parties.trained())
     for node, feedback in zip(parties.nodes, ONE_SIDED, strict=True):
-        order = EvaluateOrder(
-            exchange=parties.exchange + 1, arrays={**feedback, "junk": np.zeros(1, np.float32)}
-        )
-        with pytest.raises(VflError, match="junk"):
-            asked(node, order)
+        arrays = {**feedback, "junk": np.zeros(1, np.float32)}
+        order = EvaluateOrder(exchange=parties.exchange + 1, arrays=arrays)
+        refused(node, order, "junk")
     if moved:
         parties.moved()
     assert told_apart(parties, before, first) == (defence == "none")
@@ -724,9 +693,8 @@ def test_copies_of_models_do_not_outlive_what_they_are_of(
     at = parties.exchange
     total(parties.trained(first=1))
     parties.exchange += 1
-    parties.ask(
-        [EvaluateOrder(exchange=parties.exchange, number=7, arrays=each) for each in ONE_SIDED]
-    )
+    here = parties.exchange
+    parties.ask([EvaluateOrder(exchange=here, number=7, arrays=each) for each in ONE_SIDED])
     if way == "gone on":
         for node in parties.nodes:
             asked(node, ResumeOrder(run="1", number=1), Description)

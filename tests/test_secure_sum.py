@@ -191,10 +191,7 @@ def test_what_a_block_says_alone_is_nothing() -> None:
         ({"codec": "top-k"}, "codec = 'top-k' has nothing to compress"),
         ({"codec": "qsgd", "compression": "error-feedback"}, "codec = 'qsgd' has nothing"),
         ({"presence": 0.5}, "if one party alone has a row"),
-        (
-            {"align": "any", "dataset": "files:a.csv"},
-            "if one party alone has a row",
-        ),
+        ({"align": "any", "dataset": "files:a.csv"}, "if one party alone has a row"),
         ({"subsets": "sampled"}, "Leave out subsets"),
         ({"grow": "earlier"}, "Leave out grow"),
     ],
@@ -250,9 +247,6 @@ def test_no_file_of_a_run_holds_its_keys(tmp_path: Path, monkeypatch: pytest.Mon
     assert any(b"lineage" in each for each in files)
     assert not any(key in each for each in files for key in seen)
     assert not any(RECORD.encode() + b"\x12" in each for each in files)
-
-
-# --- from Python --------------------------------------------------------------------------------
 
 
 # --- neither side's data are seen ---------------------------------------------------------------

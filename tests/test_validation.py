@@ -1,8 +1,9 @@
 """Validation: rows held out to choose by, when training stops, and the best model everywhere."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,8 @@ from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, Start, nightly, trained
 from tests.fleet import assert_equals, evaluations, fleet, until
 from tests.organisations import ID, cancer, change, common, cut
-from tests.party.test_state import (
-    KINDS,
-    asked,
-    elsewhere,
-    feedback_of,
-    model_of,
-    node,
-    same,
-    turn,
-)
+from tests.party.nodes import asked, refused
+from tests.party.test_state import KINDS, elsewhere, feedback_of, model_of, node, same, turn
 from tests.strategy.parts import METRICS, SPENT, TRAIN, Parts
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from tests.test_faults import Misbehaving, answers_in_vain, refuses
@@ -38,13 +31,13 @@ from tests.test_kills import kill
 from tests.test_label_noise import drawn
 from tests.test_sources import hugging_face, photographs
 from vfl_flower import client_app
-from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.split import divide, split
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.metrics import Metrics
-from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.launch.engines import Finished, predict_local, run_local
 from vfl_flower.party import session as between
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.systems import resolve
@@ -79,6 +72,23 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "ef-vfl": {"strategy": "ef-vfl"},
     "cascaded, in step": {"strategy": "cascaded", "quorum": PARTIES},
 }
+EVERY = {"checkpoint-every": 10}
+
+
+@pytest.fixture(scope="module")
+def whole(
+    overfitted: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Finished]:
+    """Return the run of a system, which is trained once."""
+    out = tmp_path_factory.mktemp("whole")
+
+    def of(name: str) -> Finished:
+        keys = {**overfitted, **SYSTEMS[name], **EVERY, "out": str(out / name)}
+        return run_local(PARTIES, keys)
+
+    return cache(of)
+
+
 VAFL: dict[str, Any] = {"strategy": "vafl", "delay": "straggler"}
 
 
@@ -106,10 +116,9 @@ def is_same(one: Any, other: Any) -> bool:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["split-nn", nightly("ef-vfl"), "cascaded, in step"])
 def test_the_model_is_that_of_a_run_of_just_the_best_epochs(
-    overfitted: dict[str, Any], name: str, tmp_path: Path
+    overfitted: dict[str, Any], whole: Callable[[str], Finished], name: str, tmp_path: Path
 ) -> None:
-    keys = {**overfitted, **SYSTEMS[name]}
-    run = run_local(PARTIES, {**keys, "out": str(tmp_path / "run")})
+    keys, run = {**overfitted, **SYSTEMS[name]}, whole(name)
     best, entries = run.summary["best_epoch"], run.history
     assert 1 <= best < entries[-1]["epoch"] == best + 3 < 40
     assert [entry["epoch"] for entry in entries] == list(range(1, int(best) + 4))
@@ -122,9 +131,7 @@ def test_the_model_is_that_of_a_run_of_just_the_best_epochs(
         each: short.summary[each] for each in same
     }
     one, other = (checkpoint.load(each.folder).arrays for each in (run, short))
-    assert_same(
-        {"test": one["test_table.rows"]}, {"test": other["test_table.rows"]}
-    )  # parties' embeddings
+    np.testing.assert_array_equal(one["test_table.rows"], other["test_table.rows"])
     files = [predict_local({"model": str(each.folder)}) for each in (run, short)]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert len(pd.read_csv(files[0])) == HELD_OUT
@@ -203,15 +210,13 @@ def test_without_validation_rows_nothing_is_kept_and_the_last_model_counts(
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["split-nn", nightly("ef-vfl"), nightly("cascaded, in step")])
 def test_a_run_that_is_cut_short_ends_with_the_same_best_model(
-    overfitted: dict[str, Any], name: str, tmp_path: Path
+    overfitted: dict[str, Any], whole: Callable[[str], Finished], name: str, tmp_path: Path
 ) -> None:
-    keys = {**overfitted, **SYSTEMS[name], "checkpoint-every": 10}
-    whole = run_local(PARTIES, {**keys, "out": str(tmp_path / "whole")})
-    best = int(whole.summary["best_epoch"])
+    keys, best = {**overfitted, **SYSTEMS[name], **EVERY}, int(whole(name).summary["best_epoch"])
     after = {"before the best": max(1, best - 1), "after it": best + 2}
     for where, evaluation in after.items():
         folder = interrupted(tmp_path / where, keys, evaluation)
-        assert_equal_runs(resumed(folder, **{"checkpoint-every": 10}), whole)
+        assert_equal_runs(resumed(folder, **EVERY), whole(name))
 
 
 @pytest.mark.nightly
@@ -441,9 +446,8 @@ def test_a_party_that_came_back_without_its_copies_goes_back_to_what_it_has(
     # The label holder's embeddings equal the parties'.
     table = strategy.run.holder.held_out.table
     for party, context in enumerate(grid.contexts.values()):
-        h = between.resume(context).party.learner.embeddings(
-            load_features(strategy.config, party, 3).test
-        )
+        x = load_features(strategy.config, party, 3).test
+        h = between.resume(context).party.learner.embeddings(x)
         np.testing.assert_array_equal(h.numpy(), table.of(party).numpy())
 
 
@@ -472,9 +476,8 @@ def test_a_party_that_loses_its_state_at_the_end_goes_back_by_what_is_on_its_dis
     for model in ("top", *(f"party-{party}" for party in range(PARTIES))):
         assert_same(run.parameters(model), whole.parameters(model))
     LOST.clear()
-    with pytest.raises(
-        PartyError, match=r"^Party 1 failed: has no copy of the model at evaluation \d+\.$"
-    ):
+    sentence = r"^Party 1 failed: has no copy of the model at evaluation \d+\.$"
+    with pytest.raises(PartyError, match=sentence):
         trained(PARTIES, overfitted, client)
 
 
@@ -521,8 +524,8 @@ def test_a_model_that_was_not_kept_is_refused_and_nothing_changes(party: Context
     asked(party, EvaluateOrder(exchange=1, number=5))
     upload = asked(party, turn(2))
     before = {name: state_to_bytes(RecordDict({name: each})) for name, each in party.state.items()}
-    with pytest.raises(VflError, match=r"^failed: has no copy of the model at evaluation 4\.$"):
-        asked(party, RestoreOrder(exchange=3, number=4))
+    sentence = r"^failed: has no copy of the model at evaluation 4\.$"
+    refused(party, RestoreOrder(exchange=3, number=4), sentence)
     after = {name: state_to_bytes(RecordDict({name: each})) for name, each in party.state.items()}
     assert after == before
     asked(party, turn(3, feedback_of(KINDS["momentum"], upload)))  # it goes on as if it had not
@@ -655,12 +658,8 @@ def test_organisations_choose_by_their_own_rows(tmp_path: Path, align: str) -> N
 
 def test_images_that_are_read_when_needed(tmp_path: Path) -> None:
     dataset = hugging_face(tmp_path / "photos", "image", photographs())
-    keys = {
-        "dataset": dataset,
-        "validation-fraction": 0.2,
-        "epochs": 1,
-        "out": str(tmp_path / "run"),
-    }
+    keys = {"dataset": dataset, "validation-fraction": 0.2, "epochs": 1}
+    keys |= {"out": str(tmp_path / "run")}
     run = run_local(2, keys)
     labels, block = load_labels(resolve(keys)), load_features(resolve(keys), 0, 2)
     assert block.validation == labels.validation > 0

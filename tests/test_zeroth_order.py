@@ -198,14 +198,8 @@ def test_two_sided_differences_have_less_bias_and_less_error(directions: str) ->
     mu = 3.0 if directions == "sphere" else 0.5
     bias, error = {}, {}
     for differences in ("one-sided", "two-sided"):
-        config = config_of(
-            directions=directions,
-            differences=differences,
-            mu=mu,
-            bottom_model="linear",
-            embedding_activation="none",
-            top_model="linear",
-        )
+        linear = {"bottom_model": "linear", "embedding_activation": "none", "top_model": "linear"}
+        config = config_of(directions=directions, differences=differences, mu=mu, **linear)
         model, x = model_of(config, rows=6)
         scalars, u = differences_of(config, model, x, 2000)
         errors = scalars - u @ true_gradient(config, model, x)
@@ -260,11 +254,8 @@ def test_directions_are_drawn_again_one_by_one(
 def test_directions_differ_between_keys_and_steps() -> None:
     config = config_of()
     model, _ = model_of(config)
-    all_drawn = [
-        row
-        for key in (b"one", b"other", b"one|1")
-        for row in Directions(config.estimator, key, model).stack(3)
-    ]
+    keys = b"one", b"other", b"one|1"
+    all_drawn = torch.cat([Directions(config.estimator, key, model).stack(3) for key in keys])
     for number, one in enumerate(all_drawn):
         for other in all_drawn[:number]:
             assert not torch.isclose(one, other, rtol=1e-6).any()
@@ -307,11 +298,7 @@ def test_pair_is_the_embeddings_at_both_ends_of_each_step(kind: str, differences
     optimizer=OPTIMIZERS,
 )
 def test_stacked_steps_are_those_taken_one_after_the_other(
-    kind: str,
-    lengths: list[int],
-    differences: str,
-    optimizer: str,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, lengths: list[int], differences: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(
         bottom_model=kind, differences=differences, optimizer=optimizer, directions="sphere"
@@ -353,18 +340,6 @@ def test_parameters_are_restored_to_rounding(
     torch.testing.assert_close(flat(model), before, rtol=0, atol=1e-5)
 
 
-def test_a_model_that_cannot_be_stacked_learns_like_any_other() -> None:
-    config = config_of(bottom_model="lstm")
-    party, x = party_of(config)
-    model = party.model
-    u, before = drawn(config, model), flat(model)
-    scalars = torch.randn(len(LENGTHS), generator=generator(5))
-    _, trace = values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model))
-    assert trace is None
-    learn(party, build_optimizer(config, model, 0.1), trace, scalars)
-    torch.testing.assert_close(flat(model), before - 0.1 * scalars @ u, rtol=1e-4, atol=1e-5)
-
-
 @pairwise(directions=DIRECTIONS, at_hand=[True, False], in_place=[True, False])
 def test_window_of_plain_steps_by_hand(
     directions: str, at_hand: bool, in_place: bool, monkeypatch: pytest.MonkeyPatch
@@ -386,12 +361,8 @@ def test_window_of_plain_steps_by_hand(
 def test_regulariser_adds_its_own_differences(
     differences: str, regulariser: str, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(
-        differences=differences,
-        regulariser=regulariser,
-        regulariser_weight=0.3,
-        directions="scaled-sphere",
-    )
+    keys = {"regulariser": regulariser, "regulariser_weight": 0.3, "directions": "scaled-sphere"}
+    config = config_of(differences=differences, **keys)
     party, _ = party_of(config)
     model = party.model
     with torch.no_grad():
@@ -400,10 +371,8 @@ def test_regulariser_adds_its_own_differences(
     scalars = torch.tensor([0.5, 0.0, -1.0, 2.0])
 
     def g(w: Tensor) -> float:
-        terms = [
-            v * v / 2 if regulariser == "l2" else v * v / (2 * (1 + v * v)) for v in w.tolist()
-        ]
-        return float(sum(terms))
+        squares = w.double().square()
+        return float((squares / (2 if regulariser == "l2" else 2 * (1 + squares))).sum())
 
     w, mu = flat(model), 0.1
     expected = w.clone()
@@ -525,11 +494,7 @@ def test_parties_in_step_are_answered_together_as_one_by_one(
     optimizer=OPTIMIZERS,
 )
 def test_steps_of_the_top_model_by_hand(
-    differences: str,
-    combine: str,
-    in_place: bool,
-    optimizer: str,
-    monkeypatch: pytest.MonkeyPatch,
+    differences: str, combine: str, in_place: bool, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"combine": combine, "optimizer": optimizer, "differences": differences}
     config = config_of(top_hidden=4, directions="sphere", **keys)
@@ -549,12 +514,9 @@ def test_steps_of_the_top_model_by_hand(
         end = rows.stop
         f = torch.zeros(2)
         if LENGTHS[step]:
-            f = torch.stack(
-                [
-                    loss_per_row(at(before, mu * u, h[rows]), labels[rows]).sum() / divisors[step]
-                    for mu in (0.1, -0.1 if two_sided else 0.0)
-                ]
-            )
+            ends = (at(before, mu * u, h[rows]) for mu in (0.1, -0.1 if two_sided else 0.0))
+            f = torch.stack([loss_per_row(end, labels[rows]).sum() for end in ends])
+            f /= divisors[step]
         scalar = (f[0] - f[1]) / (0.2 if two_sided else 0.1)
         by_hand.grad = len(u) * scalar * u
         theirs.step()
@@ -660,9 +622,8 @@ def test_a_joint_difference_by_hand(
     torch.testing.assert_close(found, torch.stack(expected).detach(), rtol=1e-3, atol=1e-4)
     assert holder.steps == len(lengths)
     if of_top:  # it steps by this scalar along its own directions
-        torch.testing.assert_close(
-            flat(holder.top), flat(before) - 0.3 * found @ u, rtol=1e-4, atol=1e-5
-        )
+        due = flat(before) - 0.3 * found @ u
+        torch.testing.assert_close(flat(holder.top), due, rtol=1e-4, atol=1e-5)
     else:  # as ever, by what the table holds
         assert holder.optimizer is not None
         theirs = build_optimizer(config, before, 0.3)

@@ -36,25 +36,9 @@ from vfl_flower.tasks.inference.party.model import forget, predict
 from vfl_flower.tasks.information import party as information
 from vfl_flower.transport import early_messages as early
 from vfl_flower.transport import explain_messages, shared_actor
+from vfl_flower.transport import messages as orders
 from vfl_flower.transport.flower_internals import Framed
-from vfl_flower.transport.messages import (
-    CheckpointOrder,
-    DescribeOrder,
-    EmbedOrder,
-    EvaluateOrder,
-    GrowOrder,
-    Introduction,
-    Order,
-    Payload,
-    PredictOrder,
-    RejoinOrder,
-    RestoreOrder,
-    ResumeOrder,
-    ScoreOrder,
-    ServeOrder,
-    TrainOrder,
-    Turn,
-)
+from vfl_flower.transport.messages import EvaluateOrder, Order, Payload, TrainOrder
 from vfl_flower.transport.node import describe_records, failure, index_and_parties, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream import session as stream
@@ -173,7 +157,7 @@ def _read(message: Message, kind: type[O], context: Context, own: Session | None
         if own:
             own.accepted = True
     elif own:
-        own.is_current = isinstance(order, Turn)
+        own.is_current = isinstance(order, orders.Turn)
     return order
 
 
@@ -183,7 +167,7 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
         try:
             order = _read(message, kind, context, session.current(context))
             answer = serve(context, order)
-            if isinstance(answer, Introduction):
+            if isinstance(answer, orders.Introduction):
                 answer = replace(answer, name=Rules.of(context.node_config).name)
             return to_reply(answer, message)
         except Exception as error:
@@ -223,7 +207,7 @@ def _answer_turn(
 
 
 serves(TrainOrder)(partial(_by_party, Party.train))
-serves(EmbedOrder)(partial(_by_party, Party.embed))
+serves(orders.EmbedOrder)(partial(_by_party, Party.embed))
 
 
 @serves(EvaluateOrder)
@@ -241,18 +225,18 @@ def _keep_copy(context: Context, order: EvaluateOrder) -> None:
         session.save(context)  # a killed party comes back with the copy of a new best model
 
 
-@serves(RestoreOrder)
-def restore(context: Context, order: RestoreOrder) -> Payload:
+@serves(orders.RestoreOrder)
+def restore(context: Context, order: orders.RestoreOrder) -> Payload:
     """Take the model of an earlier evaluation."""
 
-    def go_back(party: Party, order: RestoreOrder) -> Payload:
+    def go_back(party: Party, order: orders.RestoreOrder) -> Payload:
         return party.restore(order, state.load_copy(context.state, order.number))
 
     return _by_party(go_back, context, order)
 
 
-@serves(CheckpointOrder)
-def checkpoint(context: Context, order: CheckpointOrder) -> Payload:
+@serves(orders.CheckpointOrder)
+def checkpoint(context: Context, order: orders.CheckpointOrder) -> Payload:
     """The feedback for the last window in; then write this party's state to its disk."""
     payload = _by_party(Party.checkpoint, context, order)
     session.save(context, order.number)
@@ -261,8 +245,8 @@ def checkpoint(context: Context, order: CheckpointOrder) -> Payload:
     return payload
 
 
-@serves(RejoinOrder)
-def rejoin(context: Context, order: RejoinOrder) -> Payload:
+@serves(orders.RejoinOrder)
+def rejoin(context: Context, order: orders.RejoinOrder) -> Payload:
     """Go on after a failure, by what the label holder knows."""
     party = None if context.state else builder.begin(context, order)
     payload = _by_party(Party.rejoin, context, order, party)
@@ -273,8 +257,8 @@ def rejoin(context: Context, order: RejoinOrder) -> Payload:
 # --- the beginning of a run ---------------------------------------------------------------------
 
 
-@serves(DescribeOrder)
-def describe(context: Context, order: DescribeOrder) -> Payload:
+@serves(orders.DescribeOrder)
+def describe(context: Context, order: orders.DescribeOrder) -> Payload:
     """Begin a run: rows, columns, embedding size and digests of this party."""
     party = builder.begin(context, order)
     payload = _by_party(Party.describe, context, order, party)
@@ -283,16 +267,16 @@ def describe(context: Context, order: DescribeOrder) -> Payload:
     return payload
 
 
-@serves(GrowOrder)
-def grow(context: Context, order: GrowOrder) -> Payload:
+@serves(orders.GrowOrder)
+def grow(context: Context, order: orders.GrowOrder) -> Payload:
     """Begin a run with the model of an earlier run; a new party begins anew."""
     payload = _by_party(Party.describe, context, order, builder.grow(context, order))
     session.save(context, 0)
     return payload
 
 
-@serves(ResumeOrder)
-def resume(context: Context, order: ResumeOrder) -> Payload:
+@serves(orders.ResumeOrder)
+def resume(context: Context, order: orders.ResumeOrder) -> Payload:
     """Go on from a checkpoint, in another run."""
     run = state_file.run_name(context, order.nonce)
     loaded, number = state_file.load(context, order.run, order.number)
@@ -326,11 +310,7 @@ def agree(context: Context, order: early.AgreeOrder) -> Payload:
 
 
 def _keep_first(context: Context) -> None:
-    """Write the state in which a party begins, where the run may go back to it.
-
-    A run can resume from its beginning. The party may also have been told its rows, and then the
-    label holder could not tell it again.
-    """
+    """Write the first state, if the run may go back to it, or nobody could tell its rows again."""
     if _keeps_states(context) or store.is_aligned(context):
         session.save(context, 0)
 
@@ -385,12 +365,12 @@ serves(explain_messages.GroupsOrder)(information.count_groups)
 # --- prediction ---------------------------------------------------------------------------------
 
 
-serves(PredictOrder)(predict)
-serves(ServeOrder)(scoring.load)
+serves(orders.PredictOrder)(predict)
+serves(orders.ServeOrder)(scoring.load)
 serves(explain_messages.ExplainOrder)(explain.begin)
 serves(explain_messages.PermuteOrder)(explain.permute)
 serves(explain_messages.FiguresOrder)(explain.note)
-serves(ScoreOrder)(scoring.score)
+serves(orders.ScoreOrder)(scoring.score)
 serves(explain_messages.ReasonsOrder)(scoring.give_reasons)
 serves(early.OpenSetOrder)(scoring.open_set)
 serves(early.SeekOrder)(scoring.seek)

@@ -244,10 +244,7 @@ def _train_in(
 
 @contextmanager
 def _streams(transport: Transport, config: RunConfig, nonce: str = "") -> Iterator[Transport]:
-    """Yield the transport of the run's messages: a `StreamGrid`, if it has streams.
-
-    A Ray simulation with fewer nodes than parties adds `SharedActors` on top of it.
-    """
+    """Yield the transport of the run's messages, with streams and shared actors where needed."""
     streams = config.running.transport != "messages" and transport.medium == "messages"
     with StreamGrid(transport, config, nonce) if streams else nullcontext(transport) as found:
         if found.engine == "ray" and config.running.parties > len(list(found.get_node_ids())):
@@ -323,10 +320,7 @@ def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint)
 def summarise(
     config: RunConfig, transport: Transport, figures: Mapping[str, Any], failure: str | None
 ) -> Summary:
-    """Return the content of ``summary.json``: what ran, its results, and their cost.
-
-    The strategy's figures are empty if the parties did not agree.
-    """
+    """Return ``summary.json``; figures are empty if the parties did not agree."""
     summary = {
         "strategy": config.strategy,
         "engine": transport.engine,

@@ -20,23 +20,22 @@ def new_process() -> Iterator[None]:
     between.live.clear()
 
 
+def context_of(
+    folder: Path, own: Mapping[str, Any], keys: Mapping[str, Any], run_id: int = 1
+) -> Context:
+    alone: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "states": str(folder)}
+    return Context(run_id, 2, {**alone, **own}, RecordDict(), {**KEYS, **keys})
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     """An aligned real node with its own file; its rules, and the options of its run."""
     write(small(ROWS).drop(columns="label"), tmp_path / "a.csv")
 
     def build(own: Mapping[str, Any] | None = None, run_id: int = 1, **keys: Any) -> Context:
-        context = Context(
-            run_id=run_id,
-            node_id=2,
-            node_config={
-                **{"partition-id": 0, "num-partitions": 1, "states": str(tmp_path)},
-                **{"file": str(tmp_path / "a.csv"), "id": ID},
-                **(own or {}),
-            },
-            state=RecordDict(),
-            run_config={**KEYS, **{key.replace("_", "-"): value for key, value in keys.items()}},
-        )
+        of_file = {"file": str(tmp_path / "a.csv"), "id": ID, **(own or {})}
+        given = {key.replace("_", "-"): value for key, value in keys.items()}
+        context = context_of(tmp_path, of_file, given, run_id)
         align(context)
         return context
 
@@ -52,15 +51,6 @@ def other_node(tmp_path: Path) -> Callable[..., Context]:
     table.drop(columns=ID).to_csv(tmp_path / "private.csv", index=False)
 
     def build(dataset: str, own: Mapping[str, Any] | None = None) -> Context:
-        return Context(
-            run_id=1,
-            node_id=2,
-            node_config={
-                **{"partition-id": 0, "num-partitions": 1, "states": str(tmp_path)},
-                **(own or {}),
-            },
-            state=RecordDict(),
-            run_config={**KEYS, "dataset": dataset},
-        )
+        return context_of(tmp_path, own or {}, {"dataset": dataset})
 
     return build

@@ -4,15 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower import client_app
 from vfl_flower.alignment import store
+from vfl_flower.config.errors import VflError
 from vfl_flower.party import session as between
 from vfl_flower.party.inputs import own_source
+from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import state_from_bytes
-from vfl_flower.transport.messages import DescribeOrder, Order, Payload, TrainOrder, Upload
 from vfl_flower.transport.wire import pack, read_reply, to_message
 
 Array = NDArray[Any]
@@ -22,7 +24,7 @@ KEYS: dict[str, Any] = {
     **{"dataset": "files:elsewhere.csv", "bottom-model": "linear", "embedding-size": 8},
     **{"embedding-activation": "none", "batch-size": BATCH, "party-lr": 0.0, "epochs": 4},
 }
-DESCRIBE = DescribeOrder(outputs=1)
+DESCRIBE = messages.DescribeOrder(outputs=1)
 
 
 Node = Callable[..., Context]
@@ -38,15 +40,33 @@ def align(context: Context, rows: Array | None = None) -> None:
     )
 
 
-def asked(context: Context, order: Order, kind: type[Payload] = Upload) -> Any:
+def asked(
+    context: Context, order: messages.Order, kind: type[messages.Payload] = messages.Upload
+) -> Any:
     """A party's answer to an order, or the error that is told of it."""
     return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
 
 
-def train(exchange: int, steps: int = 6, epoch: int = 0, first: int = 0, **sent: Any) -> TrainOrder:
+def refused(context: Context, order: messages.Order, why: str | None = None) -> str:
+    """The error by which a party refuses an order."""
+    with pytest.raises(VflError, match=why) as raised:
+        asked(context, order)
+    return str(raised.value)
+
+
+def begun(context: Context) -> Context:
+    """A node that has described itself, and has trained in each mini-batch once."""
+    asked(context, DESCRIBE, messages.Description)
+    asked(context, train(1))
+    return context
+
+
+def train(
+    exchange: int, steps: int = 6, epoch: int = 0, first: int = 0, **sent: Any
+) -> messages.TrainOrder:
     """An order for some mini-batches; without more, for a whole pass."""
     place: dict[str, Any] = {"epoch": epoch, "first": first, "steps": steps}
-    return TrainOrder(exchange=exchange, coordinated=True, arrays=sent, **place)
+    return messages.TrainOrder(exchange=exchange, coordinated=True, arrays=sent, **place)
 
 
 def gradient(rows: int = 48) -> Array:

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context
 
 from tests.organisations import change
-from tests.party.nodes import DESCRIBE, Node, asked, gradient, restarted, train
+from tests.party.nodes import DESCRIBE, Node, asked, begun, gradient, restarted, train
 from tests.party.test_earlier_models import order as grow_order
 from vfl_flower.config.errors import VflError
 from vfl_flower.party import state_file
@@ -53,7 +53,7 @@ def predicts(node: Node, context: Context, own: dict[str, Any]) -> None:
 
 
 WAYS: list[tuple[str, Callable[[Node, Context, dict[str, Any]], None]]] = [
-    *(("resume", goes_on), ("resume", resumes), ("grow", grows), ("predict", predicts)),
+    *(("resume", goes_on), ("resume", resumes), ("grow", grows), ("predict", predicts))
 ]
 
 
@@ -66,9 +66,7 @@ def test_a_way_refuses_what_its_row_of_the_table_names(
     build: Callable[[Node, Context, dict[str, Any]], None],
     changed: str,
 ) -> None:
-    context = node()
-    asked(context, DESCRIBE, Description)
-    asked(context, train(1))
+    context = begun(node())
     state_file.save(context, 1)
     restarted(context, state_to_bytes(context.state))
     own, sentence = CHANGES.get(changed, ({}, ""))
@@ -79,6 +77,11 @@ def test_a_way_refuses_what_its_row_of_the_table_names(
             build(node, context, own)
     else:
         build(node, context, own)
+
+
+def test_every_way_checks_the_model_and_each_that_trains_on_how_it_is_trained() -> None:
+    assert all("model" in checks for way, checks in CHECKS.items() if way != "begin")
+    assert "training" in CHECKS["resume"] and "training" in CHECKS["rerun"]
 
 
 @pytest.mark.parametrize(("told", "known"), [(0, 2), (1, 2), (3, 3), (1024, 1024), (1025, 2)])

@@ -41,8 +41,7 @@ def item(text: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{}, nightly({"strategy": "asyrevel"}), {"privacy": "perturbed-embedding"}],
+    "keys", [{}, nightly({"strategy": "asyrevel"}), {"privacy": "perturbed-embedding"}]
 )
 def test_a_card_counts_what_its_party_sent_through_an_interruption(
     keys: dict[str, Any], tmp_path: Path

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
 
 from tests.organisations import cut, kept_state, small
-from tests.party.nodes import DESCRIBE, KEYS, Array, Node, asked, gradient, restarted, train
-from vfl_flower.config.errors import VflError
+from tests.party.nodes import KEYS, Node, asked, begun, gradient, refused, restarted, train
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.models.bottoms import build_bottom, seeded
 from vfl_flower.party import session as between
@@ -27,7 +27,7 @@ from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 # --- the first upload ---------------------------------------------------------------------------
 
 
-def solved(embedding: Array, **keys: Any) -> Array:
+def solved(embedding: NDArray[Any], **keys: Any) -> NDArray[Any]:
     """The features behind embeddings [R, 8], by the linear model that the public seed gives."""
     model = build_bottom(resolve({**KEYS, **keys}), 0, torch.zeros(2), 8)
     (layer,) = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
@@ -43,7 +43,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
     explained = []
     for run in range(1, 16):  # a model of some secret is not far from that of the seed
         context = node({**seed, "columns": "f0,f1"}, run_id=run, **seed)
-        asked(context, DESCRIBE, messages.Description)
+        asked(context, messages.DescribeOrder(outputs=1), messages.Description)
         sent = asked(context, train(1)).arrays["embedding"]
         party = between.live[0, 1].party
         assert party.pending
@@ -114,8 +114,7 @@ def by_a_session_of_the_same_supernode(context: Context) -> messages.Arrays:
 def by_a_rejoin(context: Context) -> messages.Arrays:
     restarted(context)
     # By who says that less was served than has been.
-    with pytest.raises(VflError, match="was asked to repeat message"):
-        asked(context, messages.RejoinOrder(exchange=2, outputs=1), messages.Description)
+    refused(context, messages.RejoinOrder(exchange=2, outputs=1), "was asked to repeat message")
     restarted(context)
     state_file.place(context, 1).write_bytes(state_file.place(context, 0).read_bytes())
     asked(context, messages.RejoinOrder(exchange=2, outputs=1), messages.Description)
@@ -136,17 +135,12 @@ def as_it_was(context: Context) -> messages.Arrays:
 
 @pytest.mark.parametrize(
     "back",
-    [
-        *(by_a_session, by_a_session_of_the_same_supernode, by_a_rejoin, by_a_resume),
-        as_it_was,
-    ],
+    [*(by_a_session, by_a_session_of_the_same_supernode, by_a_rejoin, by_a_resume), as_it_was],
 )
 def test_noise_comes_never_twice_when_a_message_is_served_again(
     node: Node, back: Callable[[Context], messages.Arrays]
 ) -> None:
-    context = node({"columns": "f0,f1"}, **PERTURBED)
-    asked(context, DESCRIBE, messages.Description)
-    asked(context, train(1))
+    context = begun(node({"columns": "f0,f1"}, **PERTURBED))
     asked(context, train(2, gradient=gradient()))
     state_file.save(context, 1)
     saved = copy.deepcopy(context.state)
@@ -161,30 +155,25 @@ def test_noise_comes_never_twice_when_a_message_is_served_again(
 def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node) -> None:
     """Else it would be learnt from directions that nobody has gone along."""
     keys = {"strategy": "syn-zoo", "party-lr": 0.1, "optimizer": "sgd", "columns": "f0,f1"}
-    context = node({"columns": keys.pop("columns")}, **keys)
-    asked(context, DESCRIBE, messages.Description)
-    asked(context, train(1))
+    context = begun(node({"columns": keys.pop("columns")}, **keys))
     feedback = {"difference": np.arange(1.0, 7, dtype=np.float32)}
     untouched, another = copy.deepcopy(context), copy.deepcopy(context)
-    expected = asked(untouched, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays[
-        "embedding"
-    ]
+    order = messages.EvaluateOrder(exchange=2, arrays=feedback)
+    expected = asked(untouched, order).arrays["embedding"]
     state_file.save(context)
     restarted(context)
-    (answer,) = in_session(context, [messages.EvaluateOrder(exchange=2, arrays=feedback)])
+    (answer,) = in_session(context, [order])
     np.testing.assert_array_equal(answer.arrays["embedding"], expected)
     scalars = another.state["scalars"]  # the control: by another secret it learns something else
     assert isinstance(scalars, ConfigRecord)
     scalars["pending-secret"] = bytes(16)
     between.live.clear()
-    other = asked(another, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    other = asked(another, order).arrays["embedding"]
     assert np.abs(other - expected).max() > 1e-4
 
 
 def test_a_permitted_seed_stays(node: Node) -> None:
-    context = node({"noise-seed": 5}, **PERTURBED, **{"noise-seed": 5})
-    asked(context, DESCRIBE, messages.Description)
-    asked(context, train(1))
+    context = begun(node({"noise-seed": 5}, **PERTURBED, **{"noise-seed": 5}))
     state_file.save(context, 1)
     first = asked(context, train(2, gradient=gradient())).arrays["embedding"]
     restarted(context)
@@ -194,9 +183,8 @@ def test_a_permitted_seed_stays(node: Node) -> None:
 
 def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path: Path) -> None:
     organisations = cut(tmp_path, small(80))
-    run = organisations.run(
-        "run", {"epochs": 2, "bottom-model": "mlp", "embedding-size": 4, "party-lr": 0.0}
-    )
+    keys = {"epochs": 2, "bottom-model": "mlp", "embedding-size": 4, "party-lr": 0.0}
+    run = organisations.run("run", keys)
     config = checkpoint.load(run.folder).config
     for party in range(2):
         kept = state_file.read(kept_state(run.folder, party))
@@ -210,9 +198,8 @@ def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path
 @pytest.mark.parametrize("own", [{"min-rows": 1000}, {"align": "ids"}])
 def test_a_rule_about_rows_holds_for_an_alignment_of_before(node: Node, own: Any) -> None:
     context = node()
-    asked(context, DESCRIBE, messages.Description)
+    asked(context, messages.DescribeOrder(outputs=1), messages.Description)
     later = node(own)
     later.state = context.state
     between.live.clear()
-    with pytest.raises(VflError, match=r"min-rows|aligns only by .ids."):
-        asked(later, train(1))
+    refused(later, train(1), r"min-rows|aligns only by .ids.")

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from tests.conftest import ALL_ROWS, FASTER
+from tests.party.nodes import asked, refused
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.models import passes, training
@@ -25,17 +26,12 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.directions import window as directions_module
 from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
-from vfl_flower.transport.wire import read_reply, to_message
+from vfl_flower.transport.wire import to_message
 
 Arrays = dict[str, NDArray[Any]]
 KEYS: dict[str, Any] = {
-    **ALL_ROWS,
-    "dataset": "breast-cancer",
-    "strategy": "vafl",
-    "window": 2,
-    "epochs": 4,
-    "noise-seed": 0,
-    "party-lr": 0.5,
+    **{**ALL_ROWS, "dataset": "breast-cancer", "strategy": "vafl", "window": 2, "epochs": 4},
+    **{"noise-seed": 0, "party-lr": 0.5},
 }
 ZEROTH = {**KEYS, "strategy": "cascaded"}
 KINDS = {
@@ -65,10 +61,6 @@ def node(keys: dict[str, Any]) -> Context:
 
 def sent(context: Context, order: messages.Order) -> Message:
     return client_app.app(to_message(order, 2, 60), context)
-
-
-def asked(context: Context, order: messages.Order, kind: Any = messages.Upload) -> Any:
-    return read_reply(sent(context, order), kind)
 
 
 def turn(exchange: int, feedback: Arrays | None = None) -> messages.TrainOrder:
@@ -142,12 +134,11 @@ def test_what_leaves_the_process_stays_as_it_was_then(
     feedback = feedback_of(keys, upload)
     left = Context(7, 2, context.node_config, passed_on(context.state), context.run_config)
     before = model_of(left)
-    expected = asked(context, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays[
-        "embedding"
-    ]
+    order = messages.EvaluateOrder(exchange=2, arrays=feedback)
+    expected = asked(context, order).arrays["embedding"]
     assert same(model_of(left), before) and not same(model_of(context), before)
     between.live.clear()
-    found = asked(left, messages.EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    found = asked(left, order).arrays["embedding"]
     np.testing.assert_array_equal(found, expected)
     assert same(model_of(left), model_of(context))
 
@@ -207,8 +198,7 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     whole = copy.deepcopy(context)
     with monkeypatch.context() as patch:  # when the model has learned, and embeds anew
         patch.setattr(Learner, "embeddings", raises)
-        with pytest.raises(VflError, match="not enough memory"):
-            asked(context, messages.EvaluateOrder(exchange=2, arrays=feedback))
+        refused(context, messages.EvaluateOrder(exchange=2, arrays=feedback), "not enough memory")
     twice = copy.deepcopy(context)
     failed = context if goes_on == "here" else elsewhere(context)
     between_ = model_of(failed)
@@ -221,9 +211,7 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     sent(twice, messages.EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(twice), between_)  # if it is sent the same once more
     again = copy.deepcopy(failed)
-    sent(
-        again, messages.EvaluateOrder(exchange=5, arrays=feedback)
-    )  # which no window awaits any more
+    sent(again, messages.EvaluateOrder(exchange=5, arrays=feedback))  # no window awaits it any more
     assert same(model_of(again), between_)
 
 

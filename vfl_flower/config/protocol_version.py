@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "5abb46e048ed78f3d8be1fb7c717af342809250c484a1956acb7c01f15047c2c"
+DIGEST = "5d64036153464766226c385d3d746ae468d8b922e9f4cb25386ee7cfd4e53e15"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -85,11 +85,7 @@ def _digest(labels: Labels) -> str:
 
 
 def _shares(labels: Labels, mechanism: Mechanism) -> list[float]:
-    """Return the share of each class among the training rows, in the order of the classes.
-
-    A label is kept with probability p, and becomes each of the K - 1 other classes with probability
-    q = (1 - p) / (K - 1). So a true share s is seen as q + (p - q) s.
-    """
+    """Return each class's share s of the training rows, which noise shows as q + (p - q) s."""
     classes = len(labels.classes)
     kept = mechanism.kept(classes)
     other = (1 - kept) / max(1, classes - 1)

@@ -76,10 +76,9 @@ def probabilities(
     calibration: Calibration | None,
     known: NDArray[np.bool_] | None = None,
 ) -> Array:
-    """Return the probability of each class, float64 [R, classes], from logits [R, C].
+    """Return class probabilities [R, classes] from logits [R, C], plain without a calibration.
 
-    Without a calibration, they are the sigmoid or the softmax. Rows that no participant ``known``
-    has get the class shares of training as outputs, which need no calibration.
+    Rows that no participant ``known`` has stay plain too: their outputs are shares of training.
     """
     outputs = outputs.detach().cpu().double()
     if outputs.shape[1] == 1:
@@ -100,10 +99,7 @@ def probabilities(
 
 
 def logits(chances: Array) -> Tensor:
-    """Return outputs [R, C] whose sigmoid or softmax gives these probabilities [R, classes].
-
-    Probabilities of 0 and 1 are moved by 1e-15, as finite outputs need it.
-    """
+    """Return outputs [R, C] of probabilities [R, classes], kept 1e-15 off 0 and 1."""
     inside = torch.from_numpy(chances).clamp(1e-15, 1 - 1e-15)
     return inside[:, 1:].logit() if chances.shape[1] == 2 else inside.log()
 
@@ -111,9 +107,8 @@ def logits(chances: Array) -> Tensor:
 def scores(outputs: Tensor) -> list[Array]:
     """Return what a calibration reads, for each class: float64 [R].
 
-    Two classes have one score, the output. Each of several classes has its log odds against the
-    rest, z_c - log(sum of exp(z_k) over k != c). So a number that is added to all outputs of a row
-    changes nothing, as in the softmax.
+    Two classes have one score. Each of several has its log odds against the rest, which do not
+    change with all outputs of a row, as the softmax does not.
     """
     outputs = outputs.detach().cpu().double()
     if outputs.shape[1] == 1:
@@ -126,16 +121,14 @@ def scores(outputs: Tensor) -> list[Array]:
 
 
 def check(config: RunConfig, labels: Labels, kept: float) -> None:
-    """Raise `ConfigError` if there are too few validation rows to calibrate by.
-
-    Noise that keeps labels with probability p makes N rows worth (p - q)^2 N rows.
-    """
+    """Raise `ConfigError` if there are too few validation rows to calibrate by."""
     method, rows = config.training.calibrate, labels.validation
     if method == "none":
         return
     classes = len(labels.classes)
     gap = kept - (other := (1 - kept) / (classes - 1))
     recorded = np.bincount(labels.test[:rows], minlength=classes)
+    # Noise makes N rows worth (p - q)^2 N rows.
     least = int(max(0.0, gap * (recorded - other * rows).min()))
     if least < LEAST:
         noise = ", worth as many without noise" if kept < 1 else ""
@@ -167,9 +160,8 @@ def _line(score: Array, target: Array) -> tuple[float, float]:
 def _corrected_line(score: Array, target: Array, kept: float, other: float) -> tuple[float, float]:
     """Return the slope and offset of most likelihood, given the noise on the labels.
 
-    Platt (1999) moves the targets away from 0 and 1, by about one row of each class in all. Here
-    such a row of each class is added without noise, spread over the scores of all rows. So the
-    slope stays finite, however few rows there are.
+    As Platt (1999) moves the targets, one row of each class is added, spread over all scores. So
+    the slope stays finite.
     """
     from scipy.optimize import minimize
 

@@ -19,9 +19,7 @@ _LEAST_AUC = 0.6
 def no_better(held_out: HeldOut, top: TopModel) -> str:
     """Say that a model is no better than one answer for all rows; empty if it is better.
 
-    Judge the validation rows, or the test rows if there are none. Two classes count by AUC, more
-    classes by accuracy, and numbers by squared error. The one answer is the rows' own most frequent
-    class, or their mean. So the sentence follows from held-out labels alone.
+    The answer is the most frequent class or the mean of the rows, so held-out labels alone decide.
     """
     if held_out.hidden:  # these rows are training rows, and noise hides their labels
         return ""

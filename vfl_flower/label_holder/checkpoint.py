@@ -94,21 +94,15 @@ class Checkpoint:
 
     @property
     def threshold(self) -> float:
-        """Return the probability above which the second of two classes is predicted.
-
-        A run that was interrupted has not chosen a threshold by a rule yet: then it is 0.5.
-        """
+        """Return the probability above which the second of two classes is predicted."""
         known: float | None = self.strategy["holder"].get("threshold")
         if known is not None:
             return known
-        rule = self.config.assessment.rule
+        rule = self.config.assessment.rule  # an interrupted run has not chosen a number by it
         return rule.number if rule.kind == "number" else 0.5
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint into a results folder, and replace the last one.
-
-        Raise `VflError` if the file cannot be written.
-        """
+        """Write the checkpoint into a results folder, and replace the last one."""
         text = {
             "config": self.config.values(),
             "run": self.run,
@@ -127,10 +121,7 @@ class Checkpoint:
 
 
 class Keeper:
-    """Where a run saves checkpoints, and the one to resume, ``found``, or to grow, ``earlier``.
-
-    ``nonce`` is a random suffix of this run's name, since Flower may reuse a run number.
-    """
+    """Where a run saves checkpoints, and the one to resume, ``found``, or to grow, ``earlier``."""
 
     def __init__(
         self,
@@ -140,11 +131,9 @@ class Keeper:
         earlier: Checkpoint | None = None,
         again: Checkpoint | None = None,
     ) -> None:
-        self.folder = folder
-        self.run = run
-        self.nonce = secrets.token_hex(8)
-        self.found = found
-        self.earlier = earlier
+        self.folder, self.run = folder, run
+        self.nonce = secrets.token_hex(8)  # part of the name, since Flower may reuse a run number
+        self.found, self.earlier = found, earlier
         self.again = again  # the run to repeat
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
         self.present = found.present if found else None

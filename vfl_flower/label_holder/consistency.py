@@ -59,10 +59,9 @@ class Consistency:
         self._columns, self._outputs, self._numbers = columns, outputs, numbers
 
     def fit(self, rows: ScoredRows, rate: float) -> Consistency:
-        """Fit the Gaussian and the limits to honest rows.
+        """Fit the Gaussian and the limits to honest rows; refuse too few rows of a party.
 
         At `CONFIDENCE`, at most ``rate`` of further honest rows exceed a limit, but for a warning.
-        Raise `ConfigError` if a party gave too few of the rows.
         """
         from scipy.stats import binom  # lazy: slow to import
 
@@ -96,8 +95,7 @@ class Consistency:
     def suspects(self, rows: ScoredRows) -> NDArray[np.int64]:
         """Return the suspect of each row, or `NOBODY` if no measure exceeds its limit.
 
-        Distances name it, if one exceeds its limit. An odd embedding also moves the parts of the
-        score of others.
+        Distances come first: an odd embedding also moves the parts of the score of others.
         """
         distance, part = (self.measures(rows) / self.limits).unbind(2)
         (far, at_distance), (decides, by_part) = distance.max(1), part.max(1)
@@ -181,10 +179,7 @@ class Consistency:
         return torch.arange(self._width)[self._columns.get(party, slice(received, None))]
 
     def _operators_of(self, given: bytes) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
-        """Return the columns of these parties and of the label holder, and two matrices by party.
-
-        They give the rows of the precision times a row, and the party's residual of the row.
-        """
+        """Return the columns of all who gave a row; by party, what gives its pull and residual."""
         parties = np.flatnonzero(np.frombuffer(given, np.bool_)).tolist()
         places = torch.cat([self._of(party) for party in [*parties, len(given)]])
         precision, operators = torch.linalg.inv(self._covariance[places][:, places]), {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
@@ -11,6 +11,7 @@ from vfl_flower.models.optimizers import kind_of
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import Description, Predicted, Serving
 
 
 def to_go_on_from(folder: str | Path) -> Checkpoint:
@@ -31,11 +32,7 @@ _MAY_DIFFER = (  # a resumed run may change these options: they do not change it
 
 
 def configured(raw: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of a run, as `resolve` does.
-
-    With ``resume``, return the configuration of the interrupted run. With ``grow``, take options
-    that are not given from the finished one. Refuse a given option if that run had another value.
-    """
+    """Return the configuration of a run, or of the earlier run that it continues."""
     given = parse(raw)
     if given.get("rerun"):
         return _repeated(given)
@@ -95,10 +92,7 @@ def _repeated(given: Mapping[str, Any]) -> RunConfig:
 
 
 def reached_as_before(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with the address and ports of the streams of its model's run.
-
-    Options that are given stay.
-    """
+    """Return the configuration with its model's address and ports of streams, where not given."""
     if not config.model:
         return config
     then = load(config.model).config.values()
@@ -136,8 +130,7 @@ _OF_MODEL = (  # options that a warm start must inherit
 def _grown(given: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a run that warm-starts from an earlier run.
 
-    Take options that are not given from the earlier run. With another strategy, inherit only
-    options of data and models, and how parties reach the label holder.
+    With another strategy, it inherits only data, models, and how parties reach the label holder.
     """
     folder: str = given["grow"]
     found = load(folder)
@@ -208,21 +201,14 @@ class PartyState(NamedTuple):
     checkpoint: int
 
 
-class _OfCheckpoint(Protocol):
-    @property
-    def party(self) -> int: ...
-
-    @property
-    def exchange(self) -> int: ...
-    @property
-    def checkpoint(self) -> int: ...
+_OfCheckpoint = PartyState | Description | Predicted | Serving
 
 
 def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
     """Refuse parties whose states belong to another run, or to an older checkpoint.
 
-    A party that was absent at the checkpoint may have an older state. It must be at least as new as
-    the last state that the party reported. ``whole``: all parties must be there.
+    An absent party's state may be as old as the last that it reported. ``whole``: all must be
+    there.
     """
     marked = not found.run.isdecimal()  # checkpoints of older versions have a bare run number
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}

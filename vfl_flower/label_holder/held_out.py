@@ -36,16 +36,10 @@ _AT_ONCE = 2**14  # rows to evaluate at once, so that hidden units of millions f
 
 
 class Evaluated(NamedTuple):
-    """Figures of the model at one evaluation.
+    """Figures of the model at one evaluation; None if they would tell labels that noise hides."""
 
-    train_loss : mean loss of the steps since the last evaluation, as training minimises it.
-    validation, test : figures of the validation rows, if there are any, and of the test rows.
-
-    A figure is None if it would tell labels that noise hides.
-    """
-
-    train_loss: float | None
-    validation: Metrics | None
+    train_loss: float | None  # mean of the steps since the last evaluation, as training minimises
+    validation: Metrics | None  # None without such rows
     test: Metrics
 
 
@@ -107,10 +101,7 @@ class HeldOut:
 
     @torch.no_grad()
     def calibrate(self, top: TopModel, method: str) -> None:
-        """Fit the calibration of the probabilities to the validation rows.
-
-        A row has the embeddings of the parties that have the row.
-        """
+        """Fit the calibration to the validation rows, by the parties that have each row."""
         top.eval()
         given = outputs_of(top, self.validation_rows), self.labels[: self.validation]
         self.calibration = calibration.fit(method, *given, self.label_noise.kept)
@@ -124,10 +115,7 @@ class HeldOut:
     def metrics(
         self, top: TopModel, loss: Loss, copies: Copies | None
     ) -> tuple[Metrics | None, Metrics]:
-        """Return figures of the validation rows, if there are any, and of the test rows.
-
-        Training with subsets of parties has ``copies`` of the validation rows.
-        """
+        """Return figures of the validation rows, perhaps by ``copies``, and of the test rows."""
         outputs, first = outputs_of(top, self.table.rows), self.validation
         rows, labels = self.table.rows[first:], self.labels[first:]
         validation = self._validated(top, outputs[:first], loss, copies) if first else None
@@ -152,9 +140,7 @@ class HeldOut:
     ) -> Metrics:
         """Return figures of the validation rows; ``outputs`` use all their parties.
 
-        The loss is the training loss: with class weights, with correction for noise on labels, and
-        over subsets of each row's parties. Every evaluation uses the same subsets, so that only
-        the models differ between epochs. Other figures are corrected for noise too.
+        The loss is the training loss, over the same subsets each time, so that only models differ.
         """
         labels = self.labels[: self.validation]
         said = outputs if copies is None else outputs_of(top, copies.h)

@@ -57,9 +57,7 @@ from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 class LabelHolder:
     """The label holder's data and models.
 
-    If all parties upload the rows of each answer anew, ``window_rows`` is the largest window's,
-    else 0. Raise `ConfigError` if class weights do not fit the labels, or the label holder may have
-    no features.
+    ``window_rows`` is the largest window's if all parties upload each answer's rows anew, else 0.
     """
 
     def __init__(
@@ -167,12 +165,11 @@ class LabelHolder:
         """Answer the windows of one quorum, and step the top model.
 
         Step j takes the j-th mini-batch of every arrival. Coordinated arrivals share one batch
-        (split learning). Otherwise the parties' own batches follow each other (VAFL Alg. 2; with
-        one arrival, Alg. 1). A party's feedback refers to its batch's mean loss.
+        (split learning). Else the parties' own batches follow each other (VAFL Alg. 2; with one
+        arrival, Alg. 1).
 
-        Raise `DivergedError` if a loss is not finite, or `PoisonError` if embeddings are large
-        enough to be the cause. It names the party with the largest, which the table drops. If a run
-        can continue without a party, an error leaves the top model unchanged.
+        Raise `PoisonError`, or `DivergedError` without a culprit. If a run can continue without a
+        party, an error leaves the top model unchanged.
         """
         if self.aggregation.waits:
             arrivals = self.aggregation.complete(self, arrivals)
@@ -210,10 +207,7 @@ class LabelHolder:
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Step the top model once a mini-batch; return gradient rows and losses [S].
-
-        Raise `DivergedError` if a gradient row exceeds the bound that parties accept.
-        """
+        """Step the top model once a mini-batch; return gradient rows, and losses [S]."""
         batches = TopBatches(
             *(self.top, self.optimizer, h, labels, lengths, divisors),
             *(self.loss, self._noise_of_top, self.key, self.steps),
@@ -247,8 +241,7 @@ class LabelHolder:
     def count(self, losses: Tensor) -> None:
         """Count steps of the top model, whose losses must be finite.
 
-        If noise hides labels, require a finite model instead. A check of the loss would let one
-        label decide whether the run continues.
+        If noise hides labels, the model must be: no label may decide whether the run continues.
         """
         if not math.isfinite(peak(flat(self.top) if self.noise else losses)):
             raise DivergedError
@@ -285,11 +278,7 @@ class LabelHolder:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], Arrays]:
-        """Return the label holder's state for a checkpoint: scalars, and arrays.
-
-        This state has no secrets; `strategies.checkpoints` adds the transcript's. A resumed run
-        draws new noise and directions, unless the configuration makes them repeatable.
-        """
+        """Return the state for a checkpoint: scalars, and arrays. It has no secrets."""
         self._check()
         scalars = {
             "steps": self.steps,

@@ -29,10 +29,7 @@ class HolderLinks:
         return digest(self._estimator.compared(self._end, party))
 
     def surrogate(self, party: int) -> Arrays:
-        """Return the copy of a party's surrogate, to send to a returning party.
-
-        The result is empty if uploads have no surrogates.
-        """
+        """Return a party's surrogate, if uploads have any, to send when it returns."""
         if not self._end.config.uplink.surrogates:
             return {}
         return {"embedding": self._table.of(party).cpu().contiguous().numpy()}

@@ -28,22 +28,16 @@ finite is recorded as none.
 class Metrics:
     """Figures of a model on rows with labels. A figure that does not apply, or is hidden, is None.
 
-    loss : on test rows, the mean without class weights, which compares runs with other weights.
-        On validation rows, the loss that training minimises, with weights.
-    accuracy : for classes.
-    auc : for two classes.
-    rmse : for regression, in units of the labels.
-    r2 : for regression, the share of the labels' variance that the model explains.
-    more : figures of a user's function.
-    subsets : figures by subsets of the parties (`by_subset`).
+    The loss on test rows is the mean without class weights, which compares runs with other weights.
+    On validation rows it is the loss that training minimises, with weights.
     """
 
     loss: float | None
-    accuracy: float | None = None
-    auc: float | None = None
-    rmse: float | None = None
-    r2: float | None = None
-    more: Mapping[str, float | None] = field(default_factory=dict)
+    accuracy: float | None = None  # for classes
+    auc: float | None = None  # for two classes
+    rmse: float | None = None  # for regression, in units of the labels
+    r2: float | None = None  # for regression: the share of the labels' variance that is explained
+    more: Mapping[str, float | None] = field(default_factory=dict)  # of a user's function
     subsets: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
@@ -60,11 +54,7 @@ def metrics(
     loss: RowLoss | None = None,
     more: More | None = None,
 ) -> Metrics:
-    """Return figures of outputs [R, C] as predictions of labels [R], in units of ``deviation``.
-
-    A user's functions may give row losses and further figures. Raise `DivergedError` if the loss is
-    not finite.
-    """
+    """Return figures of outputs [R, C] as predictions of labels [R], in units of ``deviation``."""
     found = _metrics(outputs, labels, deviation, loss)
     if found.rmse is not None and found.r2 is None:
         found = replace(found, r2=0.0)  # of equal labels, as in scikit-learn
@@ -72,11 +62,7 @@ def metrics(
 
 
 def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise) -> Metrics:
-    """Estimate figures by true labels from figures by randomised labels.
-
-    On few rows, an estimated accuracy can be below 0 or above 1. The correction keeps the order of
-    models by a figure, so it does not change which model is chosen.
-    """
+    """Estimate figures by true labels from figures by randomised labels, in the same order."""
     if noise.variance:
         variance = labels.double().var(correction=0).item()
         # Estimate the labels' own variance, and bound it below by the error of this difference.
@@ -93,10 +79,7 @@ def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise
 
 
 def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | None:
-    """Return the AUC by true labels of two classes (Menon et al., 2015, Cor. 3).
-
-    Randomised labels mix positives and negatives. They move both classes' AUC towards 1/2 equally.
-    """
+    """Return the AUC by true labels of two classes (Menon et al., 2015, Cor. 3)."""
     if area is None:
         return None
     noted = labels.double().mean().item()  # the share of ones
@@ -113,8 +96,7 @@ def by_subset(
     """Return figures by the number of parties, and by each party alone.
 
     ``outputs`` maps the parties to use, [R, M], to outputs [R, C]. ``by_parties`` has the rows that
-    exactly so many parties have, and ``by_party`` a party's rows with its data only. Figures are
-    the number of rows, and accuracy and AUC, or R2.
+    exactly so many parties have.
     """
 
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:

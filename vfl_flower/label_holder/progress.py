@@ -33,24 +33,16 @@ _APART = 0.1  # seconds between two drawings of a line
 
 @dataclass(frozen=True)
 class Standing:
-    """Progress of a run, for display.
+    """Progress of a run, for display."""
 
-    epoch, epochs : epochs done, and the most there can be, on average over the parties.
-    last, best : the last history entry, and the entry with the least validation loss; or empty.
-    rate : exchanges per second; None if the run sends no messages.
-    left : seconds to the end of the budget, if known.
-    early : whether the validation loss may stop the run before that.
-    part : name of the part of the run that trains, if it has parts.
-    """
-
-    epoch: float
-    epochs: float
-    last: Mapping[str, Any] = field(default_factory=dict)
-    best: Mapping[str, Any] = field(default_factory=dict)
-    rate: float | None = None
-    left: float | None = None
-    early: bool = False
-    part: str = ""
+    epoch: float  # epochs done, on average over the parties
+    epochs: float  # the most there can be
+    last: Mapping[str, Any] = field(default_factory=dict)  # history entry
+    best: Mapping[str, Any] = field(default_factory=dict)  # entry with the least validation loss
+    rate: float | None = None  # exchanges per second; None if the run sends no messages
+    left: float | None = None  # seconds to the end of the budget, if known
+    early: bool = False  # whether the validation loss may stop the run before that
+    part: str = ""  # name of the part of the run that trains, if it has parts
 
     def words(self) -> list[str]:
         """Return the whole progress as phrases."""
@@ -68,10 +60,7 @@ class Standing:
         return f"{self.part}: " if self.part else ""
 
     def line(self, title: str, width: int) -> str:
-        """Return the progress in at most ``width`` characters.
-
-        Drop the least important parts if needed. ``title`` comes first; it tells runs apart.
-        """
+        """Return the title and the most important parts, in at most ``width`` characters."""
         before = f"{title}: " if title else ""
         full = before + " | ".join(self.words())
         if len(full) <= width:

@@ -20,11 +20,7 @@ _STOPPED = 16.0  # most seconds that a stopped run waits
 
 
 class Prometheus(Callback):
-    """Answer ``GET /metrics`` from before the first step until the end of the run.
-
-    Another thread answers. It reads the run's state when Prometheus asks, so that a step of
-    training does nothing for it.
-    """
+    """Answer ``GET /metrics`` in another thread, from before the first step until the end."""
 
     def __init__(self) -> None:
         try:
@@ -67,10 +63,7 @@ class Prometheus(Callback):
         self._exits.close()
 
     def _tell_end(self) -> None:
-        """Wait until Prometheus has read that the run has ended well, or was stopped.
-
-        Else the run would look to it as one whose process was killed.
-        """
+        """Wait until Prometheus has read the end; else the run would look as if it was killed."""
         error = sys.exc_info()[1]
         signals = KeyboardInterrupt, Terminated
         stopped = isinstance(error, signals)

@@ -37,9 +37,8 @@ from vfl_flower.transport.messages import Arrays
 class Results(Callback):
     """Write the results of one run into a folder that `in_use` has locked.
 
-    Never overwrite another run's results. Only a resumed run may write into its own folder, and
-    repeats the history after its last checkpoint. A run that failed before its first step leaves
-    its folder to the next, unless it released something.
+    Never overwrite another run's results. A run that failed before its first step leaves its folder
+    to the next, unless it released something.
     """
 
     def __init__(self, folder: Path, history: Sequence[dict[str, Any]] | None = None) -> None:

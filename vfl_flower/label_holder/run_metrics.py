@@ -48,17 +48,13 @@ class Surroundings(Collector):
 
 
 class RunMetrics(Collector):
-    """The metrics of a run, read when Prometheus asks.
-
-    The observer sets them, in the run's thread: ``failures`` by party, ``answers`` to HTTP calls by
-    status, ``saved_at`` in Unix time, ``epsilon`` if the run claims any.
-    """
+    """The metrics of a run, which its observer sets, and Prometheus reads."""
 
     def __init__(self, run: TrainingRun, name: str) -> None:
         self._run, self._name = run, name
-        self.failures: Counter[int] = Counter()
+        self.failures: Counter[int] = Counter()  # by party
         self.answers = Counter(dict.fromkeys(STATUSES, 0))
-        self.checkpoints, self.saved_at = 0, 0.0
+        self.checkpoints, self.saved_at = 0, 0.0  # in Unix time
         self.epsilon: float | None = None
         self.over = False
         self._asked: deque[float] = deque(maxlen=5)
@@ -69,16 +65,13 @@ class RunMetrics(Collector):
 
     @property
     def seconds_until_read(self) -> float:
-        """Return the time in which each Prometheus reads again; 0 if nobody reads regularly.
-
-        It is twice the longest pause between the last calls, since two of them may read in turn.
-        """
+        """Return the time in which each Prometheus reads again; 0 if nobody reads regularly."""
         asked = list(self._asked)  # another thread adds to it
         pauses = [second - first for first, second in itertools.pairwise(asked)]
         longest = max(pauses, default=0.0)
         if not _SHORTEST <= longest <= _LONGEST or time.monotonic() - asked[-1] > 2 * longest:
             return 0.0
-        return 2 * longest
+        return 2 * longest  # two of them may read in turn
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its current value."""

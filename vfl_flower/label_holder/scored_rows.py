@@ -14,20 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Scored rows, and what their scores were computed from.
+    """Scored rows, and what their scores were computed from."""
 
-    blocks : embeddings, [R, width]; zeros where a party has given none.
-    own : the label holder's own columns, [R, F].
-    given : whether a party has given a row, [R, M].
-    outputs : outputs of the top model, [R, C].
-    suspects : the party of each row that does not fit the others, or -1, [R]; None if unknown.
-    """
-
-    blocks: Tensor
-    own: NDArray[np.float32]
-    given: NDArray[np.bool_]
-    outputs: Tensor
-    suspects: NDArray[np.int64] | None = None
+    blocks: Tensor  # embeddings, [R, width]; zeros where a party has given none
+    own: NDArray[np.float32]  # the label holder's own columns, [R, F]
+    given: NDArray[np.bool_]  # whether a party has given a row, [R, M]
+    outputs: Tensor  # of the top model, [R, C]
+    suspects: NDArray[np.int64] | None = None  # party that does not fit the others, or -1, [R]
 
     @property
     def known(self) -> NDArray[np.bool_]:

@@ -44,8 +44,7 @@ class Table:
     """Embeddings by row and party, and the steps of their arrival.
 
     ``own`` has the label holder's features [N, F], and ``present`` the row mask [N, M]. Embeddings
-    in use are at most ``max_delay`` label-holder steps old (D), if it is not 0. Raise `ConfigError`
-    if the table does not fit into memory.
+    in use are at most ``max_delay`` label-holder steps old (D), if it is not 0.
     """
 
     def __init__(
@@ -100,9 +99,8 @@ class Table:
     ) -> None:
         """Write a party's embeddings of a window, [R, E], at a step, unless the table is ``held``.
 
-        ``largest`` is the largest magnitude in the upload.
-        Raise `VflError` if embeddings far exceed all that the party has sent before. One such
-        upload could end training for all parties, and nobody would know its sender.
+        Refuse uploads whose ``largest`` number far exceeds all earlier ones: they could end
+        training.
         """
         known = self.peaks.get(party)
         if known is not None and largest > max(USUAL, _GROWTH * known):
@@ -125,10 +123,7 @@ class Table:
         return take(self.rows, window)
 
     def blame(self, sent: Mapping[int, Sequence[Tensor]]) -> None:
-        """Raise `PoisonError` for the largest last uploads, if they exceed `USUAL`.
-
-        Clear that party's embeddings first.
-        """
+        """Raise `PoisonError` for the largest last uploads, if they exceed `USUAL`; clear them."""
         peaks = {m: max(map(peak, [self.of(m), *sent.get(m, ())])) for m in self.columns}
         party, largest = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
         if largest > USUAL:
@@ -148,9 +143,7 @@ class Table:
     def too_old(
         self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
     ) -> dict[int, Ids]:
-        """Return party -> ids of rows too old, at this step, to answer uploads, where it can
-        refresh.
-        """
+        """Return party -> ids of rows too old, at this step, to answer uploads."""
         late: dict[int, list[Ids]] = {}
         for uploader, window in uploads if self.max_delay else ():
             used_at = step + np.repeat(np.arange(len(window.lengths)), window.lengths)

@@ -17,28 +17,19 @@ from vfl_flower.models.training import fixed, kind_of
 
 
 class About(NamedTuple):
-    """A party's text about itself.
+    """A party's text about itself."""
 
-    config : the run's configuration, as it was given.
-    rows : training rows of the run; ``None`` in states of older versions.
-    ids : digest of the ids of the party's rows.
-    model : name, arguments and parameters of the bottom model.
-    training : options of the party's own training.
-    weights : digests of files that hold frozen weights; ``None`` without such files.
-    grown : whether the model began in an earlier run.
-    """
-
-    config: RunConfig
+    config: RunConfig  # of the run, as it was given
     parties: int
     outputs: int
-    rows: int | None
-    ids: str
+    rows: int | None  # training rows of the run; None in states of older versions
+    ids: str  # digest of the ids of the party's rows
     preparation: Preparation | None
-    model: dict[str, Any]
+    model: dict[str, Any]  # name, arguments and parameters of the bottom model
     augment: str | None
-    training: dict[str, Any] | None
-    weights: Any
-    grown: bool
+    training: dict[str, Any] | None  # options of the party's own training
+    weights: Any  # digests of files that hold frozen weights; None without such files
+    grown: bool  # whether the model began in an earlier run
 
 
 def write(

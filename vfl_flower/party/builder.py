@@ -7,7 +7,7 @@ configuration of the message with the party's rules.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -50,15 +50,12 @@ With limits, every way that continues from earlier uploads needs their count (`_
 
 
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
-    """Build the party of a new run, of a run whose state it has lost, or of a rerun.
-
-    In a rerun the party has the configuration, the first model and the secrets of the earlier run.
-    """
+    """Build the party of a new run, of a run whose state it has lost, or of a rerun."""
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it continued.")
     config, way, text, transcript = resolve(context.run_config), "begin", "", Transcript()
-    since = _run(context)
+    since = str(context.run_id)
     if isinstance(order, DescribeOrder) and order.run:
         saved = state_file.load(context, order.run, order.number).state
         way, text = "rerun", state.load_about(saved)
@@ -92,9 +89,7 @@ def _to_repeat(context: Context, saved: RecordDict) -> Transcript:
 def grow(context: Context, order: GrowOrder) -> Party:
     """Build the party of a run that begins with the models of an earlier run.
 
-    A party of the earlier run keeps its model, the preparation of its columns, and its counts of
-    steps and uploads. Any other party is new. A party looks for its model only in its own folder of
-    states, and refuses if its columns or its model differ.
+    A party of that run keeps its model, its preparation of columns, and its counts.
     """
     index, _ = index_and_parties(context)
     config = told(context, order.config)
@@ -107,7 +102,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
     read = partial(load_block, context, config, preparation, watched=True)
     party = _build(context, "grow", config, order.outputs, read, text, grown=bool(text))
     origin, per_epoch = party.origin, party.sampling.per_epoch
-    origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
+    origin.run = state_file.run_name(context, order.nonce)
+    origin.counted_since = str(context.run_id)
     if saved:
         load_model(party.learner.model, state.load_arrays(saved.state, "model"))
         scalars = state.load_scalars(saved.state)
@@ -136,10 +132,7 @@ def for_prediction(
     run: str,
     new_rows: Callable[[Preparation], FeatureBlock],
 ) -> Party:
-    """Build a party with a model that it saved in ``run``, to predict ``new_rows``.
-
-    A party without own data predicts test rows instead.
-    """
+    """Build a party with a model of ``run``, to predict ``new_rows``, or else its test rows."""
     text, scalars = state.load_about(saved.state), state.load_scalars(saved.state)
     then = about.read(text)
     read = partial(load_block, context, then.config)
@@ -182,29 +175,21 @@ def _build(
         check(context, config, party.inputs.rows)
         party.learner.try_out()
     if then:
-        now = about.read(party.about)
-        for name in checks:
-            if name in _COMPARISONS:
-                _COMPARISONS[name](index, then, now)
+        _compare(checks, index, then, about.read(party.about))
     return party
 
 
 def _limit(context: Context, party: Party, goes_on: bool) -> None:
-    """Apply the party's limits. Refuse to continue without a count of earlier uploads."""
+    """Apply the party's limits, which need a count of earlier uploads if the party ``goes_on``."""
     party.limits = limits_of(context, party)
     if party.limits:
         party.limits.go_on() if goes_on else party.limits.begin()
 
 
 def limits_of(context: Context, party: Party) -> Limits | None:
-    """Return the limits of the party's rules; ``None`` without such rules, or in a rerun.
-
-    A rerun sends what has been sent and counted before, or nothing.
-    """
+    """Return the limits of the party's rules; a rerun sends only what was counted before."""
     rules = Rules.of(context.node_config)
-    if party.transcript.repeats:
-        return None
-    if rules.max_epochs is None and rules.max_uploads is None:
+    if party.transcript.repeats or (rules.max_epochs is None and rules.max_uploads is None):
         return None
     path = Path()  # without the rule max-uploads, nothing is counted
     if rules.max_uploads is not None:
@@ -213,60 +198,34 @@ def limits_of(context: Context, party: Party) -> Limits | None:
     return Limits(rules, partial(refused, context), path)
 
 
-def _run(context: Context) -> str:
-    """Return the name of the Flower run."""
-    return str(context.run_id)
-
-
-# --- checks of what must not change -------------------------------------------------------------
-
-
-def _check_data(index: int, then: About, now: About) -> None:
+def _compare(checks: Collection[str], index: int, then: About, now: About) -> None:
+    """Raise an error if something has changed since the model began that must not change."""
+    same_rows = now.ids == then.ids
     pair = [each.preparation and each.preparation.as_json() for each in (then, now)]
-    if now.ids != then.ids or not alike(*pair):
+    if "data" in checks and not (same_rows and alike(*pair)):
         raise VflError(
             "does not have the data that this run began with: its file, or its `monotonic`, has "
             "changed. Restore the earlier one."
         )
-
-
-def _check_rows(index: int, then: About, now: About) -> None:
-    if not then.preparation and now.ids != then.ids:  # own data: the rows to predict are new
+    if "rows" in checks and not (same_rows or then.preparation):  # of own data, the rows are new
         raise ConfigError(
             f"Party {index} has other rows than its model was trained with. Restore the earlier "
             "data set."
         )
-
-
-def _check_model(index: int, then: About, now: About) -> None:
-    if now.model != then.model:
+    if "model" in checks and now.model != then.model:
         raise ConfigError(
             f"Party {index}'s model is {now.model['name']!r}, but the run began with "
             f"{then.model['name']!r}: the name, arguments or parameters differ. "
             "Configure the earlier model."
         )
-
-
-def _check_weights(index: int, then: About, now: About) -> None:
-    if now.weights != then.weights:  # states do not hold frozen weights
+    if "weights" in checks and now.weights != then.weights:  # states do not hold frozen weights
         raise VflError(
             "has other weights in its model's folder than at the start of this run. Restore the "
             "earlier files."
         )
-
-
-def _check_training(index: int, then: About, now: About) -> None:
-    if (now.training, now.augment) != (then.training, then.augment):
+    trained, trains = ((each.training, each.augment) for each in (then, now))
+    if "training" in checks and trains != trained:
         raise ConfigError(
             f"Party {index}'s node configuration trains its model otherwise than when the run "
             "began. Restore the earlier options."
         )
-
-
-_COMPARISONS: Mapping[str, Callable[[int, About, About], None]] = {
-    "data": _check_data,
-    "rows": _check_rows,
-    "model": _check_model,
-    "weights": _check_weights,
-    "training": _check_training,
-}

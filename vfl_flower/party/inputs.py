@@ -35,21 +35,14 @@ from vfl_flower.transport.node import index_and_parties
 
 @dataclass(frozen=True)
 class Inputs:
-    """A party's features, and the run's rows that they belong to.
-
-    rows : number N of training rows of the run, including rows that the party lacks.
-    mask : row mask [N] of the party; ``None`` if it has all rows.
-    places : position of each row of the run in the block, [N]; ``None`` if it has all rows.
-    sample : one row, without the row dimension.
-    columns : numbers in a sample.
-    """
+    """A party's features, and the run's rows that they belong to."""
 
     block: FeatureBlock
-    rows: int
-    mask: NDArray[np.bool_] | None
-    places: NDArray[np.int32] | None
-    sample: Samples
-    columns: int
+    rows: int  # number N of training rows of the run, including rows that the party lacks
+    mask: NDArray[np.bool_] | None  # row mask [N] of the party; None if it has all rows
+    places: NDArray[np.int32] | None  # [N], of each row in the block; None if it has all rows
+    sample: Samples  # one row, without the row dimension
+    columns: int  # numbers in a sample
 
     @classmethod
     def of(cls, block: FeatureBlock) -> Inputs:
@@ -99,8 +92,7 @@ def own_source(context: Context) -> Source:
 def aligning_source(context: Context) -> Source:
     """Return the data as `own_source`, and keep a file's data while the file stays as it is.
 
-    An alignment has many orders, and reading ids takes longer than most of them. `forget_aligning`
-    drops the data.
+    An alignment has many orders, and reading ids takes longer than most of them.
     """
     words = context.node_config
     try:
@@ -127,8 +119,7 @@ def load_block(
 ) -> FeatureBlock:
     """Read a party's own data, or its columns of the partitioned data set.
 
-    By default, the training rows teach how to prepare columns. ``watched`` also learns their
-    shares.
+    Without a preparation, learn it from the training rows; if ``watched``, also their shares.
     """
     index, parties = index_and_parties(context)
     own_words = context.node_config.get("augment")

@@ -35,10 +35,9 @@ def count_labels(
     question: bytes,
     min_rows: int,
 ) -> None:
-    """Count labels of people [R], unless the party has answered the same question before.
+    """Count labels below 4 of people [R], unless the party has answered the same question before.
 
-    Labels are below 4. ``min_rows`` is the party's rule. Ten sums over so many people each, without
-    overlap, are the most that all sets together may say about one person.
+    Ten sums over ``min_rows`` people are the most that all sets may say about one person.
     """
     path = states_folder(context) / f"party-{context.node_config.get('partition-id')}.information"
     with opened_by_party(path, _UNCOUNTED, content_in_file("sets")) as ledger:

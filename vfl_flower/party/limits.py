@@ -27,18 +27,13 @@ _UNCOUNTED = "cannot count what it releases. See its own log."
 
 
 class Limits:
-    """Limits of a party's rules ``max-epochs`` and ``max-uploads`` in a run.
-
-    The file counts uploads of each row, in the run, all runs that continue it, and predictions with
-    their models.
-    """
+    """Limits ``max-epochs`` and ``max-uploads``, in a run and whatever continues its model."""
 
     def __init__(
         self, rules: Rules, refuse: Callable[[str], ConfigError] = ConfigError, path: Path = Path()
     ) -> None:
         self.epochs, self.uploads = rules.max_epochs, rules.max_uploads
-        self._refuse = refuse
-        self._path = path
+        self._refuse, self._path = refuse, path
 
     def begin(self) -> None:
         """Start the count at zero, unless the file has counts of this run's uploads."""
@@ -94,10 +89,7 @@ class Limits:
 
 
 class PredictionBudget(Budget):
-    """Counts the rows that a party embeds for predictions, over all its models and runs.
-
-    Its rules ``max-predictions`` and ``max-predictions-per-day`` limit them.
-    """
+    """Counts the rows that a party embeds for predictions, over all its models and runs."""
 
     def __init__(self, context: Context, rules: Rules) -> None:
         self._context = context
@@ -134,10 +126,7 @@ def _earlier_rows(path: Path) -> Iterator[tuple[str, int, Value]]:
 
 @contextmanager
 def counted_predictions(context: Context, rules: Rules, rows: int) -> Iterator[None]:
-    """Count the rows of one prediction, as `PredictionBudget` does.
-
-    The block counts what else the prediction spends. If it fails, the rows are given back.
-    """
+    """Count the rows of one prediction, and give them back if the block fails."""
     budget = PredictionBudget(context, rules)
     try:
         budget.take(rows)

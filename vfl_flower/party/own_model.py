@@ -31,8 +31,7 @@ def own_config(context: Context, config: RunConfig) -> RunConfig:
 def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration with a party's own training.
 
-    A learning-rate schedule of the party replaces the run's schedule as a whole. An optimizer of
-    another kind has its own default rate.
+    Its schedule replaces the run's as a whole. Another kind of optimizer has another default rate.
     """
     if not own:
         return config

@@ -278,8 +278,7 @@ class Party:
 
         `Learner.state_dict` has the model and its optimizer.
         """
-        order = self.pending.order if self.pending else None
-        scalars = {
+        scalars: dict[str, Any] = {
             "exchange": self.exchange,
             "steps": self.steps,
             "epochs": self.steps / self.sampling.per_epoch,
@@ -289,12 +288,11 @@ class Party:
             "began": self.origin.began,
             "pending-secret": self.pending.secret if self.pending else b"",
             "largest": self.largest_order,
-            "pending": (
-                [order.exchange, order.epoch, order.first, order.steps, int(order.coordinated)]
-                if order
-                else []
-            ),
+            "pending": [],
         }
+        if order := self.pending.order if self.pending else None:
+            where = order.exchange, order.epoch, order.first, order.steps, int(order.coordinated)
+            scalars["pending"] = [*where]
         if self.seal:
             scalars |= self.seal.scalars
         large = {**self.links.surrogates, **self.learner.arrays}
@@ -315,13 +313,8 @@ class Party:
         self.pending = None
         if scalars["pending"]:
             exchange, epoch, first, steps, coordinated = scalars["pending"]
-            order = messages.TrainOrder(
-                exchange=exchange,
-                epoch=epoch,
-                first=first,
-                steps=steps,
-                coordinated=bool(coordinated),
-            )
+            about = {"exchange": exchange, "epoch": epoch, "first": first, "steps": steps}
+            order = messages.TrainOrder(**about, coordinated=bool(coordinated))
             secret = scalars["pending-secret"]
             self.pending = PendingWindow(order, secret, self._draw(order, secret))
 
@@ -336,8 +329,7 @@ class Party:
     def same_rows(self) -> str:
         """Return what parties with masked sums must agree on about their rows.
 
-        Parties compare their ids. People matched by rules have no common ids, so that parties only
-        compare the alignment and the number of rows.
+        People matched by rules have no common ids to compare.
         """
         block = self.inputs.block
         if not self.config.data.match:

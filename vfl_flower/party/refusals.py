@@ -24,15 +24,9 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.system import load_system
 from vfl_flower.protocol.systems import refuse_places, resolve, sized
+from vfl_flower.transport import messages
 from vfl_flower.transport.early_messages import EarlyOrder
-from vfl_flower.transport.messages import (
-    DescribeOrder,
-    GrowOrder,
-    Order,
-    PredictOrder,
-    RejoinOrder,
-    ResumeOrder,
-)
+from vfl_flower.transport.messages import DescribeOrder, GrowOrder, Order, RejoinOrder
 from vfl_flower.transport.node import index_and_parties, refused, simulated
 from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream.messages import SessionOrder
@@ -46,11 +40,7 @@ _accepted: set[tuple[str, str, bool]] = set()
 
 
 def check_order(context: Context, order: Order) -> None:
-    """Raise an error if the party's rules forbid an order, or the order's run.
-
-    A `SessionOrder` and a `SharedActorOrder` carry other orders. Each of these passes this function
-    by itself.
-    """
+    """Raise an error if the party's rules forbid an order, or the order's run."""
     if 0 < order.of_parties <= _MOST_PARTIES and order.of_parties > index_and_parties(context)[1]:
         context.node_config = {**context.node_config, "num-partitions": order.of_parties}
     written = state.load_about(context.state)
@@ -68,7 +58,7 @@ def check_order(context: Context, order: Order) -> None:
             "label holder passes on by sum-peers='first-seen'",
         )
     if isinstance(order, SessionOrder | SharedActorOrder):
-        return
+        return  # each order that they carry is checked by itself
     if isinstance(order, RejoinOrder):
         state_file.load_latest(context, state_file.run_name(context, order.nonce))
         written = state.load_about(context.state)
@@ -77,7 +67,7 @@ def check_order(context: Context, order: Order) -> None:
         if len(_accepted) >= 4096:
             _accepted.clear()
         _accepted.add((written, node, one_owner))
-    if isinstance(order, ResumeOrder | PredictOrder):
+    if isinstance(order, messages.ResumeOrder | messages.PredictOrder):
         saved = state_file.load(context, order.run, order.number)
         _check_written(context, state.load_about(saved.state))
     for config in _told(context, order):
@@ -86,7 +76,7 @@ def check_order(context: Context, order: Order) -> None:
 
 
 OF_OTHER_RUNS = (
-    *(EarlyOrder, DescribeOrder, RejoinOrder, ResumeOrder, PredictOrder),
+    *(EarlyOrder, DescribeOrder, RejoinOrder, messages.ResumeOrder, messages.PredictOrder),
     *(SessionOrder, SharedActorOrder),
 )
 """Orders whose configurations differ from the configuration of the party's state."""
@@ -101,8 +91,7 @@ def _check_written(context: Context, text: str) -> None:
 def _told(context: Context, order: Order) -> Iterator[RunConfig]:
     """Yield the configurations of an order's run, as the label holder tells them.
 
-    With ``grow``, ``resume`` and ``task='predict'``, an earlier run gives most options. Then the
-    order contains the configuration. Otherwise the run configuration must satisfy all rules.
+    Where an earlier run gives most options, the order contains the configuration.
     """
     if isinstance(order, EarlyOrder | GrowOrder) and order.config:
         yield told(context, order.config)
@@ -137,10 +126,7 @@ def told(context: Context, text: str) -> RunConfig:
 
 
 def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules:
-    """Return a party's rules, if this configuration satisfies them and names only accepted code.
-
-    The number of training rows, if known, decides options that the configuration omits.
-    """
+    """Return a party's rules, if this configuration satisfies them and names only accepted code."""
     rules, one_owner = Rules.of(context.node_config), simulated(context)
     if not one_owner:
         refuse_places(config.values())
@@ -187,10 +173,7 @@ def _check_arguments(context: Context, arguments: str) -> None:
 
 
 def _check_dataset(context: Context, dataset: str, permitted: str) -> None:
-    """Refuse a path that the node configuration does not repeat.
-
-    A ``files:`` path names the label holder's file, so it passes.
-    """
+    """Refuse a path of others, except for the label holder's own file."""
     named = dataset == permitted and not dataset.startswith("memory:")
     if ":" in dataset and not dataset.startswith("files:") and not named:
         raise refused(

@@ -62,10 +62,7 @@ class Session:
         )
 
     def serve(self, method: Callable[[Party, O], A], order: O) -> A:
-        """Have the party serve an order, and keep what has changed.
-
-        If the message fails, or an array in it is of no use, the party keeps what it has learned.
-        """
+        """Have the party serve an order, and keep what has changed, or what it has learned."""
         try:
             payload = method(self.party, order)
             messages.refuse_unused(order.arrays, "was sent")
@@ -141,8 +138,7 @@ class Session:
     def break_off(self) -> None:
         """Restore the state before a failed message, except for what was learned.
 
-        Models learn in place, by whole steps (`Estimator.update`). They keep these steps, and the
-        party does not wait for the same feedback again.
+        The party does not wait for the same feedback again.
         """
         context, party = self.context, self.party
         awaits = party.pending
@@ -185,10 +181,7 @@ def current(context: Context) -> Session | None:
 
 
 def resume(context: Context) -> Session:
-    """Return the session of a node's party, as its last message left it.
-
-    Raise `OutOfStepError` if the node has no state of this run.
-    """
+    """Return the session of a node's party, as its last message left it."""
     session = _live(context)
     if session and session.before:  # an interrupt has ended the last message
         session.go_back()

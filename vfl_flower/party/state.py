@@ -24,10 +24,7 @@ _COPY = "model-at-"  # followed by the number of the evaluation that the copy is
 
 
 def save_groups(state: RecordDict, about: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write a text, scalars and groups of named arrays.
-
-    The text stays the same from message to message. Arrays are not copied.
-    """
+    """Write a text, if it is new, scalars, and groups of named arrays, which are not copied."""
     if load_about(state) != about:
         state[_ABOUT] = ConfigRecord({_ABOUT: about})
     for name, values in groups.items():
@@ -104,8 +101,7 @@ def forget_copies(state: RecordDict) -> None:
 def keep_copy(state: RecordDict, order: EvaluateOrder) -> None:
     """Copy the model at this evaluation, if the label holder may restore it.
 
-    Keep the copies of the best and of the last evaluation, since the label holder may not know yet
-    which of them is better.
+    Keep two earlier copies: the label holder may not know yet which of them is better.
     """
     if not order.number:
         return

@@ -94,10 +94,9 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
 
 
 def save(context: Context, number: int | None = None, run: str = "") -> None:
-    """Write the current state, as checkpoint ``number`` or as the end of a session.
+    """Write the state, as checkpoint ``number`` or as the end of a session.
 
-    Keep the last other checkpoint of the run, and delete older ones. A party names the run if it
-    may not have begun it yet.
+    Of other checkpoints of the run, keep the last.
     """
     run = run or run_of(context)
     path = place(context, number, run)
@@ -131,7 +130,7 @@ def load_latest(context: Context, run: str) -> None:
     kept = [each for each in (*_checkpoints(context, run).values(), last) if each.exists()]
     for path in sorted(kept, key=lambda each: each.stat().st_mtime_ns, reverse=True):
         try:
-            state = _read(path, _mark(context, run, _ANY))
+            state = read(path, _mark(context, run, _ANY))
         except (OSError, VflError):
             log.warning("The party's state in %s cannot be read and is ignored.", path)
             continue
@@ -146,18 +145,14 @@ def is_there(context: Context, run: str) -> bool:
 
 
 def load(context: Context, run: str, number: int) -> Saved:
-    """Load the state that this party saved as a checkpoint of a run.
-
-    If the party was absent at that checkpoint, load its last one before. The label holder knows
-    whether the party was absent.
-    """
+    """Load this party's checkpoint of a run, or if it was absent then, its last one before."""
     known = re.fullmatch(r"\d+(-[0-9a-f]+)?", run)
     kept = _checkpoints(context, run) if known else {}
     found = max((each for each in kept if each <= number), default=None)
     try:
         if found is None:  # no path is made of what the label holder says
             raise VflError("there is none of that run.")
-        return Saved(_read(kept[found], _mark(context, run, found)), found)
+        return Saved(read(kept[found], _mark(context, run, found)), found)
     except (ValueError, OSError, VflError) as error:
         log.warning("There is no intact file %s: %s", place(context, number, run), error)
         party = context.node_config.get("partition-id")
@@ -168,10 +163,7 @@ def load(context: Context, run: str, number: int) -> Saved:
 
 
 def audit_log(context: Context) -> AuditLog:
-    """Open an audit log of the party, beside its states. A second service at once has another.
-
-    The party's own log says why it cannot be written.
-    """
+    """Open an audit log of the party, beside its states. A second service at once has another."""
     party = context.node_config.get("partition-id")
     names = (f"party-{party}-audit{which}.jsonl" for which in ("", *_MORE_LOGS))
     paths = [place(context).with_name(name) for name in names]
@@ -192,17 +184,13 @@ def background(state: RecordDict) -> People:
 
 def has_rows(path: Path, gone: Gone) -> bool:
     """Return whether a state holds rows of people, or names some who are gone. Raise as `read`."""
-    state = _read(path)
+    state = read(path)
     named = bool(gone(background(state)).any())
     return named or any(not re.match(_NO_ROWS, name) for name in state)
 
 
 def without_rows(path: Path, gone: Gone) -> None:
-    """Write a state anew without all rows, and without the names of people who are gone.
-
-    Its model still predicts, and begins other runs. Its run cannot be resumed: its file has other
-    rows now.
-    """
+    """Write a state anew without rows and people who are gone. Its model still predicts."""
     state = state_from_bytes(unsealed(path))
     kept = {name: each for name, each in state.items() if re.match(_NO_ROWS, name)}
     if len(named := background(state)):
@@ -211,13 +199,8 @@ def without_rows(path: Path, gone: Gone) -> None:
         file.write(state_to_bytes(RecordDict(kept)))
 
 
-def read(path: Path) -> RecordDict:
-    """Read the state in a file. Raise `OSError` if unreadable, `VflError` if damaged."""
-    return _read(path)
-
-
-def _read(path: Path, mark: _Mark | None = None) -> RecordDict:
-    """Read the state in a file. Raise `VflError` if the file has another mark."""
+def read(path: Path, mark: _Mark | None = None) -> RecordDict:
+    """Read the state in a file; raise `OSError`, or `VflError` if damaged or of another mark."""
     state = state_from_bytes(unsealed(path))
     said = dict(record_of(state, _MARK, ConfigRecord)) if _MARK in state else None
     state = RecordDict({name: each for name, each in state.items() if name != _MARK})

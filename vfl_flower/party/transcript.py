@@ -27,9 +27,8 @@ _SECRET, _ENTRY = 16, 44  # bytes
 class Transcript:
     """Secrets of messages, and digests of their answers, of a run and of the run that it repeats.
 
-    entries : 44 bytes for each message: its number, its secret, its digest and its answer's digest.
-    again : such entries of the run to repeat; empty if there is none.
-    here, then : the `environment` of both runs, in UTF-8.
+    ``entries`` has 44 bytes for each message: its number, its secret, its digest and its answer's
+    digest. ``again`` has the entries to repeat. ``here`` and ``then`` are their environments.
     """
 
     def __init__(
@@ -44,10 +43,7 @@ class Transcript:
         }
 
     def secret(self, order: Turn | None = None) -> bytes:
-        """Return the secret of an order, or of the first model, 16 bytes.
-
-        It is new, or the earlier run's. Raise `VflError` for another order than that run's.
-        """
+        """Return the secret of an order, or of the first model: new, or the earlier run's."""
         exchange, secret = order.exchange if order else 0, secrets.token_bytes(_SECRET)
         then = self._of_then(exchange) if self.repeats else b""
         secret = then[4:20] or secret
@@ -61,10 +57,7 @@ class Transcript:
         return secret
 
     def answered(self, exchange: int, arrays: Arrays) -> None:
-        """Note the answer to the last message. It has no masks, which are new in each run.
-
-        Raise `VflError` if the earlier run answered otherwise.
-        """
+        """Note the answer to the last message, without masks, which are new in each run."""
         digest = digest_of(bytes(self.entries[4 - _ENTRY : 20 - _ENTRY]), arrays)
         if self.repeats and digest != self._of_then(exchange)[32:]:
             same = "Its versions and processor are the same, so its data have probably changed"

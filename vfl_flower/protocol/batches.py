@@ -74,10 +74,9 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Return rows [R, ...] by step, [S, longest, ...], and the places of the rows, [R].
+    """Return rows [R, ...] by step, [S, longest, ...], and places step * longest + position, [R].
 
-    A place is step * longest + position. The places are None if all steps have the same number of
-    rows.
+    The places are None if all steps have the same number of rows.
     """
     steps, longest = len(lengths), max(1, *lengths)
     if steps * longest == len(rows):
@@ -121,10 +120,7 @@ class Joint:
 
 
 def among(window: Window, batches: Window) -> NDArray[np.int64]:
-    """Return the positions of a window's rows in mini-batches that contain them all.
-
-    Both have the rows in the same order.
-    """
+    """Return the positions of a window's rows in mini-batches that contain them, in equal order."""
     step = np.arange(len(batches.lengths))
     all_of, some = (np.repeat(step, each.lengths) << 32 | each.ids for each in (batches, window))
     return np.flatnonzero(np.isin(all_of, some))

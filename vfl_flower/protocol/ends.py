@@ -118,14 +118,10 @@ class HolderEnd(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """Decoded content of an upload.
+    """Decoded content of an upload."""
 
-    fresh : embeddings for the table, [R, E].
-    embeddings : all blocks of embeddings that the upload holds.
-    """
-
-    fresh: Tensor
-    embeddings: tuple[Tensor, ...]
+    fresh: Tensor  # embeddings for the table, [R, E]
+    embeddings: tuple[Tensor, ...]  # all blocks of embeddings that the upload holds
 
 
 @dataclass(frozen=True)

@@ -24,20 +24,13 @@ _LONGEST = 16  # steps of an adaptive window: embeddings of a longer window are 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of a run.
+    """The schedule of a run."""
 
-    quorum : uploads that the label holder waits for.
-    coordinated : whether all parties use one mini-batch, which both ends know.
-    window : steps of a party that a message carries, or of the shortest if the window is adaptive.
-    longest : steps of the longest message.
-    measures : whether the window adapts to the time of exchanges.
-    """
-
-    quorum: int
-    coordinated: bool
-    window: int
-    longest: int
-    measures: bool = False
+    quorum: int  # uploads that the label holder waits for
+    coordinated: bool  # whether all parties use one mini-batch, which both ends know
+    window: int  # steps of a party that a message carries, or that the shortest message carries
+    longest: int  # steps of the longest message
+    measures: bool = False  # whether the window adapts to the time of exchanges
 
     @property
     def word(self) -> str:
@@ -62,10 +55,7 @@ class Schedule:
         cost: str,
         measures: bool = False,
     ) -> Schedule:
-        """Return the schedule of a run of ``per_epoch`` steps, over a transport of this cost.
-
-        Raise `ConfigError` if the quorum, the window and the estimator contradict each other.
-        """
+        """Return the schedule of a run of ``per_epoch`` steps, over a transport of this cost."""
         quorum = config.schedule.quorum or rule.of(parties)
         if quorum > parties:
             raise ConfigError(f"quorum = {quorum} is more than the {parties} parties: lower it.")

@@ -21,20 +21,13 @@ from vfl_flower.models.losses import Loss
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of the R rows of a window, each with a subset of the row's parties.
+    """Copies of the R rows of a window, each with a subset of the row's parties."""
 
-    rows : position in the window of each copy's row, [R'], in order of steps.
-    h : copies as the top model reads them, [R', ...].
-    weights : weight of each copy's loss, [R']; the weights of a row's copies add up to 1.
-    lengths : number of copies in each step.
-    of : number of rows R.
-    """
-
-    rows: Tensor
-    h: Tensor
-    weights: Tensor
-    lengths: list[int]
-    of: int
+    rows: Tensor  # position in the window of each copy's row, [R'], in order of steps
+    h: Tensor  # copies as the top model reads them, [R', ...]
+    weights: Tensor  # weight of each copy's loss, [R']; a row's weights add up to 1
+    lengths: list[int]  # number of copies in each step
+    of: int  # number of rows R
 
     def mean(self, values: Tensor) -> Tensor:
         """Return weighted means over each row's copies, [R, ...], of values [R', ...]."""
@@ -47,11 +40,7 @@ class Copies:
 
 
 def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | None) -> Tensor:
-    """Return the loss of each row of a window, [R], as training and validation measure it.
-
-    Outputs are of the rows, [R, C], or of their copies, [R', C], whose losses are averaged by
-    weight.
-    """
+    """Return row losses [R] from outputs of the rows, [R, C], or of their copies, [R', C]."""
     if copies is None:
         return loss.per_row(outputs, labels)
     return copies.mean(loss.per_row(outputs, labels[copies.rows]))
@@ -60,11 +49,9 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 def copies(
     kind: str, h: Tensor, lengths: Sequence[int], parties: int, least: int, key: Sequence[int]
 ) -> Copies:
-    """Return copies of a window's rows, with random subsets ("sampled" or "laser") of their
-    parties.
+    """Return copies of a window's rows, with random subsets of their parties.
 
-    The last ``parties`` columns of h are the row mask. ``least`` is 0 if the label holder has
-    columns.
+    The last ``parties`` columns of h are the row mask. ``least`` is the smallest subset.
     """
     columns = slice(h.shape[1] - parties, None)
     present = h[:, columns].cpu().numpy() > 0

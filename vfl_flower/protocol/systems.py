@@ -116,9 +116,8 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
 def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of zeroth-order runs, of partial rows, and of noise on labels.
 
-    The mean of the available embeddings does not depend on how many are missing. With partial rows
-    a party steps on fewer rows of a mini-batch, so its gradients are smaller. Noise on labels has
-    the same effect.
+    Partial rows and noise make gradients smaller. A mean of embeddings does not depend on how
+    many are missing.
     """
     chosen: dict[str, Any] = {}
     by_differences = values.get("server-update") == "zeroth-order"  # of own columns' model
@@ -152,10 +151,7 @@ def _of_task(given: Mapping[str, Any]) -> dict[str, Any]:
 def _learns_through_noise(values: Mapping[str, Any]) -> bool:
     """Return whether gradients, or differences of losses, go through noise on labels.
 
-    The corrected loss of K classes has gradients that are smaller by about p - q. A label stays
-    true with probability p, and becomes each other class with probability q. A rate of plain SGD
-    would depend on epsilon and K, which no party knows. Adam's steps do not depend on the size of
-    gradients.
+    The noise makes them smaller by a factor that no party knows, which Adam's steps ignore.
     """
     return MECHANISMS.load(values.get("privacy", "none")).learns_from_noise
 
@@ -166,8 +162,7 @@ _EXACT = ("identity", "float16", "bfloat16")
 def _has_exact_gradients(values: Mapping[str, Any]) -> bool:
     """Return whether parties learn from gradients at nearly exact embeddings.
 
-    On few rows, Adam follows the errors of other gradients. Such gradients are zeroth-order
-    estimates, and gradients at directly compressed embeddings (CVFL).
+    On few rows, Adam follows the errors of zeroth order, and of direct compression (CVFL).
     """
     first_order = values.get("estimator", "first-order") == "first-order"
     fed_back = values.get("compression") == "error-feedback"
@@ -243,10 +238,7 @@ def _check_growth(
 
 
 def check_gradient(config: RunConfig, key: str) -> None:
-    """Raise `ConfigError` if the bottom model lacks a needed gradient.
-
-    ``key`` is the option that names the bottom model.
-    """
+    """Raise `ConfigError` if the bottom model that option ``key`` names lacks a needed gradient."""
     system = load_system(config.strategy)
     needed = estimators.choose(config).gradients if system.gradients is None else system.gradients
     if not has_gradient(config.models.bottom, key) and needed:

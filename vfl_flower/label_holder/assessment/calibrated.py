@@ -14,18 +14,12 @@ BINS = 10
 
 
 class Bins(NamedTuple):
-    """Bins of rows by their probability, without empty bins: all are [B].
+    """Bins of rows by their probability, without empty bins: all are [B]."""
 
-    rows : number of rows.
-    said : mean probability.
-    true : share of rows for which it came true.
-    variance : sum of the rows' squared differences.
-    """
-
-    rows: Array
-    said: Array
-    true: Array
-    variance: Array
+    rows: Array  # number of rows
+    said: Array  # mean probability
+    true: Array  # share of rows for which it came true
+    variance: Array  # sum of the rows' squared differences
 
 
 def bins_of(chance: Array, true: NDArray[np.bool_]) -> Bins:
@@ -44,13 +38,9 @@ def bins_of(chance: Array, true: NDArray[np.bool_]) -> Bins:
 def curve(bins: Bins) -> dict[str, Any]:
     """Return the calibration curve: mean probability to share that came true."""
     low, high = wilson(bins.true * bins.rows, bins.rows)
-    return {
-        "x": bins.said.tolist(),
-        "y": bins.true.tolist(),
-        "low": low.tolist(),
-        "high": high.tolist(),
-        "rows": bins.rows.astype(int).tolist(),
-    }
+    points = {"x": bins.said, "y": bins.true, "low": low, "high": high}
+    rows = bins.rows.astype(int).tolist()
+    return {**{name: each.tolist() for name, each in points.items()}, "rows": rows}
 
 
 def error(bins: Bins) -> Figure:

@@ -20,18 +20,12 @@ NO_FIGURES = "has rows of one class only"
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows with predictions and labels.
+    """Rows with predictions and labels."""
 
-    said : probabilities [R, classes]; or numbers [R], in units of the labels.
-    labels : class indices [R], or numbers [R].
-    classes : names of the classes; empty for numbers.
-    threshold : probability above which the second of two classes is predicted.
-    """
-
-    said: Array
-    labels: Array
-    classes: Sequence[Any]
-    threshold: float = 0.5
+    said: Array  # probabilities [R, classes]; or numbers [R], in units of the labels
+    labels: Array  # class indices [R], or numbers [R]
+    classes: Sequence[Any]  # names; empty for numbers
+    threshold: float = 0.5  # probability above which the second of two classes is predicted
 
     def __len__(self) -> int:
         """Return the number of rows."""

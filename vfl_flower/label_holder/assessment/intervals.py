@@ -30,10 +30,7 @@ def figure(
 
 
 def wilson(number: Any, of: Any) -> tuple[Array, Array]:
-    """Return the ends of the interval of a share ``number / of`` (Wilson, 1927).
-
-    Both may be arrays. Without rows the interval is from 0 to 1.
-    """
+    """Return the ends of the interval of a share (Wilson, 1927); of no rows, 0 and 1."""
     number, of = np.asarray(number, np.float64), np.asarray(of, np.float64)
     rows = np.where(of > 0, of, 1.0)
     share = number / rows
@@ -58,8 +55,7 @@ def mean(values: Array, least: float = -math.inf, most: float = math.inf) -> Fig
 def by_logit(value: float, variance: float, rows: int) -> Figure:
     """Return a figure between 0 and 1, with an interval that is symmetric on the logit scale.
 
-    Without a variance, as on few rows or for a figure of 0 or 1, use the interval of a share of so
-    many rows.
+    Without a variance, as on few rows, use the interval of a share of so many rows.
     """
     if not (0 < value < 1 and variance > 0):
         return share(value * rows, rows)
@@ -84,8 +80,8 @@ def difference(first: tuple[float, float], second: tuple[float, float]) -> Figur
 def placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Array:
     """Return the share of the other class that each row ranks rightly against, [R].
 
-    Equal scores count one half. The mean over either class is the AUC. The variance of the AUC is
-    the sum of both variances of such a mean (DeLong et al., 1988).
+    The mean over either class is the AUC, whose variance is that of both means (DeLong et al.,
+    1988).
     """
     from scipy.stats import rankdata  # lazy: slow to import
 

@@ -29,11 +29,7 @@ def figures(said: Array, labels: Array) -> dict[str, Figure]:
 
 
 def assessed(said: Array, labels: Array) -> tuple[dict[str, Figure], dict[str, Any]]:
-    """Return the figures and the curves; parameters are as for `figures`.
-
-    The calibration curve leads from the mean prediction of each decile to its mean label. The
-    residuals are predictions minus labels: the rows of each bar of a histogram, by its middle.
-    """
+    """Return the figures and the curves: calibration by decile, and a histogram of residuals."""
     return figures(said, labels), {
         "calibration": _calibration(said, labels),
         "residuals": _residuals(said - labels),
@@ -50,10 +46,7 @@ def _root(squared: Array) -> Figure:
 
 
 def _r2(squared: Array, labels: Array) -> Figure:
-    """Return R2 = 1 - e / v, with an interval of log(e / v) by the delta method.
-
-    Here e is the mean squared error, and v the variance of the labels.
-    """
+    """Return R2 = 1 - e / v, with an interval of log(e / v) by the delta method."""
     apart = np.square(labels - labels.mean())
     error, variance = float(squared.mean()), float(apart.mean())
     value = 1 - error / variance

@@ -27,10 +27,9 @@ Tell = Callable[..., None]
 def of_run(
     holder: LabelHolder, labels: Labels
 ) -> tuple[dict[str, Any] | None, dict[str, NDArray[Any]]]:
-    """Choose the threshold on validation rows, and assess the model on the test rows.
+    """Choose the threshold on validation rows; return the assessment, and columns, of test rows.
 
-    Return also columns of the test rows: segments, labels and scores. Without rows held out for
-    testing there is nothing. If all rows have one class, there is no assessment.
+    There is no assessment of one class, and nothing if no rows are held out for testing.
     """
     held_out, options = holder.held_out, holder.config.assessment
     first, known = held_out.validation, held_out.labels.cpu().numpy()

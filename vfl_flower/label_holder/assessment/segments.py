@@ -73,8 +73,7 @@ def _flagged(part: Scored) -> tuple[int, int]:
 def largest_difference(shares: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
     """Return the largest difference between the shares of two segments.
 
-    The interval of two segments is Newcombe's (1998). Among more, the largest difference is too
-    large on average, and `inflated` corrects for that.
+    Among more than two it is too large on average, which `inflated` corrects.
     """
     by_share = sorted(shares, key=lambda name: shares[name][0] / shares[name][1])
     lowest, highest = by_share[0], by_share[-1]

@@ -43,10 +43,7 @@ def assessed(chance: Array, labels: Classes) -> tuple[dict[str, intervals.Figure
 
 
 def counts(chance: Array, labels: Classes) -> list[list[int]] | None:
-    """Return the confusion matrix; None for more than 50 classes.
-
-    It has a list for each true class, of the rows of each predicted class.
-    """
+    """Return the confusion matrix, true by predicted class; None for more than 50 classes."""
     classes = chance.shape[1]
     if classes > _MOST:
         return None
@@ -56,10 +53,7 @@ def counts(chance: Array, labels: Classes) -> list[list[int]] | None:
 
 
 def _macro_auc(chance: Array, labels: Classes) -> intervals.Figure:
-    """Return the mean AUC of each class against the rest, of classes that have rows.
-
-    The variance follows from each row's influence on the mean (DeLong et al., 1988, for one class).
-    """
+    """Return the mean AUC of each class against the rest, by each row's influence on it."""
     rows = len(labels)
     classes, sizes = np.unique(labels, return_counts=True)
     influence, values = np.zeros(rows), []

@@ -12,14 +12,12 @@ Array = NDArray[np.float64]
 
 
 def chosen(rule: Rule, chance: Array, positive: NDArray[np.bool_], kept: float = 1.0) -> float:
-    """Return the threshold that a rule chooses on validation rows.
+    """Return the threshold that a rule chooses on validation rows, midway between probabilities.
 
-    It lies in the middle between two probabilities, so that rounding flags no other row. The rule
-    ``f1`` takes the largest F1 score. ``cost`` takes the least cost, in which a missed positive
-    counts as much as so many false alarms. ``rate`` takes the nearest share of flagged rows.
-
-    Where noise keeps a label with probability p, ``kept``, true positives are estimated: among n
-    rows with k noisy positives they are (k - (1 - p) n) / (2 p - 1).
+    ``f1`` takes the largest F1 score, ``cost`` the least cost of missed positives and false alarms,
+    and ``rate`` the nearest share of flagged rows. Where noise keeps a label with probability p,
+    ``kept``, n rows with k noisy positives have an estimate of (k - (1 - p) n) / (2 p - 1) true
+    ones.
     """
     if rule.kind == "number":
         return rule.number

@@ -12,18 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_curve
 
-from vfl_flower.label_holder.assessment import calibrated
-from vfl_flower.label_holder.assessment.intervals import (
-    DRAWS,
-    Figure,
-    by_logit,
-    figure,
-    generator,
-    mean,
-    placements,
-    share,
-    wilson,
-)
+from vfl_flower.label_holder.assessment import calibrated, intervals
+from vfl_flower.label_holder.assessment.intervals import Figure, by_logit, figure, share, wilson
 
 Array = NDArray[np.float64]
 Curve = dict[str, list[float]]
@@ -36,15 +26,11 @@ _CELLS = 2000  # most groups of equal probabilities in a bootstrap; more are mer
 
 
 class Ranked(NamedTuple):
-    """Rows by falling probability, one entry for each distinct probability, [G].
+    """Rows by falling probability, one entry for each distinct probability, [G]."""
 
-    positives, negatives : rows of each class with a probability, not cumulated.
-    roc : rates of false and of true positives at each probability, from (0, 0), [G + 1].
-    """
-
-    positives: Array
+    positives: Array  # rows of the second class with a probability, not cumulated
     negatives: Array
-    roc: tuple[Array, Array]
+    roc: tuple[Array, Array]  # rates of false and of true positives, from (0, 0), [G + 1]
 
     @classmethod
     def of(cls, chance: Array, positive: NDArray[np.bool_]) -> Ranked:
@@ -56,20 +42,16 @@ class Ranked(NamedTuple):
         return cls(positives, negatives, (false, true))
 
 
-def figures(chance: Array, positive: NDArray[np.bool_], threshold: float) -> dict[str, Figure]:
-    """Return the figures of rows by probability of the second class, and by whether it is true."""
-    return _figures(chance, positive, threshold, Ranked.of(chance, positive))
-
-
-def _figures(
-    chance: Array, positive: NDArray[np.bool_], threshold: float, ranked: Ranked
+def figures(
+    chance: Array, positive: NDArray[np.bool_], threshold: float, ranked: Ranked | None = None
 ) -> dict[str, Figure]:
+    """Return the figures of rows by probability of the second class, and by whether it is true."""
     of_auc = _auc(chance, positive)
     found = {
         "auc": of_auc,
         "gini": {name: 2 * each - 1 for name, each in of_auc.items()},
-        **_of_ranks(chance, positive, ranked),
-        "brier": mean(np.square(positive - chance), 0, 1),
+        **_of_ranks(chance, positive, ranked or Ranked.of(chance, positive)),
+        "brier": intervals.mean(np.square(positive - chance), 0, 1),
         "ece": calibrated.error(calibrated.bins_of(chance, positive)),
     }
     (true_negative, false_positive), (false_negative, true_positive) = counts(
@@ -89,9 +71,8 @@ def _figures(
 
 def counts(chance: Array, positive: NDArray[np.bool_], threshold: float) -> list[list[int]]:
     """Return the confusion matrix: for each true class, the rows of each predicted class."""
-    found: list[list[int]] = confusion_matrix(
-        positive, chance > threshold, labels=[False, True]
-    ).tolist()
+    matrix = confusion_matrix(positive, chance > threshold, labels=[False, True])
+    found: list[list[int]] = matrix.tolist()
     return found
 
 
@@ -110,12 +91,12 @@ def assessed(
         "calibration": calibrated.curve(bins),
         **_by_decile(flagged, true),
     }
-    return _figures(chance, positive, threshold, ranked), curves
+    return figures(chance, positive, threshold, ranked), curves
 
 
 def _auc(chance: Array, positive: NDArray[np.bool_]) -> Figure:
     """Return the area under the ROC curve, with the variance of DeLong et al. (1988)."""
-    shares = placements(chance, positive)
+    shares = intervals.placements(chance, positive)
     parts = shares[positive], shares[~positive]
     fewest = min(map(len, parts))
     variance = sum(float(each.var(ddof=1)) / len(each) for each in parts) if fewest > 1 else 0.0
@@ -125,10 +106,8 @@ def _auc(chance: Array, positive: NDArray[np.bool_]) -> Figure:
 def _of_ranks(chance: Array, positive: NDArray[np.bool_], ranked: Ranked) -> dict[str, Figure]:
     """Return the Kolmogorov-Smirnov statistic and the average precision, by a bootstrap.
 
-    A draw gives each row a Poisson weight of mean 1. Rows of equal probability share one draw for
-    each class, since Poisson weights add up to one. KS is the largest of many differences, so it is
-    too large on average. Its interval is Newcombe's (1998) for the difference of two shares at its
-    probability. The lower end moves down by the bootstrap's estimate of this bias.
+    KS is the largest of many differences, so it is too large on average. Its interval is Newcombe's
+    (1998) at its probability, and the lower end moves down by this bias.
     """
     false, true = ranked.roc
     at = int((true - false).argmax())
@@ -159,13 +138,14 @@ def _drawn(ranked: Ranked) -> tuple[Array, Array]:
         classes = [np.add.reduceat(each, starts) for each in (ranked.positives, ranked.negatives)]
     else:
         classes = [ranked.positives, ranked.negatives]
-    random = generator()
+    random = intervals.generator()
     cumulated = []
     for each in classes:
         there = np.flatnonzero(each)
-        weights = np.zeros((1 + DRAWS, len(each)))
+        weights = np.zeros((1 + intervals.DRAWS, len(each)))
         weights[0] = each
-        weights[1:, there] = random.poisson(each[there], (DRAWS, len(there)))
+        # Rows of equal probability share a draw: Poisson weights add up to one.
+        weights[1:, there] = random.poisson(each[there], (intervals.DRAWS, len(there)))
         cumulated.append(np.cumsum(weights, axis=1, out=weights))
     true, false = cumulated
     drawn = (true[:, -1] > 0) & (false[:, -1] > 0)  # a draw may lack a class
@@ -191,10 +171,9 @@ def _curve(x: Array, y: Array, low: Array, high: Array) -> Curve:
 
 
 def _by_decile(flagged: Array, true: Array) -> dict[str, Curve]:
-    """Return the cumulative gain, and the lift of each decile of the rows by falling probability.
+    """Return the cumulative gain, and the lift of each decile over a random tenth of the rows.
 
-    Gain is the share of positives among the first rows. Lift is the positives of a decile, over
-    the positives of a random tenth. Equal probabilities count in proportion.
+    Equal probabilities count in proportion.
     """
     shares = np.arange(1, DECILES + 1) / DECILES
     reached = np.interp(shares * flagged[-1], np.append(0.0, flagged), np.append(0.0, true))

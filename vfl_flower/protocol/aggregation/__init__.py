@@ -8,11 +8,7 @@ from vfl_flower.protocol.aggregation.partial import Partial, check_rows
 
 
 def aggregation_of(config: RunConfig) -> Aggregation:
-    """Return the aggregation of a configuration.
-
-    If parties may lack rows, or the top model learns from subsets of the parties, `plain` becomes
-    `Partial`.
-    """
+    """Return the aggregation of a configuration. For partial rows, `plain` is `Partial`."""
     kind: type[Aggregation] = AGGREGATIONS.load(config.models.aggregation)
     if kind is Aggregation and Partial.is_for(config):
         kind = Partial

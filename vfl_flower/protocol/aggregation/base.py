@@ -34,11 +34,9 @@ class Seal:
     """A party's work on its blocks before upload. This base class changes nothing.
 
     A seal without state between messages overrides `hide` alone.
-
-    lineage : a hash of the history of the party's model. Parties can compare it.
     """
 
-    lineage = b""
+    lineage = b""  # hash of the history of the party's model, which parties can compare
 
     def hide(self, arrays: messages.Arrays) -> messages.Arrays:
         """Return blocks of embeddings as the party uploads them."""

@@ -12,7 +12,6 @@ of states. Make the key if the folder has none.
 
 import json
 import re
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,8 +59,7 @@ def public_half(lasting: Ed25519PrivateKey) -> str:
 def make_key(context: Context, order: KeyOrder) -> KeyMade:
     """Make a fresh key for this run, and sign it.
 
-    Refuse after an agreement: the label holder could subtract two sums of one model under different
-    keys.
+    Refuse after an agreement: two sums of one model under different keys could be subtracted.
     """
     party, parties = index_and_parties(context)
     refuse_second(context)
@@ -90,10 +88,7 @@ def refuse_second(context: Context) -> None:
 
 
 def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays]:
-    """Agree with the parties of these offers, and of equal ``about``; return masks, and tags.
-
-    Raise if a key is unsigned, or signed by another lasting key than this party knows.
-    """
+    """Agree with the parties of these offers, and of equal ``about``; return masks, and tags."""
     party, parties = index_and_parties(context)
     if parties < 2:
         raise VflError("is the only party, so the sum would be its embedding. Add a party.")
@@ -108,8 +103,8 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
         raise VflError("was sent another key as its own. Start the run anew.")
     if not simulated(context):
         _check_peers(context, party, offers)
-    found = masking.agreed(X25519PrivateKey.from_private_bytes(private), party, offers, [about])
-    transcript, keys, tags = found
+    own = X25519PrivateKey.from_private_bytes(private)
+    transcript, keys, tags = masking.agreed(own, party, offers, [about])
     del record["private"]
     record["keys"], record["transcript"], record["number"] = keys, transcript, 2
     masks = Masks(party, keys, transcript)
@@ -118,10 +113,7 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
 
 
 def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
-    """Raise `ConfigError` if a lasting key differs from the known key of its party.
-
-    ``sum-peers`` names the known keys. With ``first-seen``, they are the keys seen first.
-    """
+    """Raise `ConfigError` if a lasting key differs from its party's known or first seen key."""
     named = peers_of(context)
     known, path = named, states_folder(context) / f"sums-peers-of-{party}.json"
     if not named and path.exists():
@@ -155,10 +147,7 @@ def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
 
 
 def peers_of(context: Context) -> dict[int, str]:
-    """Return the public keys of other parties from the rule ``sum-peers``.
-
-    Return no keys without that rule, or with ``first-seen``.
-    """
+    """Return the public keys in the rule ``sum-peers``; none without it, or with ``first-seen``."""
     text = Rules.of(context.node_config).sum_peers
     if text == _FIRST_SEEN:
         return {}
@@ -206,26 +195,15 @@ def keep(context: Context, masks: Masks) -> None:
 
 
 def part(context: Context, masks: Masks) -> None:
-    """Do as `keep`, after a message that failed.
+    """Do as `keep`, after a message that failed; bound masks cancel in no sum from now on.
 
-    If the masks were bound to the message, they cancel in no sum from now on. The label holder may
-    have sent the same message to all parties. Other parties may have learned from it, and this
-    party did not.
+    Other parties may have learned from the same message, and this party did not.
     """
     record = context.state[RECORD]
     assert isinstance(record, ConfigRecord)
     if record["transcript"] != masks.transcript:
         masks.part()
     keep(context, masks)
-
-
-def no_lineage() -> bytes:
-    """Return a lineage that no other party has, so that no other party agrees.
-
-    The label holder may have sent the failed message to this party alone, and this party may have
-    learned from it.
-    """
-    return secrets.token_bytes(32)
 
 
 def _taken(context: Context) -> ConfigRecord:
@@ -240,11 +218,8 @@ def _taken(context: Context) -> ConfigRecord:
 
 
 def _note(context: Context, offer: bytes, number: int) -> None:
-    """Note on the disk how far the keys of this offer have been used.
-
-    A new offer starts with number 0. A simulation notes nothing: its parties have one owner.
-    """
-    if simulated(context):
+    """Note on the disk how far an offer's keys have been used; 0 begins a new offer."""
+    if simulated(context):  # its parties have one owner
         return
     name = f"run-{context.run_id}-party-{context.node_config.get('partition-id')}.sums"
     path = states_folder(context) / name

@@ -68,10 +68,7 @@ class Offer:
         return cls(key, identity, lasting.sign(_NAME + place + key))
 
     def check(self, place: bytes) -> None:
-        """Raise `VflError` unless the lasting key signed this offer.
-
-        The message continues a sentence. The receiver must know whose lasting key this is.
-        """
+        """Raise `VflError` unless the lasting key, known to the receiver, signed this offer."""
         try:
             lasting = Ed25519PublicKey.from_public_bytes(self.identity)
             lasting.verify(self.signature, _NAME + place + self.key)
@@ -83,8 +80,8 @@ class Offer:
 
     def arrays(self) -> Arrays:
         """Return the offer as arrays of a message."""
-        parts = {"keys": self.key, "identities": self.identity, "signatures": self.signature}
-        return {name: np.frombuffer(part, np.uint8)[None] for name, part in parts.items()}
+        parts = zip(OFFERS, (self.key, self.identity, self.signature), strict=True)
+        return {name: np.frombuffer(part, np.uint8)[None] for name, part in parts}
 
 
 OFFERS = ("keys", "identities", "signatures")  # names of the arrays that hold `Offer`s
@@ -108,10 +105,7 @@ def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
 def agreed(
     private: X25519PrivateKey, party: int, offers: Sequence[Offer], alike: Sequence[bytes]
 ) -> tuple[bytes, bytes, Arrays]:
-    """Return a party's transcript, its keys with the other parties, and tags.
-
-    All parties have the same offers and ``alike``. An error continues a sentence.
-    """
+    """Return a party's transcript, its keys with the others, and tags; all have equal ``alike``."""
     transcript = _hash(_NAME, *(o.key + o.identity for o in offers), *alike)
     keys, tags = b"", b""
     for other, offer in enumerate(offers):
@@ -167,12 +161,10 @@ class Masks:
         self.transcript = secrets.token_bytes(32)
 
     def hide(self, arrays: Arrays) -> Arrays:
-        """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros. Use no stream
-        twice.
+        """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros.
 
-        If a number has no fixed point, this party's masks cancel in no sum from then on. Nobody
-        else learns which party it was. A refusal would tell the label holder about embeddings: it
-        could measure them by orders of its choice.
+        If a number has no fixed point, masks cancel in no sum from then on. A refusal would tell
+        the label holder about embeddings: it could measure them by orders of its choice.
         """
         return {name: self._masked(name, rows) for name, rows in arrays.items()}
 
@@ -237,10 +229,7 @@ class Sum:
         self._total: Arrays = {}
 
     def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
-        """Add a party's blocks of rows [R, E]; with the last party's, return the sums.
-
-        Raise `SumError` if the masks did not cancel, or no such sum exists.
-        """
+        """Add a party's blocks of rows [R, E]; return the sums with the last party's."""
         if party not in self._missing:
             raise VflError("sent a second block for one sum. Start it anew.")
         if len(self._missing) == self.parties:

@@ -21,11 +21,10 @@ from vfl_flower.protocol.aggregation.base import Aggregation, Masks
 
 
 class PartialTop(TopModel):
-    """A top model of any subset of the embeddings, with a mask in each row.
+    """A top model of any subset of the embeddings; the last M columns of rows h are the row mask.
 
-    The last M columns of rows h are the row mask. A mean or sum leaves out the embedding of an
-    absent party. Side by side, a placeholder replaces it: the first layer learns one column for
-    each absent party.
+    A mean or sum leaves out absent parties. Side by side, the first layer learns one column for
+    each.
     """
 
     @classmethod

@@ -7,6 +7,7 @@ in the sum over all parties.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_bytes
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,17 +20,9 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.aggregation import keys
+from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.base import Aggregation, Collection, Seal
-from vfl_flower.protocol.aggregation.masks import (
-    OFFERS,
-    Masks,
-    Sum,
-    alike,
-    check_tags,
-    read,
-    read_offers,
-    told,
-)
+from vfl_flower.protocol.aggregation.masks import Masks, Sum, alike, told
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.ends import Arrival, HolderEnd, Reading
 from vfl_flower.transport.base import Transport
@@ -78,7 +71,7 @@ class MaskedCollection(Collection):
 
     def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
         """Add a party's block; with the last party's, return the sum, [R, E]."""
-        total = self.sum.add(party, read(arrays, ("embedding",), shape), shape)
+        total = self.sum.add(party, masking.read(arrays, ("embedding",), shape), shape)
         if not total:
             return None
         bounded("embedding", total["embedding"])
@@ -127,10 +120,7 @@ class MaskedSums(Seal):
         return tags
 
     def serve(self, context: Context, order: PredictOrder, about: bytes, lineage: bytes) -> Arrays:
-        """Agree on keys for this order's task and model alone; return tags of the keys.
-
-        The party's state does not hold these keys.
-        """
+        """Agree on keys for this order's task and model alone, which the state does not hold."""
         keys.refuse_second(context)
         task = "serve" if isinstance(order, ServeOrder) else "predict"
         model = alike(alike(task, about, lineage), order.run, str(order.number))
@@ -159,7 +149,7 @@ class MaskedSums(Seal):
         """Separate from the other parties, in masks and lineage."""
         if self.masks:
             keys.part(context, self.masks)
-        return {"lineage": keys.no_lineage()}
+        return {"lineage": token_bytes(32)}  # this party alone may have learned
 
 
 class Secure(Aggregation):
@@ -217,10 +207,7 @@ class Secure(Aggregation):
             )
 
     def permissions(self) -> dict[str, Any]:
-        """Return the activation, if it can make units stop learning.
-
-        If a unit has stopped at all parties but one, the sum is the last party's own embedding.
-        """
+        """Return the activation, if units can stop: the sum could become one party's embedding."""
         activation = self.config.models.embedding_activation
         return {} if activation in (None, "none") else {"embedding-activation": activation}
 
@@ -258,16 +245,18 @@ class Secure(Aggregation):
         made = sorted(answers, key=lambda each: each.party)
         for each in made:
             try:
-                read_offers(each.arrays, 1)
+                masking.read_offers(each.arrays, 1)
             except VflError as error:
                 raise PartyError(f"Party {each.party}", f"sent no key: {error}") from None
-        return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
+        return {
+            name: np.concatenate([each.arrays[name] for each in made]) for name in masking.OFFERS
+        }
 
     def check_agreed(self, answers: Iterable[Introduction]) -> None:
         """Raise an error, as `check_tags`, if two parties have not agreed."""
         by_party = sorted(answers, key=lambda each: each.party)
         try:
-            check_tags([each.arrays for each in by_party])
+            masking.check_tags([each.arrays for each in by_party])
         except VflError as error:
             if type(error) is not VflError:
                 raise
@@ -277,13 +266,11 @@ class Secure(Aggregation):
         """Return a masked upload after a check of its shapes."""
         columns = end.columns[party]
         shape = len(window.ids), columns.stop - columns.start
-        return MaskedReading(torch.empty(0), (), read(arrays, tuple(end.uplinks[party]), shape))
+        blocks = masking.read(arrays, tuple(end.uplinks[party]), shape)
+        return MaskedReading(torch.empty(0), (), blocks)
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Write the sum of all uploads into the table; read each upload as the sum.
-
-        Raise if uploads are missing or differ in their rows, or if masks do not cancel.
-        """
+        """Write the sum of all uploads into the table; read each upload as the sum."""
         party, window = arrivals[0].party, arrivals[0].window
         of_all, total = Sum(end.parties), None
         width = end.table.received

@@ -11,10 +11,7 @@ Bits = NDArray[np.uint8]
 
 
 class BitReader:
-    """Read an array of packed bits from its start.
-
-    It raises `VflError` if there are too few or too many bits.
-    """
+    """Read an array of packed bits from its start; raise `VflError` if they are too few or many."""
 
     def __init__(self, name: str, arrays: Arrays) -> None:
         self.name = name
@@ -93,9 +90,6 @@ def read_places(reader: BitReader, count: int, total: int) -> Places:
 
 
 def low_bits(few: int, total: int) -> int | None:
-    """Return how many low bits of a position are sent unchanged.
-
-    Return None if one bit for each entry is shorter.
-    """
+    """Return how many low bits of a position are sent unchanged; None if a bit mask is shorter."""
     low = max(0, (total // few).bit_length() - 1)
     return low if few * low + few + (total >> low) < total else None

@@ -110,11 +110,7 @@ class Channel:
         return arrays
 
     def receive(self, name: str, arrays: Arrays, window: Window) -> Tensor:
-        """Decode rows [R, E] of a window, and update the surrogates.
-
-        Raise `VflError`, without its subject, before the surrogate changes, if they are not
-        `bounded`.
-        """
+        """Decode rows [R, E] of a window, and update the surrogates, unless they exceed bounds."""
         window = _of_steps(window) if self.by_step else window
         shape = len(window.ids), self.shape[0]
         rows = torch.from_numpy(self.codec.decode(name, arrays, shape, self._sizes(window)))
@@ -181,8 +177,7 @@ def decode_many(
 ) -> Blocks:
     """Make the blocks of similar parties' messages, stacked in dimension 1.
 
-    Numbers that no codec changes are checked for all parties at once. `Links.decode` tells which
-    message does not decode, and why.
+    Numbers without a codec are checked for all parties at once: `Links.decode` names the party.
     """
     blocks: Blocks = {}
     for name, link in ends[0].items():
@@ -249,10 +244,7 @@ def zeros(shape: tuple[int, int]) -> Tensor:
 
 
 def digest(surrogates: Iterable[Tensor]) -> str:
-    """Return a digest of surrogates; empty if there are none.
-
-    Both ends must have the same digest.
-    """
+    """Return a digest of surrogates, equal at both ends; empty if there are none."""
     digests, found = hashlib.blake2b(digest_size=16), False
     for table in surrogates:
         digests.update(np.ascontiguousarray(table.cpu().numpy()).data)
@@ -281,10 +273,7 @@ def flat_if_finite(name: str, rows: Rows) -> NDArray[np.float32]:
 def padded(
     v: NDArray[np.float32], sizes: Sizes, fill: float
 ) -> tuple[Rows, NDArray[np.bool_] | None]:
-    """Return vectors as rows of a matrix [S, longest], and a mask of their entries.
-
-    The mask is None if all vectors have the same size.
-    """
+    """Return vectors as rows [S, longest], and a mask of their entries, None for equal sizes."""
     longest = max(1, int(sizes.max(initial=0)))
     if len(sizes) * longest == len(v):
         return v.reshape(-1, longest), None

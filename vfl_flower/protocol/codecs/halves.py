@@ -38,33 +38,6 @@ def of_halves(name: str, arrays: Arrays, sizes: Sizes) -> Flat:
     return np.ldexp(values.astype(np.float32), exponents.astype(np.int32).repeat(sizes))
 
 
-class Float16:
-    """Send float16 numbers over a power of two for each vector, in half the bytes.
-
-    11 bits are exact.
-    """
-
-    uses: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, config: CodecConfig) -> None:
-        """Ignore the configuration: this codec has no settings."""
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """Return the names of values and exponents."""
-        return f"{name}.values", f"{name}.exponents"
-
-    def encode(
-        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
-    ) -> Arrays:
-        """Return the values and their exponents."""
-        values, exponents = to_halves(flat_if_finite(name, rows), sizes)
-        return {f"{name}.values": values, f"{name}.exponents": exponents}
-
-    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """Return the rounded rows."""
-        return of_halves(name, arrays, sizes).reshape(shape)
-
-
 class Identity:
     """Send float32 numbers unchanged."""
 
@@ -88,11 +61,27 @@ class Identity:
         return checked(arrays, name, "float32", shape)
 
 
-class BFloat16(Identity):
-    """Send bfloat16 numbers as uint16, because NumPy has no bfloat16.
+class Float16(Identity):
+    """Send float16 numbers over a power of two for each vector; 11 bits are exact."""
 
-    8 bits are exact, and the range is the same as float32's.
-    """
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return the names of values and exponents."""
+        return f"{name}.values", f"{name}.exponents"
+
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
+        """Return the values and their exponents."""
+        values, exponents = to_halves(flat_if_finite(name, rows), sizes)
+        return {f"{name}.values": values, f"{name}.exponents": exponents}
+
+    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
+        """Return the rounded rows."""
+        return of_halves(name, arrays, sizes).reshape(shape)
+
+
+class BFloat16(Identity):
+    """Send bfloat16 numbers as uint16, because NumPy has no bfloat16; 8 bits are exact."""
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None

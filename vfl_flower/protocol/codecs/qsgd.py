@@ -119,10 +119,7 @@ class QSGD:
 
 
 def _lower_bits(above: NDArray[np.int64]) -> int:
-    """Return how many low bits to send unchanged, for the shortest code.
-
-    At most four bits of a number are coded.
-    """
+    """Return how many low bits to send unchanged for the shortest code; four at most are coded."""
     widest = int(above.max(initial=0)).bit_length()
     choices = range(max(0, widest - 4), widest + 1)
 

@@ -18,9 +18,8 @@ _KEEP = 0.1  # default of keep
 class TopK:
     """Keep the k = ceil(keep * d) largest magnitudes of a vector of d entries.
 
-    This operator, top_k, is contractive with alpha = k / d. A message has the positions of the
-    entries, and their values: by 16 bits, float16 over a power of two for each vector; by 32 bits,
-    as they are.
+    This operator, top_k, is contractive with alpha = k / d. By 16 bits, values are float16 over a
+    power of two for each vector. By 32 bits, they are sent as they are.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("keep", "bits")
@@ -74,10 +73,7 @@ class TopK:
 
 
 def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:
-    """Return the sorted positions of the ``kept`` largest entries of each vector.
-
-    Of equal entries the first ones count.
-    """
+    """Return the positions of each vector's ``kept`` largest entries, of equals the first."""
     vectors, held = padded(magnitudes, sizes, -1.0)
     longest = vectors.shape[1]
     nth = np.minimum(longest - kept, longest - 1)  # in increasing order

@@ -76,10 +76,9 @@ def values_of_pairs(
 def in_place(
     directions: Directions, steps: int, evaluate: Callable[[int, bool], Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return values at w + mu u, and if two-sided at w - mu u.
+    """Return ``evaluate(step, first)`` at w + mu u, and if two-sided at w - mu u.
 
-    ``evaluate(step, first)`` computes a value. The function perturbs the parameters in place. It
-    restores them up to rounding, even after an error.
+    Parameters are perturbed in place, and restored up to rounding, even after an error.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     firsts, seconds = [], []
@@ -104,10 +103,7 @@ def _at_many(
     parts: Sequence[Tensor],
     mu: float,
 ) -> Tensor:
-    """Return outputs [R, ...]; the rows of step s use the model at w + mu u_s.
-
-    ``parts`` are the directions of each parameter.
-    """
+    """Return outputs [R, ...], by w + mu u_s in step s; ``parts`` are u of each parameter."""
     named = trained(model)
     shifted = {
         name: torch.add(p, part.view(-1, *p.shape), alpha=mu)

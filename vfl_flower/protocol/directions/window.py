@@ -138,10 +138,7 @@ class StackedDirections(Directions):
         self._drawn: Tensor | None = None  # a window of one step adds its direction several times
 
     def can_be_stacked(self, steps: int) -> bool:
-        """Return whether a window has more than one step.
-
-        A stack of parties is small enough that no other limit of a single party applies.
-        """
+        """Return whether a window has several steps. A stack of parties is always small enough."""
         return steps > 1
 
     def stack(self, steps: int) -> Tensor:
@@ -176,10 +173,7 @@ class StackedDirections(Directions):
 
 
 def blocks(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return flat slices of tensors in order, each of at most `_BLOCK` numbers.
-
-    Copies of slices need little memory.
-    """
+    """Return flat slices of tensors, of at most `_BLOCK` numbers, since copies need memory."""
     return [part for tensor in tensors for part in tensor.view(-1).split(_BLOCK)]
 
 

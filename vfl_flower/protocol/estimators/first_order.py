@@ -99,10 +99,7 @@ class FirstOrder(Estimator):
 def _of_own_batches(
     rows: Tensor, joint: Joint, number: int, arrival: Arrival, sampling: Sampling
 ) -> Tensor:
-    """Return the rows of one party's window, from the gradient rows of joint steps.
-
-    The rows have the order of the window, and its divisors.
-    """
+    """Return one window's rows from gradient rows of joint steps, by the window's own divisors."""
     own, lengths = sampling.divisors(arrival.batches.lengths), arrival.window.lengths
     scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
     return rows[torch.from_numpy(joint.places[number])] * torch.from_numpy(scale)[:, None]

@@ -136,10 +136,7 @@ class SharedLabels(FirstOrder):
     def encode(
         self, end: HolderEnd, arrivals: Sequence[Arrival], answers: Mapping[int, Blocks]
     ) -> dict[int, Arrays]:
-        """Encode the top model once for all parties, and add the other parties' uploads.
-
-        Uploads are passed on as they arrived.
-        """
+        """Encode the top model once for all parties; add the others' uploads as they arrived."""
         key, party = f"{self.config.training.seed}|down|{end.steps}", arrivals[0].party
         top = self.links_of_all(end).encode(answers[party], arrivals[0].window, key)
         uploads = {each.party: _for_others(each.party, each.arrays) for each in arrivals}
@@ -235,10 +232,7 @@ class SharedLabels(FirstOrder):
                 step_along(end.optimizer, whole, first + step)
 
     def _broadcast(self, end: PartyEnd, blocks: Blocks, window: Window) -> tuple[Tensor, Tensor]:
-        """Return all embeddings of the window [R, M * E], and the top models [S, d_0].
-
-        The columns of this party's embeddings are left for the caller to fill.
-        """
+        """Return embeddings [R, M * E], without this party's own, and the top models [S, d_0]."""
         if len(end.arrays.get("labels", ())) != end.rows:
             raise VflError("the labels are missing, although labels = 'shared'.")
         own, tops = torch.empty(len(window.ids), end.size), torch.zeros(len(window.lengths), 0)

@@ -66,10 +66,7 @@ class ZerothOrder(Estimator):
     # --- links: both ends -----------------------------------------------------------------------
 
     def uplinks(self, table: Tensor) -> Links:
-        """Make one end of the links of a pair.
-
-        Only the embeddings for the table have surrogates. Differences are new each time.
-        """
+        """Make one end of the links of a pair. Only embeddings for the table have surrogates."""
         return Links(
             (name, self.uplink(table, "uplink" if name == "embedding" else ""))
             for name in self.block_names()
@@ -93,9 +90,8 @@ class ZerothOrder(Estimator):
     def blocks(self, pair: Pair) -> Pair:
         """Return the blocks to send: both embeddings, or a difference and the fresh one.
 
-        A lossy codec would erase the difference of two embeddings that are nearly equal, so the
-        difference is sent by itself. Under fixed point it is divided by mu, so that it is as large
-        as an embedding.
+        A lossy codec would erase the difference of nearly equal embeddings. Under fixed point it is
+        divided by mu, so that it is as large as an embedding.
         """
         if not self._apart:
             return pair
@@ -167,10 +163,7 @@ class ZerothOrder(Estimator):
     def _scalars(
         self, end: HolderEnd, arrivals: Sequence[Arrival], h: Tensor, labels: Tensor
     ) -> dict[int, Blocks]:
-        """Answer parties that embedded the same rows with one difference a step each, [S].
-
-        Take the difference of each row before the mean over rows.
-        """
+        """Answer parties that embedded the same rows with one difference a step each, [S]."""
         window, parties = arrivals[0].window, len(arrivals)
         lengths = of_steps = window.lengths.tolist()
         copies = end.copies(h, lengths, end.steps)
@@ -196,10 +189,9 @@ class ZerothOrder(Estimator):
     def _joint_answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
-        """Answer all parties with one difference a step (Spall, 1992), [S].
+        """Answer all parties with one difference a step, along all their directions (Spall, 1992).
 
-        The difference is along the directions of all parties at once. If the top model learns by
-        differences too, its direction is included, and it steps by the same scalar.
+        A top model that learns by differences steps by the same scalar, along its own direction.
         """
         h, labels = end.gather(joint.window)
         first, second = h.clone(), h.clone()

@@ -62,11 +62,7 @@ class Accountant:
         """Warn, before training, if noise leaves too little to learn from."""
 
     def events_within_budget(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
-        """Return the events of the answers to a quorum's windows.
-
-        Each event has the number of steps, and how often each of its rows has a part in a release.
-        Return None if the answers exceed the budget.
-        """
+        """Return the events of a quorum's answers; None if they exceed the budget."""
         return [
             Event(ANSWERED, party, len(window.lengths), 1, 0, window.ids) for party, window in group
         ]

@@ -42,16 +42,11 @@ SHIPPED = ("digits", "breast-cancer")
 
 
 class Spent(NamedTuple):
-    """The parts of a sum of epsilons.
+    """The parts of a sum of epsilons."""
 
-    own : draws of one person's label. For rows without ids, draws of any rows without ids.
-    unknown : draws of rows without ids. For rows without ids, draws of one person's label.
-    lost : draws whose record was lost.
-    """
-
-    own: float
-    unknown: float
-    lost: float
+    own: float  # draws of one person's label; for rows without ids, of any rows without ids
+    unknown: float  # draws of rows without ids; for rows without ids, of one person's label
+    lost: float  # draws whose record was lost
 
     @property
     def epsilon(self) -> float:
@@ -79,10 +74,9 @@ class Draws:
         self._counted = False  # whether the second count is up to date
 
     def add_whole(self, whole: str, named: str, mechanism: str, epsilon: float) -> Spent:
-        """Count a draw of all labels of a data set without ids, by their digest, if it is new.
+        """Count a draw of all labels without ids, by their digest, if it is new.
 
-        ``named`` is the data set, if it is one of `SHIPPED`. Return the epsilons that the rows have
-        spent.
+        ``named`` is the data set, if it is one of `SHIPPED`. Return what the rows have spent.
         """
         if (whole, named, mechanism) not in self._wholes:
             self._wholes[whole, named, mechanism] = epsilon
@@ -92,8 +86,7 @@ class Draws:
         return Spent(self._unknown(), self._largest(self._people), self._lost)
 
     def add_people(self, people: Tags, draws: Tags, epsilon: float) -> Spent:
-        """Count new draws of labels, by keyed hashes [rows] of people, who may repeat, and of
-        draws.
+        """Count new draws by keyed hashes [rows] of people, who may repeat, and of draws.
 
         Return the largest sum of epsilons of one of these people.
         """
@@ -187,11 +180,7 @@ def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
 
 @contextmanager
 def opened() -> Iterator[Draws]:
-    """Open the record of draws, and wait for others first. Write new draws at the end.
-
-    Raise `VflError` if a file is damaged or cannot be written, or another user can change its
-    folder.
-    """
+    """Open the record of draws, and wait for others first. Write new draws at the end."""
     path = path_of_draws()
     place = second_count.place("labels", str(path.parent.resolve()))
     with told(path):

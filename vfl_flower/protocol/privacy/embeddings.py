@@ -77,9 +77,7 @@ class PerturbedEmbeddings(Mechanism):
     def epsilon_of_uploads(self, rows: int, uploads: int) -> float:
         """Return epsilon of one of N records after this many uploads by one party.
 
-        Each upload is a Gaussian mechanism of deviation c and sensitivity 2 R, the distance of two
-        embeddings of norm R. Sub-sampling amplifies nothing, because the label holder sees which
-        rows are sent.
+        Sub-sampling amplifies nothing, because the label holder sees which rows are sent.
         """
         return epsilon_of(_mu(self.config, uploads), delta_of(self.config, rows))
 
@@ -87,8 +85,7 @@ class PerturbedEmbeddings(Mechanism):
 class EmbeddingAccountant(Accountant):
     """Count how often the label holder asks each party for each row.
 
-    An upload counts when it is asked for, so a lost or refused upload counts too. Noise protects
-    test rows as it protects training rows. A zeroth-order pair counts as two uploads.
+    Orders count, so a lost upload counts too. A zeroth-order pair counts as two uploads.
     """
 
     counts = (TRAIN, EMBED, EVALUATE, RECEIVED)
@@ -185,7 +182,7 @@ class EmbeddingAccountant(Accountant):
 
 
 def _mu(config: RunConfig, uploads: int) -> float:
-    """Return mu of this many uploads of one record."""
+    """Return mu of this many uploads of a record: deviation c, and sensitivity 2 R for norm R."""
     privacy = config.privacy
     return mu_of_releases(privacy.embedding_noise / (2 * privacy.embedding_bound), uploads)
 

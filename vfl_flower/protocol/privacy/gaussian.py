@@ -38,21 +38,16 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 def mu_of_releases(multiplier: float, count: int) -> float:
-    """Return mu of so many releases together that are known to include a record.
-
-    The multiplier is a release's deviation over its sensitivity to a change of the record. For a
-    changed row, that is half of the deviation over the most that the row adds.
-    """
+    """Return mu of so many releases of a record; the multiplier is deviation over change."""
     return math.sqrt(count / multiplier**2) if count else 0.0
 
 
 def epsilon_of_samples(
     multiplier: float, sample: int, rows: int, count: int, delta: float
 ) -> float:
-    """Return epsilon of so many releases over secret Poisson samples, for one row that is changed.
+    """Return epsilon of so many releases over Poisson samples, for one row that is changed.
 
-    The multiplier is a release's deviation over C, the most that a row adds to it. ``sample`` is
-    the expected size of a sample of all ``rows``.
+    The multiplier is a release's deviation over C, the most that a row adds to it.
     """
     if not count:
         return 0.0
@@ -76,10 +71,7 @@ def _losses(multiplier: float, rate: float, steps: float) -> Any:
 
 
 def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
-    """Return the least noise multiplier, to 0.1 %, with which so many releases spend epsilon.
-
-    ``sample`` is the expected size of a Poisson sample of all ``rows``.
-    """
+    """Return the least noise multiplier, to 0.1 %, with which so many releases spend epsilon."""
     import dp_accounting as dp
 
     class Releases:

@@ -83,11 +83,10 @@ class Journal:
         return self._events, self._last.hex()
 
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
-        """Yield all events. Then events can be written.
+        """Yield all events that were written whole. Then events can be written.
 
-        Pass over an event that was written in part, because it was not released. Raise
-        `ConfigError` if the file is damaged or of another run, or lacks events of ``mark`` or of
-        the second count.
+        Raise `ConfigError` if the file is damaged or of another run, or lacks events of ``mark`` or
+        of the second count.
         """
         counted = b""
         if self.second and self.second.exists():  # read first: it never has more than the file

@@ -135,10 +135,7 @@ class RandomisedLabels(Mechanism):
 
 
 class DrawAccountant(Accountant):
-    """Hold the largest sum of epsilons over all draws of one person's label, ``spent``.
-
-    It is None if a seed makes the noise repeatable.
-    """
+    """Hold the most epsilon ``spent`` on one person's label; None if a seed repeats the noise."""
 
     spent: float | None = None
     digest = ""
@@ -171,9 +168,8 @@ class DrawnOnce(ReleaseLog):
 def rows_left(rows: int, classes: int, epsilon: float) -> float:
     """Return how many clean rows carry as much signal as all N noisy rows of K classes.
 
-    A label is kept with probability p, and becomes each other class with probability q. Among rows
-    with equal features, the share of a label is q + (p - q) s, where s is its true share. So noise
-    multiplies the signal by p - q, and N rows are worth (p - q)^2 N.
+    Chance p keeps a label, and q makes it each other one. A share s of a label among equal rows
+    becomes q + (p - q) s, so noise leaves (p - q)^2 N rows.
     """
     gap = math.expm1(epsilon) / (math.exp(epsilon) + classes - 1)
     return gap**2 * rows
@@ -223,9 +219,9 @@ def kept_share(epsilon: float, classes: int) -> float:
 
 
 class Randomised:
-    """One draw of labels, by a secret that for rows without ids contains a digest of all labels.
+    """One draw of labels, also of validation rows, which decide which model is kept.
 
-    Validation rows are included because their labels decide which model is kept.
+    For rows without ids, the secret contains a digest of all labels.
     """
 
     def __init__(self, config: RunConfig, labels: Labels, secret: bytes) -> None:
@@ -240,10 +236,7 @@ class Randomised:
         self._words = self._of_all(secret) if people is None else self._of_each(secret)
 
     def labels(self) -> Labels:
-        """Return the labels with noise, of training and validation rows.
-
-        Test rows keep their labels, unless they are training rows: ``test-fraction=0``.
-        """
+        """Return noisy labels of all rows but test rows, unless these are training rows."""
         labels = self._labels
         noisy = self._of_classes() if labels.classes else self._of_numbers()
         train, validation = np.split(noisy, [len(labels.train)])
@@ -354,10 +347,7 @@ def _key(secret: bytes, what: str) -> bytes:
 
 
 def _ciphered(key: bytes, people: Tags, number: int) -> Words:
-    """Return two random words for each person, by a key and a number.
-
-    A block cipher is as good as a random function as long as no input block repeats.
-    """
+    """Return two random words for each person. No input block repeats for one key."""
     blocks = np.stack([people, np.full_like(people, number)], axis=1).astype("<u8").tobytes()
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     return np.frombuffer(encryptor.update(blocks), "<u8").reshape(-1, 2)

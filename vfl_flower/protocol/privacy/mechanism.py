@@ -91,13 +91,7 @@ class Mechanism:
             )
 
     def validated(self) -> RunConfig:
-        """Return the configuration, with validation rows only if epsilon covers them.
-
-        Raises
-        ------
-        ConfigError
-            If the configuration asks for validation rows that epsilon does not cover.
-        """
+        """Return the configuration, with validation rows only if epsilon covers them."""
         fraction = self.config.data.validation_fraction
         if self.covers_validation or fraction == 0:
             return self.config
@@ -113,13 +107,7 @@ class Mechanism:
         """Raise `ConfigError` if a baseline, with or without uploads, cannot have noise."""
 
     def check_bottom(self, party: int, name: str, model: BottomModel, augment: Any) -> None:
-        """Raise `ConfigError` if noise on a party's embeddings would not hide a row.
-
-        Parameters
-        ----------
-        name : name of the bottom model in the configuration.
-        augment : the party's augmentation of its samples.
-        """
+        """Raise `ConfigError` if noise on a party's embeddings would not hide a row."""
 
     def check_own_columns(self) -> None:
         """Raise `ConfigError` if the label holder may not have columns of features."""
@@ -144,13 +132,9 @@ class Mechanism:
     def perturbation(
         self, secret: bytes, exchange: int, lengths: tuple[int, ...], last: int
     ) -> Perturbation:
-        """Return the noise on one upload, if the mechanism `perturbs_uploads`.
+        """Return the noise on one upload of ``lengths`` rows a step, if it `perturbs_uploads`.
 
-        Parameters
-        ----------
-        secret, exchange : the noise follows from them, so that a second pass repeats it.
-        lengths : number of rows in each step.
-        last : number of the last layer.
+        It follows from ``secret`` and ``exchange``, so that a second pass repeats it.
         """
         raise NotImplementedError
 

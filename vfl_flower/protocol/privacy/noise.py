@@ -117,19 +117,12 @@ class ScalarNoise:
         self.top_clip = config.privacy.top_clip
         self.of_top = config.privacy.calibration != "paper"
         self.multiplier = multiplier
+        # In 32 bits, one of 50,000 rows changes how the others' sum rounds, more than noise hides.
+        self.sums = torch.float64 if multiplier else torch.float32
         self.secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} label holder".encode()
         self.drawn = 0  # number of draws so far
-
-    @property
-    def sums(self) -> torch.dtype:
-        """Return the precision of sums over rows.
-
-        Noise hides the change by one row in an exact sum. In 32 bits, one of 50,000 rows can change
-        a mean by more, because it also changes how the sum of the other rows rounds.
-        """
-        return torch.float64 if self.multiplier else torch.float32
 
     def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
         """Add noise to means [S] of clipped differences, over ``divisors`` rows each."""
@@ -166,12 +159,10 @@ class ScalarNoise:
 def clipped_noisy_means(
     of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
 ) -> Tensor:
-    """Clip rows' differences [R], average over steps, [S], and add noise (DPZV Eq. 7-8).
-
-    Without noise, only average. With noise, NaN counts as 0, because NaN would pass the clip.
-    """
+    """Average rows' differences [R] over steps, [S]; clip and add noise (DPZV Eq. 7-8), if any."""
     if noise is None:
         return step_means(of_rows, lengths, divisors)
+    # NaN would pass the clip.
     clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
     means = step_means(clipped.to(noise.sums), lengths, divisors)
     return noise.added_to(means, divisors).to(of_rows.dtype)

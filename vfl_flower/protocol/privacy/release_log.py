@@ -41,11 +41,7 @@ class ReleaseLog:
         self._record(journal.Event(journal.RECEIVED, party, len(window.lengths), rows=window.ids))
 
     def permits_answers(self, group: Sequence[tuple[int, Window]]) -> bool:
-        """Record the answers to a quorum's windows before they are sent; return whether budget
-        allows them.
-
-        If it does not, parties must get answers without information.
-        """
+        """Record the answers to a quorum's windows, if the budget allows them."""
         events = self.accountant.events_within_budget(group)
         for event in events or ():
             self._record(event)
@@ -60,9 +56,8 @@ class ReleaseLog:
     ) -> None:
         """Write all further releases to a file of ``run``, before they are counted.
 
-        First count the events in the file, from the checkpoint's ``mark``: every release before the
-        interruption. Some came after the last checkpoint, and the resumed run makes them again. A
-        new file begins with the events that the accountant has counted until now.
+        First count all events in the file: a resumed run makes those after its checkpoint ``mark``
+        again. A new file begins with the events counted until now.
         """
         is_new = not path.exists()
         if mark is not None and is_new:

@@ -152,10 +152,7 @@ class NoisyScalars(Mechanism):
 
 
 class ScalarAccountant(Accountant):
-    """Count the releases that each row's label had a part in, ``taken`` [N].
-
-    A budget allows ``most`` of them for each row.
-    """
+    """Count the releases ``taken`` [N] of each row's label; a budget allows ``most`` of them."""
 
     counts = (ANSWERED,)
 
@@ -174,11 +171,7 @@ class ScalarAccountant(Accountant):
         return expected_rows(self.config, self.rows)
 
     def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
-        """Return the planned steps if noise is calibrated to them, else the allowed steps.
-
-        Raise `ConfigError` if the budget allows no pass over the rows, or if a row may be in one
-        step of the top model twice.
-        """
+        """Return the planned steps if noise is calibrated to them, else the allowed steps."""
         privacy = self.config.privacy
         if 1 < quorum < parties:
             raise ConfigError(
@@ -239,9 +232,8 @@ class ScalarAccountant(Accountant):
     def warn(self, steps: int, columns: int, outputs: int) -> None:
         """Warn, before training, if noise on scalars leaves too little to learn from.
 
-        A scalar is at most C, and its noise has deviation s C / U. So the mean of a party's scalars
-        has a signal to noise of at most the root of the sum of U^2, over s. The directions share it
-        among all columns, and the outputs share what is left.
+        The mean of a party's scalars has a signal to noise of at most sqrt(sum of U^2) / s, which
+        all columns share, and all outputs.
         """
         epsilon, batch = self.config.privacy.epsilon, self.config.training.batch_size
         if epsilon is None or not self.multiplier or not steps:

@@ -21,8 +21,7 @@ from vfl_flower.protocol.privacy.gaussian import epsilon_of
 class Claim:
     """An epsilon that one run or several claim to have spent.
 
-    ``mu`` is for releases that are one Gaussian mechanism. A ``drawn`` epsilon already sums the
-    draws of labels of earlier runs.
+    ``mu`` is of one Gaussian mechanism. A ``drawn`` epsilon already sums earlier runs' draws.
     """
 
     protects: str
@@ -69,11 +68,7 @@ def of_several(summaries: Iterable[Mapping[str, Any]]) -> list[Claim]:
 
 
 def together(claims: Iterable[Claim]) -> list[Claim]:
-    """Compose the claims that protect the same data.
-
-    The delta of Gaussian releases is the least of the runs' deltas. Epsilons and deltas of releases
-    of another kind add up.
-    """
+    """Compose the claims that protect the same data."""
     by_protected: dict[str, list[Claim]] = {}
     for each in claims:
         by_protected.setdefault(each.protects, []).append(each)
@@ -82,6 +77,7 @@ def together(claims: Iterable[Claim]) -> list[Claim]:
 
 def _composed(claims: list[Claim]) -> Claim:
     drawn = [each for each in claims if each.drawn]
+    # The least delta counts of Gaussian releases. Epsilons and deltas of other kinds add up.
     gaussian = [(each.mu, each.delta) for each in claims if not each.drawn and each.mu is not None]
     others = [each for each in claims if not each.drawn and each.mu is None]
     epsilon = max((each.epsilon for each in drawn), default=0.0)

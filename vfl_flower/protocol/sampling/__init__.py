@@ -10,10 +10,7 @@ from vfl_flower.protocol.sampling.base import Sampling
 
 
 def sampling_of(config: RunConfig, rows: int) -> Sampling:
-    """Return the sampling scheme of a configuration, for so many training rows.
-
-    In one process the label holder and all parties share it, and so draw each window once.
-    """
+    """Return the scheme of a run. All ends in one process share it, and draw a window once."""
     if SAMPLINGS.is_place(config.schedule.sampling):  # the file may have changed
         return _sampling_of.__wrapped__(config, rows)
     return _sampling_of(config, rows)

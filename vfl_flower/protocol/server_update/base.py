@@ -22,36 +22,20 @@ from vfl_flower.protocol.subsets import Copies
 
 @dataclass(frozen=True)
 class TopBatches:
-    """S mini-batches, and the top model that steps on them.
-
-    top : the top model.
-    optimizer : optimizer of its parameters; ``None`` if the model does not learn.
-    h : rows as `TopModel` reads them: embeddings of all parties side by side, [R, M * E], and
-        the label holder's features.
-    labels : labels of the rows, [R].
-    lengths : number of rows in each step; they add up to R.
-    divisors : divisor of each step's sum of row losses.
-    loss : loss of a row.
-    noise : noise that hides labels, or ``None``.
-    key : decides the random draws of the top model.
-    first : number of the first step, as in `step_along`.
-    copies : copies of the rows; a row's loss is the weighted mean over its copies. ``None`` means
-        no copies.
-    draw_directions : draws new directions of the top model, for all steps.
-    """
+    """S mini-batches, and the top model that steps on them."""
 
     top: TopModel
-    optimizer: torch.optim.Optimizer | None
-    h: Tensor
-    labels: Tensor
-    lengths: Sequence[int]
-    divisors: Sequence[int]
+    optimizer: torch.optim.Optimizer | None  # None if the model does not learn
+    h: Tensor  # rows as `TopModel` reads them: embeddings side by side, [R, M * E], own features
+    labels: Tensor  # [R]
+    lengths: Sequence[int]  # number of rows in each step; they add up to R
+    divisors: Sequence[int]  # divisor of each step's sum of row losses
     loss: Loss = Loss()  # noqa: RUF009  (it is frozen)
-    noise: ScalarNoise | None = None
-    key: bytes = b""
-    first: int = 0
-    copies: Copies | None = None
-    draw_directions: Callable[[], Directions] | None = None
+    noise: ScalarNoise | None = None  # hides labels
+    key: bytes = b""  # decides the random draws of the top model
+    first: int = 0  # number of the first step, as in `step_along`
+    copies: Copies | None = None  # a row's loss is the weighted mean over its copies
+    draw_directions: Callable[[], Directions] | None = None  # new ones of the top model, each step
 
 
 class ServerUpdate(ABC):

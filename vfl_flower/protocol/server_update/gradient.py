@@ -97,8 +97,7 @@ class ByGradient(ServerUpdate):
 class ByDifferences(ServerUpdate):
     """Update the top model by zeroth-order gradient estimates.
 
-    Anybody with the directions knows the gradient along them. With noise, rows' differences are
-    clipped, and the mean of each step gets noise.
+    With noise, rows' differences are clipped: anybody with the directions knows these means.
     """
 
     by_differences: ClassVar[bool] = True
