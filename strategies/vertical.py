@@ -259,10 +259,7 @@ class Vertical(Strategy):
         """Write the uploads into the table; answer as many quorums as there are."""
         run, holder, before = self.run, self.run.holder, self.run.holder.steps
         window = run.adaptive_window
-        uploads = run.messenger.take(
-            TrainOrder, replies, lambda party, *sent: holder.receive(party.party, *sent)
-        )
-        for record, arrival in uploads:
+        for record, arrival in run.messenger.take_windows(replies):
             if run.releases:
                 run.releases.received(record.party, arrival.window)
             record.state = State.AWAITS_QUORUM

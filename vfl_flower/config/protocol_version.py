@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "5d64036153464766226c385d3d746ae468d8b922e9f4cb25386ee7cfd4e53e15"
+DIGEST = "5e116dde5bd08f75c421e0cbfaa83f3c77a3710c524ff1bfadfc2ec5e0eb33d8"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""
