@@ -242,5 +242,5 @@ def test_paths_and_names_of_the_architecture_are_there() -> None:
 def test_a_path_and_a_name_that_are_gone_are_found() -> None:
     gone = "`vertical.py: NoSuch`", "`strategies/vertical.py: no_such`", "`nowhere/any.py`"
     assert lost(", ".join([*gone, "`Party.none_such`"])) == [
-        *("NoSuch", "no_such", "nowhere/any.py", "Party.none_such"),
+        *("NoSuch", "no_such", "nowhere/any.py", "Party.none_such")
     ]
