@@ -1,4 +1,5 @@
 """Fixtures of all tests: short runs in this process, without logs and without network."""
+# ruff: noqa: E402
 
 import gc
 import logging

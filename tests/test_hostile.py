@@ -78,7 +78,8 @@ VALUES.append(-(2**31))
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", ">f4", "bool"]
 NONSENSE = ["object", "O", "<U6", "f4,f4", "float33", "datetime64", "", "x" * 10**4]
 NONSENSE.append("__import__('os')")
-NAMES = ["", *"ids lengths embedding gradient labels a/b".split(), "x" * 500, "\n", "party-9/x"]
+NAMES = ["", "ids", "lengths", "embedding", "gradient", "labels", "a/b", "x" * 500, "\n"]
+NAMES.append("party-9/x")
 
 
 def altered_scalars(chance: random.Random, scalars: dict[str, Any]) -> None:
