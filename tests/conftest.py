@@ -68,6 +68,11 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(shared))
 
 
+def pytest_xdist_setupnodes() -> None:
+    """Collect garbage in the process that collects no tests."""
+    gc.enable()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
@@ -87,7 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Of tests that are marked ``one_by_day`` all but the first parameters are for every night.
     """
     gc.enable()
-    gc.set_threshold(700, 10, 100)  # a collection of all objects reads those of torch, too
+    gc.set_threshold(700, 10, 100)  # a collection of all objects reads the ones of torch, too
     items.sort(key=lambda item: item.path)  # one order in all processes
     seen = set()
     for item in items:
