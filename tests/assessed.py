@@ -38,10 +38,7 @@ def assessed(y: Array, scores: Array, threshold: float = 0.5, seed: int = 0) -> 
         "threshold": {"rule": "f1", "value": threshold},
         "calibrate": "none",
         "figures": {name: interval(of, y, scores, seed) for name, of in figures.items()},
-        "confusion": {
-            "classes": ["0", "1"],
-            "counts": metrics.confusion_matrix(y, flags).tolist(),
-        },
+        "confusion": {"classes": ["0", "1"], "counts": metrics.confusion_matrix(y, flags).tolist()},
         "curves": {
             "roc": curve(fpr, tpr, 0.03),
             "precision_recall": curve(recall, precision, 0.04),

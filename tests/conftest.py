@@ -1,17 +1,20 @@
 """Fixtures of all tests: short runs in this process, without logs and without network."""
+# ruff: noqa: E402
 
+import gc
 import logging
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+gc.disable()  # until all tests are collected: of what is imported, nothing is garbage
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the datasets library is imported
 # Before torch is: another number of threads rounds otherwise, and near a tie top-k keeps another
 # entry then, from where on two runs differ. Processes that a test starts inherit it.
@@ -33,7 +36,7 @@ from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_large
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.results import page
+from vfl_flower.results import model_card, page
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.local import LocalGrid
 
@@ -65,6 +68,22 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(shared))
 
 
+def pytest_xdist_setupnodes() -> None:
+    """Collect garbage in the process that collects no tests."""
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let one of two processes read the files from the last on: each then compiles half of them."""
+    report = yield
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and isinstance(collector, pytest.Directory):
+        report.result = report.result[::-1]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put slow tests first, and then those that share a fixture of their module.
@@ -72,6 +91,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Both run in one process by module, so that two processes do not start or train the same.
     Of tests that are marked ``one_by_day`` all but the first parameters are for every night.
     """
+    gc.enable()
+    gc.set_threshold(700, 10, 100)  # a collection of all objects reads the ones of torch, too
+    items.sort(key=lambda item: item.path)  # one order in all processes
     seen = set()
     for item in items:
         if item.get_closest_marker("slow") or _shares_a_fixture(item):
@@ -132,9 +154,18 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         # A run writes a model card, which has the words of the last one.
         patch.setattr(page, "_marked", cache(page._marked))
+        # Each run writes a card of each party. `cards_in_html` is for tests that read such a page.
+        patch.setattr(model_card, "html", lambda page: "")
         # `vfl list` asks for entry points 139 times, and each time reads what all packages declare.
         declared = cache(lambda path, group: entry_points(group=group))
         patch.setattr(plugins, "entry_points", lambda group: declared(tuple(sys.path), group))
+        yield
+
+
+@pytest.fixture(scope="module")
+def cards_in_html(states_elsewhere: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_card, "html", page.html)
         yield
 
 

@@ -37,9 +37,7 @@ def stages(text: str) -> dict[str, Stage]:
         if word == "FROM":
             image, _, name = rest.partition(" AS ")
             base = found.get(image, Stage(image))
-            found[name] = now = Stage(
-                **{key: _copy(value) for key, value in vars(base).items()},
-            )
+            found[name] = now = Stage(**{key: _copy(value) for key, value in vars(base).items()})
         elif word == "USER":
             now.user = rest
         elif word == "WORKDIR":

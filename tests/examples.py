@@ -4,11 +4,7 @@ import re
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_PAGES = (
-    "CONTRIBUTING.md",
-    "docs/how-to/write-a-codec.md",
-    "docs/how-to/write-an-estimator.md",
-)
+_PAGES = ("CONTRIBUTING.md", "docs/how-to/write-a-codec.md", "docs/how-to/write-an-estimator.md")
 _BLOCK = re.compile(r'```python\n("""(\w+\.py): .*?)```', re.DOTALL)
 
 EXAMPLES: dict[str, str] = {

@@ -34,7 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"regulariser-weight": 0.01},
     },
     "split-nn, adam, Poisson": {
-        **{"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01, "sampling": "poisson"},
+        **{"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01, "sampling": "poisson"}
     },
     "split-nn, mean, regulariser": {
         **{"combine": "mean", "top-model": "linear", "embedding-activation": "sigmoid"},
@@ -51,9 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"strategy": "vafl", "optimizer": "momentum", "window": 4, "party-lr": 0.05},
         **{"server-lr": 0.05, "delay": "poisson"},
     },
-    "vafl, bounded delay": {
-        **{**VAFL, "max-delay": 6, "window": 3, "delay": "exponential"},
-    },
+    "vafl, bounded delay": {**{**VAFL, "max-delay": 6, "window": 3, "delay": "exponential"}},
     "vafl-t, Poisson": {"strategy": "vafl-t", "quorum": 2, "sampling": "poisson", "window": 3},
     "vafl-t, adam, class weights": {
         **{"strategy": "vafl-t", "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
@@ -72,14 +70,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "synrevel": {"strategy": "synrevel", "window": 4, "regulariser-weight": 0.1},
     "cascaded": {"strategy": "cascaded", "delay": "straggler", "window": 4},
     "cascaded, bounded delay, window 1": {
-        **{"strategy": "cascaded", "max-delay": 6, "window": 1, "delay": "exponential"},
+        **{"strategy": "cascaded", "max-delay": 6, "window": 1, "delay": "exponential"}
     },
     "cascaded, perturbed": {
         **{"strategy": "cascaded", "privacy": "perturbed-embedding", "mu": 0.1, "window": 4},
         **{"embedding-noise": 0.01, "embedding-bound": 10.0},
     },
     "cascaded, black box": {
-        **{"strategy": "cascaded", "bottom-model": "scorecard", "mu": 1.0, "party-lr": 1.0},
+        **{"strategy": "cascaded", "bottom-model": "scorecard", "mu": 1.0, "party-lr": 1.0}
     },
     "cascaded, compressed": {
         **{"strategy": "cascaded", "codec": "top-k", "compression": "error-feedback"},
@@ -120,7 +118,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"server-lr": 0.02},
     },
     "dpzv, secret mini-batches": {
-        **{**DPZV, "sampling": "poisson", "calibration": "secret", "window": 4},
+        **{**DPZV, "sampling": "poisson", "calibration": "secret", "window": 4}
     },
     "dpzv, budget calibrated": {
         **{"strategy": "dpzv", "party-lr": 0.01, "server-lr": 0.1},
@@ -146,7 +144,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "digits, cnn": {"dataset": "digits", "bottom-model": "cnn", "party-lr": 0.05, "window": 8},
     "digits, lstm": {"dataset": "digits", "bottom-model": "lstm", **VAFL},
     "digits, lstm, cascaded": {
-        **{"dataset": "digits", "bottom-model": "lstm", "strategy": "cascaded", "epochs": 1},
+        **{"dataset": "digits", "bottom-model": "lstm", "strategy": "cascaded", "epochs": 1}
     },
     "digits, bands, ef-vfl": {
         **{"dataset": "digits", "image-split": "rows", "strategy": "ef-vfl", "batch-size": 32},
@@ -169,7 +167,7 @@ CUT_SHORT: dict[str, dict[str, Any]] = {
         **{"delay": "exponential"},
     },
     "ef-vfl, shared labels": {
-        **{"strategy": "ef-vfl", "labels": "shared", "local-steps": 2, **BOTH_WAYS},
+        **{"strategy": "ef-vfl", "labels": "shared", "local-steps": 2, **BOTH_WAYS}
     },
     "cascaded": {"strategy": "cascaded", "window": 4, "delay": "straggler"},
     "dpzv": {**DPZV, "window": 4},
@@ -199,7 +197,7 @@ NEW: dict[str, dict[str, Any]] = {
     "presence": {"presence": 0.6, "subsets": "sampled"},
     "presence, laser": {"presence": 0.6, "subsets": "laser", "combine": "mean"},
     "presence, vafl, balanced": {
-        **{**VAFL, "presence": 0.7, "class-weights": "balanced", "subsets": "sampled"},
+        **{**VAFL, "presence": 0.7, "class-weights": "balanced", "subsets": "sampled"}
     },
     "sampled subsets": {"subsets": "sampled"},
     "validation, patience": {**ALL_KEPT, "epochs": 6, "patience": 2.0, "party-lr": 1.0},
@@ -221,7 +219,4 @@ NEW: dict[str, dict[str, Any]] = {
     },
 }
 """Runs of three parties on breast-cancer whose messages are compared too."""
-GROWN: dict[str, dict[str, Any]] = {
-    "all learn": {},
-    "frozen": {"freeze": True},
-}
+GROWN: dict[str, dict[str, Any]] = {"all learn": {}, "frozen": {"freeze": True}}

@@ -39,7 +39,7 @@ Y = CANCER.pop("target")
 X = CANCER.to_numpy()
 PARTS = [X[:, :10], X[:, 10:20], X[:, 20:]]
 FRAMES = [CANCER.iloc[:, :10], CANCER.iloc[:, 10:20], CANCER.iloc[:, 20:]]
-KEYS = {**ALL_ROWS, "epochs": 5}
+KEYS = {**ALL_ROWS, "epochs": 5, "batch-size": 64}
 ONCE = {**ALL_ROWS, "epochs": 1}
 ORDER = np.random.default_rng(0).permutation(len(X))
 TWICE = pd.DataFrame(np.stack([Y, Y], 1), columns=["label", "label"])
@@ -181,9 +181,9 @@ def test_without_a_folder_nothing_is_left_behind(
 
 def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None:
     model = vfl_flower.train({**KEYS, "test-fraction": 0.5}, PARTS, Y)
-    assert model.history[-1]["steps"] == 5 * -(-len(X) // 2 // 32)
+    assert model.history[-1]["steps"] == 5 * -(-len(X) // 2 // 64)
     every = vfl_flower.train({**KEYS, "test-fraction": 0}, PARTS, Y)
-    assert every.history[-1]["steps"] == 5 * -(-len(X) // 32)
+    assert every.history[-1]["steps"] == 5 * -(-len(X) // 64)
     assert every.evaluate(PARTS, Y)["accuracy"] == pytest.approx(every.history[-1]["test_accuracy"])
 
 

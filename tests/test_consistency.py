@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.conftest import nightly
+from tests.conftest import nightly, of_words
 from tests.organisations import ID, Organisations, cancer, cut, read
 from tests.serving import served
 from vfl_flower import client_app
@@ -101,6 +101,7 @@ def test_a_party_of_a_linear_score_has_the_part_that_the_others_do_not_predict()
         np.testing.assert_allclose(model.measures(rows)[:, party, 1], due, atol=0.05)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("rate", [0.01, 0.05])
 def test_honest_rows_are_flagged_no_more_often_than_the_rate(rate: float) -> None:
     """In 40 draws, about 5 % of the limits may flag more. The control: half of the limit."""
@@ -298,6 +299,7 @@ def hostile(message: Message, context: Context) -> Message:
     return to_reply(replace(said, arrays={**said.arrays, "embedding": block}), message)
 
 
+@of_words
 @pytest.mark.parametrize("run", ["run", "any"])
 def test_predictions_and_the_service_flag_a_hostile_party(
     trained: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str

@@ -64,6 +64,7 @@ def distil(of: Organisations, out: str = "student", **keys: Any) -> Finished:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VFL_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr(distilled, "_DRAWS", 20)
         yield
 
 
@@ -258,7 +259,7 @@ def test_many_rows_teach_by_large_batches_unless_options_say_how(
 def test_the_share_of_the_gain_is_one_for_the_run_and_nought_for_local_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distilled, "_DRAWS", 40)
+    monkeypatch.setattr(distilled, "_DRAWS", 20)
     generator = torch.Generator().manual_seed(0)
     labels = (torch.rand(500, generator=generator) < 0.3).long()
     noise = torch.randn(500, 2, generator=generator)

@@ -212,6 +212,8 @@ def lost(text: str) -> list[str]:
     ]
     paths = [f"/{each.relative_to(HERE)}" for each in files]
     code = "\n".join(each.read_text() for each in files)
+    pairs = re.findall(r"(?:def|class) (\w+)|^ *(\w+)\s*[:=]", code, re.M)
+    defined = {each for pair in pairs for each in pair}
     found = []
     for quoted in re.findall(r"`([^`\n]+)`", text):
         path, _, name = quoted.rpartition(": ")
@@ -220,8 +222,7 @@ def lost(text: str) -> list[str]:
         dotted = re.fullmatch(r"[A-Z]\w+\.([a-z_]+)|([a-z]+_[a-z_]+)", name)
         dotted = re.fullmatch(r"(?:[A-Z]\w+\.)?(\w+)()", name) if ".py" in path else dotted
         for each in filter(None, dotted.groups() if dotted else ()):
-            defined = rf"(?:def|class) {each}\b|^ *{each}\s*[:=]"
-            found += [] if re.search(defined, code, re.M) else [name]
+            found += [] if each in defined else [name]
     return found
 
 
@@ -242,5 +243,5 @@ def test_paths_and_names_of_the_architecture_are_there() -> None:
 def test_a_path_and_a_name_that_are_gone_are_found() -> None:
     gone = "`vertical.py: NoSuch`", "`strategies/vertical.py: no_such`", "`nowhere/any.py`"
     assert lost(", ".join([*gone, "`Party.none_such`"])) == [
-        *("NoSuch", "no_such", "nowhere/any.py", "Party.none_such"),
+        *("NoSuch", "no_such", "nowhere/any.py", "Party.none_such")
     ]

@@ -485,9 +485,7 @@ def test_the_text_of_an_unexpected_exception_stays_with_the_party(
 
 @pytest.mark.parametrize("where", ["party", "mod", "package"])
 def test_a_node_sends_no_text_of_an_error_and_logs_that_of_own_code(
-    where: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A party's own log is for the owner of its code. An error of this package may quote rows."""
     found: dict[str, Any] = {}

@@ -159,7 +159,7 @@ def test_the_bundle_has_each_file_that_code_at_a_node_reads(tmp_path: Path) -> N
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
     named = {path.relative_to(CHECKOUT).as_posix() for path in files}
     needed = {name for name in named if "__pycache__" not in name} - {
-        *("vfl_flower/py.typed", "strategies/py.typed"),
+        *("vfl_flower/py.typed", "strategies/py.typed")
     }
     assert not needed - packed
     assert "vfl_flower/tasks/inference/serving/docs.toml" in packed

@@ -367,7 +367,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
 
 
 def test_parties_that_know_the_labels_weigh_rows_alike(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 2, "class-weights": "balanced"}
+    keys = {"dataset": "breast-cancer", "epochs": 1, "class-weights": "balanced"}
     one = run(2, {**keys, "strategy": "split-nn"})
     other = run(2, {**keys, "strategy": "ef-vfl", "codec": "identity", "labels": "shared"})
     unweighted = run(2, {**keys, "class-weights": ""})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import vfl_flower
 from benchmarks.keys import join
 from tests.aligning import asked, count_of
+from tests.conftest import of_words
 from tests.organisations import Recorder, forget_alignments
 from vfl_attacks import guessing
 from vfl_flower import client_app
@@ -555,6 +556,7 @@ def test_scores_in_python_have_the_index_of_the_label_holder_s_frame() -> None:
         vfl_flower.train({"clinic": other}, bank, **words)
 
 
+@of_words
 def test_a_model_keeps_its_rules_and_shows_them(world: World, tmp_path: Path) -> None:
     run, out = str(tmp_path / "run"), tmp_path / "said.csv"
     run_local(1, {**world.keys, **SHORT, "out": run}, node_configs=world.nodes)

@@ -90,7 +90,7 @@ def shell(paths: dict[str, Path], nodes: list[str], out: Path) -> list[str]:
     return ["run", "-c", keys, *configs, "--out", str(out), "--quiet"]
 
 
-PEOPLE = [pytest.param(1200), pytest.param(20_000, marks=pytest.mark.nightly)]
+PEOPLE = [pytest.param(500), pytest.param(20_000, marks=pytest.mark.nightly)]
 
 
 @pytest.mark.one_by_day

@@ -23,7 +23,10 @@ from vfl_flower.results.model_card import FILES, GIVEN, card, write_card
 from vfl_flower.results.page import Page, Section, Table, markdown
 from vfl_flower.tools.cli import main
 
-pytestmark = pytest.mark.xdist_group("model_card")  # its tests share a trained model
+pytestmark = [
+    pytest.mark.xdist_group("model_card"),  # its tests share a trained model
+    pytest.mark.usefixtures("cards_in_html"),
+]
 
 QUICK: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 200}
 HOSTILE = "<script>alert(1)</script>|`*_a_*`[x](y)\n# &amp;"

@@ -87,7 +87,7 @@ def test_every_query_reads_metrics_and_labels_that_exist() -> None:
         assert problems(rule["expr"], said) == [], rule["alert"]
     bad = 'sum by (partei) (rate(vfl_rows{stage="x"}[5m])) + vfl_queue_rows{party="1"}'
     assert sorted(problems(bad, "{{rule}}")) == [  # the control
-        *("label partei", "label rule", "metric vfl_rows", "vfl_queue_rows: label party"),
+        *("label partei", "label rule", "metric vfl_rows", "vfl_queue_rows: label party")
     ]
 
 

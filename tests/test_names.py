@@ -25,7 +25,10 @@ from vfl_flower.tasks.inference.contribution import contribution
 from vfl_flower.transport import wire
 from vfl_flower.transport.messages import DescribeOrder, Introduction
 
-pytestmark = pytest.mark.xdist_group("names")  # its tests share a trained model
+pytestmark = [
+    pytest.mark.xdist_group("names"),  # its tests share a trained model
+    pytest.mark.usefixtures("cards_in_html"),
+]
 
 NO_NAMES = [
     *("1", "-a", "_a", "a b", " a", "a" * 31, "a.b", "a/b", "a|b", "a,b", "a;b", "a'b", 'a"b'),

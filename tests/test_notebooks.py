@@ -28,11 +28,7 @@ def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "path",
-    NOTEBOOKS,
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_it_was_committed_with(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from tests.conftest import nightly
+from tests.conftest import nightly, of_words
 from tests.organisations import ID, Organisations, cancer, change, cut
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.split import divide
@@ -236,6 +236,7 @@ def test_several_classes_and_numbers_have_models_beside_them(target: str, tmp_pa
     assert ("linear regression alone" in tests) == (target == "regression")
 
 
+@of_words
 def test_the_command_compares_finished_runs_and_the_page_shows_the_tests(
     bank: Organisations, capsys: pytest.CaptureFixture[str]
 ) -> None:

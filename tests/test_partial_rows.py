@@ -15,7 +15,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import MANY, Start, nightly
+from tests.conftest import MANY, Start, nightly, of_words
 from tests.organisations import ID, Organisations, cancer, cut, read
 from tests.pairwise import pairwise
 from tests.stepping import by_gradient
@@ -418,7 +418,10 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
     }
 
 
-def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(tmp_path: Path) -> None:
+@of_words
+def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
+    tmp_path: Path,
+) -> None:
     """The control: sets of ids. An alignment that is used again tells the same."""
     organisations = cut(tmp_path / "files", cancer(columns=6, rows=300), parties=2, known=0.8)
     sets = [set(read(path)[ID]) for path in organisations.files]

@@ -278,6 +278,7 @@ def test_nothing_in_these_files_becomes_part_of_the_page_s_code(wrong: Any, tmp_
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("cards_in_html")
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_browser_shows_page_and_card_at_any_width(
     folder: Path, tmp_path: Path, assessments: list[dict[str, Any]]

@@ -357,9 +357,7 @@ def test_virtual_parties_on_a_cluster_of_two_ray_nodes_learn_what_they_do_in_pro
     assert ours["exchanges"] == theirs["exchanges"] and ours["bytes_up"] == theirs["bytes_up"]
 
 
-def test_a_cluster_that_is_not_there_is_said_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cluster_that_is_not_there_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:1")
     with pytest.raises(ConfigError, match="is not a Ray cluster that this machine belongs to"):
         ray_cpus()

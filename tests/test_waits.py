@@ -44,11 +44,7 @@ ADAM = {"optimizer": "adamw", "party-lr": 0.01, "server-lr": 0.01, "lr-schedule"
 STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
     "one step": (3, {"optimizer": "sgd", "party-lr": 0.1}, FIRST),
     "adam, clipped": (3, {**ADAM, "clip-gradient": 0.5}, FIRST),
-    "a window": (
-        3,
-        {**WINDOWS, "optimizer": "sgd", "lr-schedule": "cosine"},
-        FIRST,
-    ),
+    "a window": (3, {**WINDOWS, "optimizer": "sgd", "lr-schedule": "cosine"}, FIRST),
     "mixed precision": (3, {**ADAM, "precision": "bfloat16"}, FIRST),
     "parties in turns": (3, {"strategy": "vafl", **WINDOWS, "window": 2}, FIRST),
     "failures": (3, {"strategy": "vafl", **ADAM, "on-party-failure": "continue"}, FIRST),

@@ -75,6 +75,7 @@ def test_a_card_counts_what_its_party_sent_through_an_interruption(
             assert epsilon.startswith("none") and int(uploads) >= 3
 
 
+@pytest.mark.usefixtures("cards_in_html")
 def test_a_card_is_complete_and_names_no_person(tmp_path: Path) -> None:
     organisations = ran(tmp_path)
     organisations.resume("a")

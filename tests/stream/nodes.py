@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -199,12 +200,22 @@ class Streamed:
 FIGURES = ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes", "failed_parties")
 
 
+@cache
+def in_process(
+    parties: int, keys: tuple[tuple[str, Any], ...], cost: str
+) -> tuple[Vertical, LocalGrid]:
+    """Train in this process, once for all tests with these options."""
+    dear = cost == "dear"  # else windows are the same by themselves
+    with patch.object(LocalGrid, "cost", "dear" if dear else "free"):
+        return trained(parties, dict(keys))
+
+
 def assert_equals_in_process(strategy: Vertical, nodes: Nodes, atol: float = 1e-6) -> None:
     """The same models at both ends as a run in process gives, by the same traffic."""
-    given_keys = dict(nodes.contexts[FIRST].run_config)
-    dear = strategy.run.transport.cost == "dear"  # else windows are the same by themselves
-    with patch.object(LocalGrid, "cost", "dear" if dear else "free"):
-        expected, grid = trained(len(nodes.contexts), given_keys)
+    of_streams = ("stream-", "session-")
+    given = nodes.contexts[FIRST].run_config.items()
+    keys = tuple(sorted(each for each in given if not each[0].startswith(of_streams)))
+    expected, grid = in_process(len(nodes.contexts), keys, strategy.run.transport.cost)
     for name, values in expected.top_arrays().items():
         np.testing.assert_allclose(strategy.top_arrays()[name], values, atol=atol, err_msg=name)
     for here, there in zip(nodes.contexts.values(), grid.contexts.values(), strict=True):

@@ -25,14 +25,7 @@ from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrd
 from vfl_flower.transport.stream import frames as framing
 from vfl_flower.transport.stream.frames import Messages
 from vfl_flower.transport.stream.messages import SessionOrder
-from vfl_flower.transport.wire import (
-    Call,
-    read_order,
-    read_reply,
-    to_failure,
-    to_message,
-    to_reply,
-)
+from vfl_flower.transport.wire import Call, read_order, read_reply, to_failure, to_message, to_reply
 
 
 def ends() -> tuple[ClientProtocol, Messages]:

@@ -61,13 +61,7 @@ def test_a_synchronous_run_is_the_same_as_in_process(
     [
         {"strategy": "vafl", "window": 8, "epochs": 12, "party-lr": 0.1, "server-lr": 0.1},
         {"strategy": "cascaded", "epochs": 20, "noise-seed": 0, "window": 16, "party-lr": 1e-3},
-        {
-            "strategy": "dpzv",
-            "epochs": 16,
-            "noise-seed": 0,
-            "window": 16,
-            "noise-multiplier": 1.0,
-        },
+        {"strategy": "dpzv", "epochs": 16, "noise-seed": 0, "window": 16, "noise-multiplier": 1.0},
     ],
     ids=lambda keys: str(keys["strategy"]),
 )
