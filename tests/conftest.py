@@ -4,10 +4,8 @@ import logging
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +24,6 @@ from hypothesis import HealthCheck, settings
 from strategies.vertical import Vertical, strategy_of
 from tests.organisations import forget_alignments
 from vfl_flower import client_app
-from vfl_flower.config import plugins
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.launch.engines import Finished as Run
@@ -132,9 +129,6 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         # A run writes a model card, which has the words of the last one.
         patch.setattr(page, "_marked", cache(page._marked))
-        # `vfl list` asks for entry points 139 times, and each time reads what all packages declare.
-        declared = cache(lambda path, group: entry_points(group=group))
-        patch.setattr(plugins, "entry_points", lambda group: declared(tuple(sys.path), group))
         yield
 
 

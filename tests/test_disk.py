@@ -33,7 +33,7 @@ from tests.test_checkpoint import (
     resumed,
 )
 from vfl_flower import client_app
-from vfl_flower.config.audit_log import verify
+from vfl_flower.config.audit_chain import verify
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import (
     append,

@@ -3,6 +3,7 @@
 import json
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -481,12 +482,8 @@ def test_a_file_that_is_rewritten_is_loaded_anew(tmp_path: Path) -> None:
 
 
 def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import EntryPoint
-
-    from vfl_flower.config import plugins
-
     entry = EntryPoint("borrowed", "strategies.papers.vafl:VAFL", "vfl_flower.systems")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(plugins.Registry, "entries", EntryPoints([entry]))
     assert "borrowed" in SYSTEMS.names
     assert SYSTEMS.load("borrowed") is SYSTEMS.load("vafl")
 
@@ -494,14 +491,10 @@ def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) 
 def test_a_data_set_of_an_installed_package_may_take_a_place_or_not(
     run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from importlib.metadata import EntryPoint
-
-    from vfl_flower.config import plugins
-
     write(tmp_path, "packaged_waves.py", DATASET)
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("waves", "packaged_waves:open_waves", "vfl_flower.datasets")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(plugins.Registry, "entries", EntryPoints([entry]))
     for name in ("waves", "waves:anything"):
         assert run(2, {"dataset": name, "epochs": 1}).summary["dataset"] == name
 

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "9ed597f9bc21d3b4c90f83c5067a31b4c1d61e36a961fc72a74854b0149aba27"
+DIGEST = "8674817807ebdc8ebc4b1314029754bb87dd1bdb426af1c98669beb67a760e71"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -1,7 +1,4 @@
-"""The model card of a run: what a reader must know before the model is used.
-
-It is made from ``summary.json`` and `GIVEN`, and holds no name of a party's column.
-"""
+"""The model card of a run, made from ``summary.json`` and `GIVEN`: no name of a party's column."""
 
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,4 @@
-"""Compare systems and baselines on one data set, in one table.
-
-A result needs baselines to be read. `frozen`: parties never learn. `local-only`: the best party
-works without the others. `centralised`: all columns are in one place. `intersection-only`, where
-parties lack rows: training uses the rows that all parties have.
-"""
+"""Compare systems and baselines on one data set, in one table."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -50,11 +45,9 @@ def compare(
 ) -> Path:
     """Run each configuration, and each baseline that fits, in this process; return the folder.
 
-    ``common`` has options of all runs, and its ``out`` gets each run's folder and ``compare.json``.
-    A run has its options, ``strategy`` at least, and perhaps a ``title``. Bytes are counted until
-    the validation accuracy or R2 reaches ``target``, or the test figure without validation rows.
-    Figures are means over seeds. With one seed, the first run's model is tested against the others
-    that are kept (`paired`). Raise `ConfigError` before any run, if one cannot work.
+    ``common`` has options of all runs. Bytes are counted until the validation accuracy or R2
+    reaches ``target``, or the test figure without validation rows. With one seed, the first run's
+    model is tested against the others that are kept.
     """
     configurations = _configurations(common, runs)
     resolved = [resolve(each) for each in configurations.values()]
