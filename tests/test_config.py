@@ -125,8 +125,7 @@ OUT_OF_RANGE: list[tuple[float, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [(key, value) for value, keys in OUT_OF_RANGE for key in keys.split()],
+    ("key", "value"), [(key, value) for value, keys in OUT_OF_RANGE for key in keys.split()]
 )
 def test_value_out_of_range_is_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"^{key} = {value} must "):

@@ -243,9 +243,7 @@ def test_a_model_warns_of_drift_and_not_of_new_people(trained: Trained, tmp_path
     assert found["columns"] == {party: {"moderate": 0, "large": 0} for party in "01"}
 
 
-def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(
-    tmp_path: Path,
-) -> None:
+def test_the_label_holders_own_columns_have_a_table_beside_the_predictions(tmp_path: Path) -> None:
     organisations = cut(tmp_path / "train", people(600, 0)[[ID, "label", "f4", "f3", "f5"]], 1, 1)
     organisations.run("run", {**SHORT, "epochs": 1})
     later = people(300, 1, shift=1.5, first=10_000)[[ID, "label", "f4", "f3", "f5"]]

@@ -453,10 +453,7 @@ def tables(folder: Path) -> list[Any]:
 
 
 def test_parties_get_figures_about_a_person_once_in_30_days(
-    noisy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     as_on_real_nodes(monkeypatch)
     caplog.set_level("INFO")
@@ -512,12 +509,7 @@ def test_a_party_has_no_more_features_than_it_had_columns(noisy: Path) -> None:
     assert [each["columns"] for each in found.strategy["seats"]] == [8, 8]
 
     def said(features: int) -> Any:
-        text: dict[str, Any] = {
-            "party": 0,
-            "parties": 2,
-            "exchange": 1,
-            "alignment": "",
-        }
+        text: dict[str, Any] = {"party": 0, "parties": 2, "exchange": 1, "alignment": ""}
         return [Explained(**text, features=features)]
 
     at_label_holder._check_features(said(8), found)

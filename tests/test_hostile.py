@@ -227,7 +227,7 @@ class Exchange:
         self.run = run = Run(grid, enrol(grid, config, labels), config, labels, History())
         self.seat = seat = run.records[0]
         holder, ids = run.holder, np.arange(0, 40, 3, dtype=np.int32)
-        opening = {"coordinated": run.schedule.coordinated}
+        opening: dict[str, Any] = {"coordinated": run.schedule.coordinated}
         opening["arrays"] = holder.estimator.opening(holder, 0)
         fields: dict[type[messages.Turn], dict[str, Any]] = {
             messages.TrainOrder: {"epoch": 0, "first": 0, "steps": 3, **opening},

@@ -173,10 +173,7 @@ def test_elsewhere_there_is_one_line_an_epoch(
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("live", [True, False])
 def test_quiet_shows_what_came_of_it_alone(
-    live: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
+    live: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     drawn = request.getfixturevalue("terminal") if live else None
     assert main([*RUN(tmp_path), "--quiet"]) == 0
@@ -216,10 +213,7 @@ def test_a_baseline_of_several_runs_says_which_party_trains(
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_baseline_of_several_runs_says_each_epoch_of_each_party_once(
-    named: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The control: the progress of the whole ends with an equal line for each epoch."""
     if not named:

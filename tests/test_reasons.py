@@ -33,11 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "any": {**SHORT, "subsets": "sampled"},
     "linear": {**SHORT, **LINEAR},
 }
-RULES = [
-    {"reasons": "names", "missing": "median"},
-    {"reasons": "ranks", "text": "one-hot"},
-    {},
-]
+RULES = [{"reasons": "names", "missing": "median"}, {"reasons": "ranks", "text": "one-hot"}, {}]
 
 
 @pytest.fixture(scope="module")

@@ -382,10 +382,10 @@ def test_nothing_from_a_sweep_s_file_becomes_part_of_the_page_s_code(tmp_path: P
 # --- trials -------------------------------------------------------------------------------------
 
 
-def tried(tmp_path: Path, report: Report, seeds: int = 1, **keys: Any) -> dict[str, Any]:
+def tried(tmp_path: Path, report: Report, keys: Any = (), seeds: int = 1) -> dict[str, Any]:
     """Run one real trial."""
     about: dict[str, Any] = {"parties": 2, "node_configs": [], "seeds": seeds}
-    own = {**BASE, "epochs": 3, "window": 8, **keys}
+    own = {**BASE, "epochs": 3, "window": 8, **dict(keys)}
     return run_trial(about, own, tmp_path / "trials" / "7", report)
 
 
@@ -442,7 +442,7 @@ def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Pat
 
 def test_without_validation_rows_test_rows_do_not_choose(tmp_path: Path) -> None:
     with pytest.raises(VflError, match="Set validation-fraction"):
-        tried(tmp_path, lambda *_: False, **ALL_ROWS)
+        tried(tmp_path, lambda *_: False, ALL_ROWS)
 
 
 @pytest.mark.nightly
@@ -464,7 +464,7 @@ def test_auc_chooses_before_accuracy_and_that_before_r2() -> None:
 
 
 def test_a_trial_that_fails_says_why(tmp_path: Path, places: Path) -> None:
-    outcome = tried(tmp_path, lambda *_: False, **{"party-lr": 1e9, "server-lr": 1e9})
+    outcome = tried(tmp_path, lambda *_: False, {"party-lr": 1e9, "server-lr": 1e9})
     assert "Lower the learning rates" in outcome["failure"]
     assert not list(places.glob("vfl-sweep-*"))
 

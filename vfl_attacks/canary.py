@@ -136,15 +136,10 @@ def of_labels(
     label. Tests draw the noise of each run ``anew``, to win the game.
     """
     small = config.with_values(
-        _TWO_CLASSES
-        | {
-            "estimator": "first-order",
-            "labels": "private",
-            "perturbs": "each",
-            "downlink-codec": "identity",
-            "top-model": "sum",
+        {
+            **{**_TWO_CLASSES, "estimator": "first-order", "labels": "private", "perturbs": "each"},
+            **{"downlink-codec": "identity", "top-model": "sum", "embedding-size": 1},
             "batch-size": rows,
-            "embedding-size": 1,
         }
     )
     assert small.privacy.epsilon is not None
@@ -190,18 +185,12 @@ def of_scalars(
     rows, batch = 256, 64
     together = config.estimator.perturbs == "all" or config.schedule.quorum not in (None, 1)
     small = config.with_values(
-        _TWO_CLASSES
-        | {
-            "subsets": "off",
-            "top-model": "linear",
-            "batch-size": batch,
+        {
+            **{**_TWO_CLASSES, "subsets": "off", "top-model": "linear", "embedding-size": 2},
+            **{"calibration": "known", "max-delay": 0, "optimizer": "sgd", "server-lr": _SLOW},
             "epochs": _PASSES // (1 if together else _PARTIES),
-            "embedding-size": 2,
             "quorum": _PARTIES if together else 1,
-            "calibration": "known",
-            "max-delay": 0,
-            "optimizer": "sgd",
-            "server-lr": _SLOW,
+            "batch-size": batch,
         }
     )
     base = (np.arange(rows) % 4 == 1).astype(np.int64)
@@ -307,15 +296,10 @@ def of_embeddings(
     config = sized(config, rows)
     small = config.with_values(
         {
-            "bottom-model": "linear",
-            "embedding-size": 1,
-            "embedding-activation": "none",
-            "codec": "identity",
-            "compression": "direct",
-            "max-delay": 0,
+            **{"bottom-model": "linear", "embedding-size": 1, "embedding-activation": "none"},
+            **{"codec": "identity", "compression": "direct", "max-delay": 0},
+            **{"sampling": "shuffle", "batch-size": rows},
             "epochs": max(uploads, config.training.epochs),
-            "batch-size": rows,
-            "sampling": "shuffle",
         }
     )
     bound = small.privacy.embedding_bound

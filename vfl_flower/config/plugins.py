@@ -325,10 +325,7 @@ SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_pa
 AUGMENTATIONS = Registry(
     "augment",
     "augmentations",
-    {
-        "none": "vfl_flower.data.samples:none",
-        "crop-flip": "vfl_flower.data.samples:crop_flip",
-    },
+    {"none": "vfl_flower.data.samples:none", "crop-flip": "vfl_flower.data.samples:crop_flip"},
 )
 """Augmentations of samples in training passes: `data.samples.Augment`."""
 

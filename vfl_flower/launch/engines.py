@@ -146,9 +146,7 @@ def run_ray(
 
 
 def run_supernodes(
-    parties: int,
-    run_config: Mapping[str, Any],
-    node_configs: Sequence[Mapping[str, Any]] = (),
+    parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
 ) -> Finished:
     """Run the application on real SuperNodes and a SuperLink, which end with the run.
 

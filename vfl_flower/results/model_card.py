@@ -83,12 +83,9 @@ def items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")
 
 
 def _training(summary: Mapping[str, Any]) -> Section:
-    best = summary.get("best_epoch")
-    which = (
-        "of the last epoch"
-        if best is None
-        else f"of epoch {best:g}, which has the least validation loss"
-    )
+    which, best = "of the last epoch", summary.get("best_epoch")
+    if best is not None:
+        which = f"of epoch {best:g}, which has the least validation loss"
     rows = [
         ["system", f"{summary['strategy']}: {load_system(summary['strategy']).about}"],
         ["began", summary["began"]],

@@ -156,13 +156,8 @@ def _rerun(
     of that run, and sends nothing that it has not sent then. So a rerun costs no
     epsilon. It ends at the first difference, and names it.
     """
-    _run(
-        run_config=[f'expert="rerun={shlex.quote(run)}"'],
-        node_config=node_config,
-        out=out,
-        engine=engine,
-        quiet=quiet,
-    )
+    keys = [f'expert="rerun={shlex.quote(run)}"']
+    _run(run_config=keys, node_config=node_config, out=out, engine=engine, quiet=quiet)
 
 
 @app.command("align", cls=NotifyingCommand, epilog=options.ALIGN_EXAMPLES)

@@ -19,6 +19,7 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results.card_privacy import ONE_PLACE
 from vfl_flower.results.figures import main_metric
 from vfl_flower.results.report.read import folder_of, number, read
 from vfl_flower.results.report.sections import comparison, differences, privacy
@@ -119,12 +120,9 @@ def compared(text: str) -> dict[str, Any]:
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a baseline's options beside these, or None if it does not fit."""
     keys = _of_baselines(common)
-    stands = {
-        "labels": "epsilon" in keys,
-        "scalar": False,
-        "perturbed-embedding": name not in ("centralised", "intersection-only"),
-    }
-    if not stands.get(common.get("privacy", "none"), True):
+    sends = name not in ONE_PLACE
+    fits = {"labels": "epsilon" in keys, "scalar": False, "perturbed-embedding": sends}
+    if not fits.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
     if keys.get("privacy", "none") == "none":
         keys = without_noise(keys)

@@ -22,8 +22,7 @@ _APART = {"line", "time", "event", "ids", "before"}  # fields that `find` prints
 
 @app.command("report", cls=Command, epilog=options.REPORT_EXAMPLES)
 def _report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
-    out: options.Page = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")], out: options.Page = None
 ) -> None:
     """Write one HTML page about runs, comparisons, sweeps and audits.
 
@@ -45,8 +44,7 @@ def _report(
 
 @app.command("contribution", cls=Command)
 def _contribution(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
-    metric: options.Metric = "",
+    run: Annotated[Path, typer.Argument(metavar="RUN")], metric: options.Metric = ""
 ) -> None:
     """Print what each party is worth to a model that predicts with any subset of parties.
 

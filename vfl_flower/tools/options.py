@@ -135,8 +135,7 @@ Metric = Annotated[
     ),
 ]
 SuperLink = Annotated[
-    str,
-    typer.Option(metavar="HOST:PORT", help="Also check the SuperLink, as parties reach it."),
+    str, typer.Option(metavar="HOST:PORT", help="Also check the SuperLink, as parties reach it.")
 ]
 StreamPorts = Annotated[
     str, typer.Option(metavar="PORTS", help="The option stream-ports, if no run is named.")
@@ -148,8 +147,7 @@ Compare = Annotated[
 Noted = Annotated[
     str,
     typer.Option(
-        metavar="DIGEST",
-        help="A digest that `verify` printed earlier. A line must still have it.",
+        metavar="DIGEST", help="A digest that `verify` printed earlier. A line must still have it."
     ),
 ]
 After = Annotated[

@@ -67,21 +67,16 @@ def table(folder: Path) -> str:
 def _write(folder: Path, finished: Mapping[str, Finished]) -> None:
     """Write the summary and history of runs that differ in their seeds."""
     summaries = [each.summary for each in finished.values()]
-    summary = _of_all(summaries) | {
-        "seed": summaries[0]["seed"],
-        "seeds": [each["seed"] for each in summaries],
-        "config": summaries[0]["config"],
-    }
+    of_first = {key: summaries[0][key] for key in ("seed", "config")}
+    seeds = [each["seed"] for each in summaries]
+    lines = ""
     # Some runs may have stopped early: the mean ends with the shortest.
-    histories = [
+    for of_runs in zip(*(each.history for each in finished.values()), strict=False):
         # Total bytes, so that they have a deviation.
-        [{**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]} for entry in each.history]
-        for each in finished.values()
-    ]
-    history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
-    lines = "".join(json.dumps(entry) + "\n" for entry in history)
+        entries = [{**each, "bytes": each["bytes_up"] + each["bytes_down"]} for each in of_runs]
+        lines += json.dumps(mean(entries)) + "\n"
     write_whole(folder / "history.jsonl", lines.encode())
-    write_json(folder / "summary.json", summary)
+    write_json(folder / "summary.json", {**_of_all(summaries), **of_first, "seeds": seeds})
 
 
 def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

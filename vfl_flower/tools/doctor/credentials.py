@@ -38,8 +38,7 @@ def of_party(folder: Path, ahead: float) -> Iterator[Finding]:
     yield lifetime(folder / "superlink.crt", _ASK, of_any=True, ahead=ahead)
     public = folder / "supernode.pub"
     yield pair(
-        folder / "supernode.key",
-        lambda: serialization.load_ssh_public_key(public.read_bytes()),
+        folder / "supernode.key", lambda: serialization.load_ssh_public_key(public.read_bytes())
     )
 
 
