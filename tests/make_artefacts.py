@@ -111,9 +111,7 @@ def _sequences_and_images(organisations: Organisations) -> None:
 
 CASES: dict[str, Case] = {
     "psi": Case(
-        {**ADAM, "validation-fraction": 0.2},
-        rules=lambda: {**LASTING, **COUNTED},
-        home=("*",),
+        {**ADAM, "validation-fraction": 0.2}, rules=lambda: {**LASTING, **COUNTED}, home=("*",)
     ),
     "any": Case(
         {"align": "any", "subsets": "laser", "combine": "mean", "window": 2},

@@ -268,7 +268,7 @@ COUNTED: dict[str, dict[str, Any]] = {
     },
     "perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding", "window": 1},
     "perturbed, Poisson": {
-        **{"strategy": "vafl", "privacy": "perturbed-embedding", "sampling": "poisson"},
+        **{"strategy": "vafl", "privacy": "perturbed-embedding", "sampling": "poisson"}
     },
     "perturbed, asked again": {
         **{"strategy": "vafl-t", "quorum": 2, "max-delay": 3, "delay": "exponential"},

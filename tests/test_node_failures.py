@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Start
-from tests.fleet import (
-    EF_VFL,
-    assert_equals,
-    evaluations,
-    fleet,
-    is_running,
-    until,
-)
+from tests.fleet import EF_VFL, assert_equals, evaluations, fleet, is_running, until
 from tests.relay import Relay
 from vfl_flower.launch import processes as flower_processes
 from vfl_flower.launch.processes import reserved_port
@@ -56,11 +49,7 @@ def test_parties_that_are_killed_and_started_again_go_on(tmp_path: Path) -> None
 
 
 def test_a_network_that_is_cut_for_a_while_changes_nothing(run: Start, tmp_path: Path) -> None:
-    with (
-        reserved_port() as port,
-        Relay(lambda number: port) as relay,
-        fleet(2, tmp_path) as nodes,
-    ):
+    with reserved_port() as port, Relay(lambda number: port) as relay, fleet(2, tmp_path) as nodes:
         address = {"stream-address": f"127.0.0.1:{relay.port}", "stream-ports": str(port)}
         process, unfinished = nodes.submit({**LONG, **address, "epochs": 40})
         until(lambda: evaluations(unfinished) >= 3)

@@ -165,9 +165,7 @@ def test_every_system_learns_through_every_codec_and_uploads_less(run: Start, na
 
 @pytest.mark.one_by_day
 @pairwise(
-    labels=["private", "shared"],
-    codec=["top-k", "qsgd"],
-    compression=["direct", "error-feedback"],
+    labels=["private", "shared"], codec=["top-k", "qsgd"], compression=["direct", "error-feedback"]
 )
 def test_ef_vfl_learns_through_a_codec_in_both_directions(
     run: Start, labels: str, codec: str, compression: str
