@@ -111,6 +111,9 @@ def test_results_of_another_run_are_not_written_over(
         before = contents(tmp_path / "out")
         assert main(arguments) == 1 and contents(tmp_path / "out") == before
         assert capsys.readouterr().err.endswith(resume)
+    for name in before.keys() - {"history.jsonl"}:  # by which alone it would be seen too
+        (tmp_path / "out" / name).unlink()
+    assert main(arguments) == 1 and contents(tmp_path / "out").keys() == {"history.jsonl"}
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
