@@ -6,10 +6,8 @@ import logging
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +27,6 @@ from hypothesis import HealthCheck, settings
 from strategies.vertical import Vertical, strategy_of
 from tests.organisations import forget_alignments
 from vfl_flower import client_app
-from vfl_flower.config import plugins
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.descendants import ending_with_this_process
 from vfl_flower.launch.engines import Finished as Run
@@ -156,9 +153,6 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(page, "_marked", cache(page._marked))
         # Each run writes a card of each party. `cards_in_html` is for tests that read such a page.
         patch.setattr(model_card, "html", lambda page: "")
-        # `vfl list` asks for entry points 139 times, and each time reads what all packages declare.
-        declared = cache(lambda path, group: entry_points(group=group))
-        patch.setattr(plugins, "entry_points", lambda group: declared(tuple(sys.path), group))
         yield
 
 

@@ -176,10 +176,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
         lambda each: chained([*each[:2], changed(each[2], caller="me"), *each[3:]]),
         "Line 6 of",
     ),
-    "removed and chained": (
-        lambda each: chained([*each[:2], *each[3:]]),
-        "cut off: line 6",
-    ),
+    "removed and chained": (lambda each: chained([*each[:2], *each[3:]]), "cut off: line 6"),
 }
 
 
@@ -286,10 +283,7 @@ LOSSES = [emptied, removed, renamed_and_emptied, renamed_and_cut]
 
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_log_that_was_lost_while_nobody_wrote_it_is_missed_for_ever(
-    lose: Callable[[Path], None],
-    log: Path,
-    capsys: pytest.CaptureFixture[str],
-    own_log: list[str],
+    lose: Callable[[Path], None], log: Path, capsys: pytest.CaptureFixture[str], own_log: list[str]
 ) -> None:
     digest, copy = verify(log).digest, log.read_bytes()
     lose(log)

@@ -17,13 +17,7 @@ from torch import Tensor
 from tests.conftest import nightly
 from tests.pairwise import pairwise
 from tests.test_last_bits import rounded
-from vfl_attacks.canary import (
-    canary,
-    of_embeddings,
-    of_labels,
-    of_scalars,
-    shown_at_least,
-)
+from vfl_attacks.canary import canary, of_embeddings, of_labels, of_scalars, shown_at_least
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import step_means
 from vfl_flower.protocol.estimators import zeroth_order

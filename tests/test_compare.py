@@ -15,6 +15,7 @@ from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, figures_of, table
 
 COMMON: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 2, "noise-seed": 0, "window": 8}
+BASELINES = ["frozen", "local-only", "centralised"]
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +31,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_and_baseline_runs_once(folder: Path) -> None:
     figures = json.loads((folder / "compare.json").read_text())
-    assert list(figures) == [
-        "vafl party-lr=0.1",
-        "vafl party-lr=0.0",
-        "cascaded",
-        "frozen",
-        "local-only",
-        "centralised",
-    ]
+    assert list(figures) == ["vafl party-lr=0.1", "vafl party-lr=0.0", "cascaded", *BASELINES]
     for name, each in figures.items():
         finished = Run(folder / name.replace(" ", "-"))
         assert finished.summary["test_accuracy"] == each["test_accuracy"]
         assert finished.summary["config"]["dataset"] == "breast-cancer"
 
 
-def test_bytes_to_the_target_end_with_the_first_evaluation_that_reaches_it(
-    folder: Path,
-) -> None:
+def test_bytes_to_the_target_end_with_the_first_evaluation_that_reaches_it(folder: Path) -> None:
     figures = json.loads((folder / "compare.json").read_text())
     history = Run(folder / "vafl-party-lr=0.1").history
     reached = [e for e in history if e["validation_accuracy"] >= 0.9]  # not by test rows
@@ -149,13 +141,10 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({"privacy": "perturbed-embedding"}, ["cascaded", "frozen", "local-only", "centralised"]),
-        ({"bottom-model": "scorecard", "mu": 0.5}, ["cascaded", "frozen"]),
-        (
-            {"privacy": "scalar", "epsilon": 5.0, "delta": 1e-3},
-            ["cascaded", "frozen", "local-only", "centralised"],
-        ),
-        ({"perturbs": "all", "quorum": 2}, ["cascaded", "frozen", "local-only", "centralised"]),
+        ({"privacy": "perturbed-embedding"}, BASELINES),
+        ({"bottom-model": "scorecard", "mu": 0.5}, ["frozen"]),
+        ({"privacy": "scalar", "epsilon": 5.0, "delta": 1e-3}, BASELINES),
+        ({"perturbs": "all", "quorum": 2}, BASELINES),
     ],
 )
 def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
@@ -163,7 +152,7 @@ def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
 ) -> None:
     keys = {**COMMON, **keys, "epochs": 1, "out": str(tmp_path / "out")}
     folder = compare(2, keys, [{"strategy": "cascaded"}], 0.9)
-    assert list(json.loads((folder / "compare.json").read_text())) == names
+    assert list(json.loads((folder / "compare.json").read_text())) == ["cascaded", *names]
 
 
 @pytest.mark.nightly
@@ -171,7 +160,7 @@ def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> 
     keys = {**COMMON, "privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "a")}
     runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "frozen"}]
     figures = json.loads((compare(2, keys, runs, 0.9) / "compare.json").read_text())
-    assert list(figures) == ["vafl", "frozen", "local-only", "centralised"]
+    assert list(figures) == ["vafl", *BASELINES]
     for each in figures.values():
         assert (each["config"]["privacy"], each["config"]["epsilon"]) == ("labels", 3.0)
     # If the runs' epsilons differ, a baseline has no epsilon.
@@ -218,26 +207,20 @@ def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixt
     runs = ["keep = 0.5: ef-vfl keep=0.5", "both ways: vafl expert='downlink-codec=qsgd'"]
     keys = "dataset='breast-cancer' epochs=2 window=8 expert='eval-every=0.5'"
     assert main(["compare", *runs, "-c", keys, "--parties", "2", "--out", str(out)]) == 0
-    names = ["keep = 0.5", "both ways", "frozen", "local-only", "centralised"]
-    assert list(json.loads((out / "compare.json").read_text())) == names
+    names = list(json.loads((out / "compare.json").read_text()))
+    assert names == ["keep = 0.5", "both ways", *BASELINES]
     assert Run(out / "keep-=-0.5").summary["config"]["keep"] == 0.5
-    assert (
-        Run(out / "both-ways").summary["bytes_down"] < Run(out / "local-only").summary["bytes_down"]
-    )
+    both, alone = (Run(out / name).summary["bytes_down"] for name in ("both-ways", "local-only"))
+    assert both < alone
     assert capsys.readouterr().out.splitlines()[1].startswith("keep = 0.5 ")
 
 
 @pytest.mark.nightly
 def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
     keys = {**COMMON, "codec": "top-k", "labels": "shared", "out": str(tmp_path / "out")}
-    runs: list[dict[str, Any]] = [
-        {"strategy": "split-nn"},
-        {"strategy": "frozen", "server-lr": 0.1},
-    ]
-    folder = compare(2, keys, runs, 0.9)
-    codecs = {
-        name: each["config"]["codec"]
-        for name, each in json.loads((folder / "compare.json").read_text()).items()
-    }
-    assert codecs.pop("split-nn") == "top-k"
-    assert codecs == dict.fromkeys(["frozen", "local-only", "centralised"], "identity")
+    folder = compare(
+        2, keys, [{"strategy": "split-nn"}, {"strategy": "frozen", "server-lr": 0.1}], 0.9
+    )
+    figures = json.loads((folder / "compare.json").read_text())
+    codecs = {name: each["config"]["codec"] for name, each in figures.items()}
+    assert codecs == {"split-nn": "top-k", **dict.fromkeys(BASELINES, "identity")}

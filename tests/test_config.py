@@ -13,6 +13,7 @@ from tests.conftest import ALL_ROWS, MANY, Start
 from vfl_flower.config import run_config
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.run_config import flower_defaults
 from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -26,47 +27,30 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 PRESET = System("preset", "with defaults of its own", defaults={"party-lr": 0.003, "batch-size": 7})
 
 
-def typed(table: dict[str, Any]) -> list[tuple[str, type, Any]]:
-    return [(key, type(value), value) for key, value in table.items()]
-
-
-def test_pyproject_names_every_key_with_its_default() -> None:
-    project = tomllib.loads(PYPROJECT.read_text())
-    assert typed(project["tool"]["flwr"]["app"]["config"]) == typed(run_config.flower_defaults())
-
-
-def test_pyproject_has_the_table_that_is_generated() -> None:
+def test_pyproject_has_every_key_in_the_table_that_is_generated() -> None:
     text = PYPROJECT.read_text()
     assert options.with_table(text) == text, "run python -m tests.options"
+    told, defaults = tomllib.loads(text)["tool"]["flwr"]["app"]["config"], flower_defaults()
+    assert repr(told) == repr(defaults)  # types and order too
 
 
 def test_defaults_of_flower_are_the_defaults_of_python() -> None:
-    assert resolve(run_config.flower_defaults()) == resolve({})
-    assert {name: run_config.flower_defaults()[name] for name in run_config.SHOWN[:5]} == {
-        **{"strategy": "split-nn", "dataset": "digits", "label": "label"},
-        **{"target": "classification", "id": "id"},
-    }
+    assert resolve(flower_defaults()) == resolve({})
 
 
 def test_a_default_of_flowers_table_is_no_option_that_a_user_gave(tmp_path: Path) -> None:
     """Else a warm start from a VAFL run would become split learning."""
     keys = {"dataset": "breast-cancer", "strategy": "vafl", "epochs": 1, "batch-size": 200}
     run_local(2, {**keys, "out": str(tmp_path)})
-    sent = {**run_config.flower_defaults(), "grow": str(tmp_path), "dataset": "breast-cancer"}
+    sent = {**flower_defaults(), "grow": str(tmp_path), "dataset": "breast-cancer"}
     given = run_config.given_to_flower(sent, {"grow", "dataset"})
     assert given == {"grow": str(tmp_path), "dataset": "breast-cancer"}
     assert configured(given).strategy == "vafl"
     assert configured(sent).strategy == "split-nn"  # the control
-    named = run_config.given_to_flower(
-        {**sent, "strategy": "split-nn"}, {"grow", "dataset", "strategy"}
-    )
+    named = run_config.given_to_flower(sent, {"grow", "dataset", "strategy"})
     assert configured(named).strategy == "split-nn"
     edited = run_config.given_to_flower({**sent, "strategy": "ef-vfl"}, {"grow", "dataset"})
     assert edited["strategy"] == "ef-vfl"  # in pyproject.toml
-
-
-def test_every_key_has_a_help_text() -> None:
-    assert all(each.help for each in run_config.KEYS.values())
 
 
 def test_every_field_of_every_section_is_a_key() -> None:
@@ -141,8 +125,7 @@ OUT_OF_RANGE: list[tuple[float, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [(key, value) for value, keys in OUT_OF_RANGE for key in keys.split()],
+    ("key", "value"), [(key, value) for value, keys in OUT_OF_RANGE for key in keys.split()]
 )
 def test_value_out_of_range_is_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"^{key} = {value} must "):
@@ -171,49 +154,33 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SYSTEMS.known, "preset", "tests.test_config:PRESET")
-    as_flower_sends_it = {**run_config.flower_defaults(), "strategy": "preset", "batch-size": 9}
-    config = sized(resolve(as_flower_sends_it), MANY)
-    assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (
-        0.003,
-        9,
-        0.2,
-    )
+    as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
+    found = sized(resolve(as_flower_sends_it), MANY).training
+    assert (found.party_lr, found.batch_size, found.server_lr) == (0.003, 9, 0.2)
 
 
+VAFL, CASCADED, DPZV = ({"strategy": name} for name in ("vafl", "cascaded", "dpzv"))
+HIDDEN = {"privacy": "labels", "epsilon": 1.0}
+USUAL = (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)
 BY_ROWS = [
     # keys; epochs, patience and both rates of many rows, and of few
-    ({}, (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
-    ({"validation-fraction": 0.0}, (20, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
+    ({}, *USUAL),
+    ({"validation-fraction": 0.0}, (20, 10.0, 1e-3, 1e-3), USUAL[1]),
     ({"optimizer": "sgd"}, (20, 10.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
     ({"epochs": 5, "server-lr": 0.3}, (5, 10.0, 0.2, 0.3), (5, 20.0, 0.1, 0.3)),
-    ({"optimizer": "adam"}, (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
+    ({"optimizer": "adam"}, *USUAL),
     ({"optimizer": "momentum"}, (20, 10.0, 0.02, 0.02), (60, 20.0, 0.02, 0.02)),
-    ({"strategy": "vafl"}, (60, 10.0, 1e-3, 1e-3), (60, 5.0, 5e-4, 5e-4)),
-    ({"strategy": "vafl", "optimizer": "sgd"}, (20, 10.0, 0.05, 0.05), (60, 20.0, 0.05, 0.05)),
-    ({"strategy": "cascaded"}, (20, 10.0, 0.002, 0.1), (60, 20.0, 0.002, 0.1)),
-    (
-        {"strategy": "vafl", "optimizer": "adamw"},
-        (60, 10.0, 1e-3, 1e-3),
-        (60, 5.0, 5e-4, 5e-4),
-    ),
-    (
-        {"strategy": "cascaded", "optimizer": "adam"},
-        (20, 10.0, 0.001, 0.002),
-        (60, 20.0, 0.001, 0.002),
-    ),
+    (VAFL, *USUAL),
+    ({**VAFL, "optimizer": "sgd"}, (20, 10.0, 0.05, 0.05), (60, 20.0, 0.05, 0.05)),
+    (CASCADED, (20, 10.0, 0.002, 0.1), (60, 20.0, 0.002, 0.1)),
+    ({**VAFL, "optimizer": "adamw"}, *USUAL),
+    ({**CASCADED, "optimizer": "adam"}, (20, 10.0, 0.001, 0.002), (60, 20.0, 0.001, 0.002)),
     ({"presence": 0.5}, (60, 20.0, 1e-3, 1e-3), (60, 20.0, 5e-4, 5e-4)),
     ({"presence": 0.5, "optimizer": "sgd"}, (60, 20.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
-    ({"privacy": "labels", "epsilon": 1.0}, (20, 10.0, 5e-4, 5e-4), (60, 20.0, 5e-4, 5e-4)),
-    (  # by differences: Adam too, at the system's own rates
-        {"strategy": "cascaded", "privacy": "labels", "epsilon": 1.0},
-        (20, 10.0, 0.001, 0.002),
-        (60, 20.0, 0.001, 0.002),
-    ),
-    (
-        {"strategy": "dpzv", "privacy": "labels", "epsilon": 1.0},
-        (200, 10.0, 0.002, 0.002),
-        (200, 20.0, 0.002, 0.002),
-    ),
+    (HIDDEN, (20, 10.0, 5e-4, 5e-4), (60, 20.0, 5e-4, 5e-4)),
+    # By differences: Adam too, at the system's own rates.
+    ({**CASCADED, **HIDDEN}, (20, 10.0, 0.001, 0.002), (60, 20.0, 0.001, 0.002)),
+    ({**DPZV, **HIDDEN}, (200, 10.0, 0.002, 0.002), (200, 20.0, 0.002, 0.002)),
 ]
 
 
@@ -288,9 +255,8 @@ def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) ->
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
     for name in SYSTEMS.names:
         for key, preferred in SYSTEMS.load(name).defaults.items():
-            assert run_config.flower_defaults().get(key, "auto") == "auto"
-            config = resolve({**run_config.flower_defaults(), "strategy": name})
-            assert config.values()[key] == preferred
+            assert flower_defaults().get(key, "auto") == "auto"
+            assert resolve({**flower_defaults(), "strategy": name}).values()[key] == preferred
 
 
 def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
@@ -311,63 +277,42 @@ def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
 
 SCALAR = {"privacy": "scalar", "estimator": "zeroth-order"}
 BUDGET = {"epsilon": 1.0, "delta": 1e-3}
-NOT_A_BUDGET = (
-    "^epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is for"
-)
-
-
+NOT_A_BUDGET = "^epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier"
+NO_SCALARS = "^privacy = 'scalar' .* 'first-order' does not answer by scalars. .* "
+NOT_FOR = "^calibration = '{}' is for sampling = '{}', but here sampling = '{}'"
 ZEROTH = {"estimator": "zeroth-order"}
 SHARED = {"strategy": "ef-vfl", "labels": "shared"}
+SECRET = {**DPZV, "sampling": "poisson", "calibration": "secret"}
+BEGIN = {"initial-surrogates": "embeddings"}
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         (SCALAR, "^privacy = 'scalar' needs a budget or a noise multiplier. Set epsilon"),
+        ({"privacy": "scalar", **BUDGET}, f"{NO_SCALARS}or priv"),
+        ({**DPZV, "estimator": "first-order", **BUDGET}, f"{NO_SCALARS}'zeroth-order'"),
         (
-            {"privacy": "scalar", **BUDGET},
-            "^privacy = 'scalar' .* 'first-order' does not answer by scalars. .* or priv",
-        ),
-        (
-            {"strategy": "dpzv", "estimator": "first-order", **BUDGET},
-            "^privacy = 'scalar' .* 'first-order' does not answer by scalars. .* 'zeroth-order'",
-        ),
-        (
-            {"strategy": "cascaded", "privacy": "scalar", "sampling": "poisson", **BUDGET},
-            "^calibration = 'known' is for sampling = 'shuffle', but here sampling = 'poisson'",
+            {**CASCADED, "privacy": "scalar", "sampling": "poisson", **BUDGET},
+            NOT_FOR.format("known", "shuffle", "poisson"),
         ),
         (
             {"privacy": "perturbed-embedding", "sampling": "replacement"},
             "^privacy = 'perturbed-embedding' does not know how often sampling = 'replacement'",
         ),
+        ({**DPZV, "sampling": "poisson"}, NOT_FOR.format("known", "shuffle", "poisson")),
+        ({**DPZV, "calibration": "secret"}, NOT_FOR.format("secret", "poisson", "shuffle")),
+        ({**DPZV, "calibration": "paper"}, NOT_FOR.format("paper", "poisson", "shuffle")),
         (
-            {"strategy": "dpzv", "sampling": "poisson"},
-            "^calibration = 'known' is for sampling = 'shuffle', but here sampling = 'poisson'",
-        ),
-        (
-            {"strategy": "dpzv", "calibration": "secret"},
-            "^calibration = 'secret' is for sampling = 'poisson', but here sampling = 'shuffle'",
-        ),
-        (
-            {"strategy": "dpzv", "calibration": "paper"},
-            "^calibration = 'paper' is for sampling = 'poisson', but here sampling = 'shuffle'",
-        ),
-        (
-            {"strategy": "dpzv", "class-weights": "balanced"},
+            {**DPZV, "class-weights": "balanced"},
             "^class-weights = 'balanced' follows from all labels, and the noise of privacy",
         ),
         *(
-            (
-                {
-                    **{"strategy": "dpzv", "sampling": "poisson", "calibration": calibration},
-                    **{"max-delay": 8},
-                },
-                "^max-delay = 8 asks parties for the rows of each other's mini-batches, but",
-            )
-            for calibration in ("secret", "paper")
+            ({**SECRET, **other, "max-delay": 8}, "^max-delay = 8 asks parties for the rows of ea")
+            for other in ({}, {"calibration": "paper"})
         ),
         (
-            {"strategy": "dpzv", "target": "regression"},
+            {**DPZV, "target": "regression"},
             "^privacy = 'scalar' with target = 'regression' needs the lowest and the highest",
         ),
         (BUDGET, NOT_A_BUDGET),
@@ -391,32 +336,24 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
             for bits in (-1, 0, 17)
         ),
         ({"downlink-keep": 0.5}, "^downlink-keep is for downlink-codec = 'top-k', and not for 'id"),
-        (
-            {"downlink-codec": "top-k", "downlink-bits": 2},
-            "^downlink-bits = 2 is not possible for top-k",
-        ),
+        ({"downlink-codec": "top-k", "downlink-bits": 2}, "^downlink-bits = 2 is not possible for"),
         ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
         *(
-            (
-                {**keys, "initial-surrogates": "embeddings"},
-                "^initial-surrogates = 'embeddings' needs error feedback, and codec = ",
-            )
+            ({**keys, **BEGIN}, "^initial-surrogates = 'embeddings' needs error feedback, and c")
             for keys in ({}, {"strategy": "cvfl"}, {"strategy": "ef-vfl", "codec": "identity"})
         ),
         (
-            {**SHARED, "strategy": "ef-vfl", "initial-surrogates": "embeddings", "grow": "runs/a"},
+            {**SHARED, **BEGIN, "grow": "runs/a"},
             "^initial-surrogates = 'embeddings' with labels = 'shared' begins with new models",
         ),
         ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, which"),
-        (
-            {"strategy": "local-only", "labels": "shared"},
-            "^strategy = 'local-only' is a baseline, which",
-        ),
+        ({**SHARED, "strategy": "local-only"}, "^strategy = 'local-only' is a baseline, which"),
         ({"strategy": "ef-vfl", "local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
         ({**SHARED, **ZEROTH}, "^labels = 'shared' is for first-order parties"),
-        ({"strategy": "cascaded", "labels": "shared"}, "^labels = 'shared' is for first-order"),
-        ({"strategy": "dpzv", "downlink-codec": "qsgd"}, "^downlink-codec = 'qsgd' has nothing to"),
+        ({**CASCADED, "labels": "shared"}, "^labels = 'shared' is for first-order"),
+        ({**DPZV, "downlink-codec": "qsgd"}, "^downlink-codec = 'qsgd' has nothing to"),
         ({**ZEROTH, "downlink-codec": "top-k"}, "^downlink-codec = 'top-k' has nothing to comp"),
+        ({"top-model": "sum", "combine": "mean"}, "combine has no meaning"),
         ({"freeze": True}, "freeze is for the models of an earlier run"),
         ({**SHARED, "freeze": True, "grow": "x"}, "freeze does not work with labels = 'shared'"),
         ({"target": "regression", "labels": "shared"}, "labels = 'shared' is for classes"),
@@ -432,20 +369,15 @@ def test_what_cannot_be_is_refused_with_a_sentence(given: dict[str, Any], senten
 
 def test_a_system_s_codec_takes_its_own_keys() -> None:
     config = resolve({"strategy": "ef-vfl", "keep": 1})
-    assert (config.uplink.codec, config.uplink.keep, config.uplink.compression) == (
-        "top-k",
-        1.0,
-        "error-feedback",
-    )
-    assert config.uplink.surrogates and not config.downlink.surrogates
-    config = resolve({"strategy": "cvfl", "codec": "qsgd", "bits": 16})
-    assert (config.uplink.codec, config.uplink.bits, config.uplink.compression) == (
-        "qsgd",
-        16,
-        "direct",
-    )
-    assert not config.uplink.surrogates
+    up = config.uplink
+    assert (up.codec, up.keep, up.compression) == ("top-k", 1.0, "error-feedback")
+    assert up.surrogates and not config.downlink.surrogates
+    up = resolve({"strategy": "cvfl", "codec": "qsgd", "bits": 16}).uplink
+    assert (up.codec, up.bits, up.compression) == ("qsgd", 16, "direct") and not up.surrogates
     assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink.surrogates
+
+
+DOWN = {"downlink-codec": "qsgd", "downlink-compression": "error-feedback"}
 
 
 @pytest.mark.one_by_day
@@ -453,16 +385,9 @@ def test_a_system_s_codec_takes_its_own_keys() -> None:
     ("given", "megabytes"),
     [
         ({"strategy": "ef-vfl"}, (2 + 2 * 1) * 0.05824),  # the table, and each party's own
-        (
-            {
-                "strategy": "ef-vfl",
-                "downlink-codec": "qsgd",
-                "downlink-compression": "error-feedback",
-            },
-            (2 * 2 + 2 * 2) * 0.05824,
-        ),
+        ({"strategy": "ef-vfl", **DOWN}, (2 * 2 + 2 * 2) * 0.05824),
         (SHARED, (2 + 2 * 2) * 0.05824),  # and the other party's
-        ({"strategy": "vafl", "codec": "qsgd", "compression": "error-feedback"}, 4 * 0.05824),
+        ({**VAFL, "codec": "qsgd", "compression": "error-feedback"}, 4 * 0.05824),
     ],
     ids=str,
 )
@@ -490,23 +415,10 @@ def test_without_surrogates_memory_does_not_matter(
     run(2, {"strategy": "cvfl", "dataset": "breast-cancer", "epochs": 1, "window": 15})
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *(
-            "",
-            ":",
-            "a:b",
-            "host:",
-            "host name",
-            "host:1:2",
-            "host:0",
-            "host:65536",
-            "host:99999999",
-        ),
-        *("::x", "[::1", "[::1]:", "[]:9500"),
-    ],
-)
+NO_ADDRESS = ": a:b host: host:1:2 host:0 host:65536 host:99999999 ::x [::1 [::1]: []:9500"
+
+
+@pytest.mark.parametrize("address", ["", "host name", *NO_ADDRESS.split()])
 def test_an_invalid_stream_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^stream-address = ") as error:
         resolve({"stream-address": address})
@@ -530,17 +442,12 @@ def test_stream_address_has_a_host_and_perhaps_a_port(
     assert host_and_port(resolve({"stream-address": address}).running.stream_address) == parts
 
 
-@pytest.mark.parametrize(
-    "ports",
-    [
-        *("", "0", "0-10", "65536", "9500-65536", "9599-9500", "9500-", "-9500", "9500,9501"),
-        *("a-b", "9500 - 9599", "123456"),
-    ],
-)
+NO_PORTS = "0 0-10 65536 9500-65536 9599-9500 9500- -9500 9500,9501 a-b 123456"
+
+
+@pytest.mark.parametrize("ports", ["", "9500 - 9599", *NO_PORTS.split()])
 def test_stream_ports_that_are_none_are_refused(ports: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^stream-ports = .* must be a port, or a range"
-    ) as error:
+    with pytest.raises(ConfigError, match=r"^stream-ports = .* must be a port, or a ") as error:
         resolve({"stream-ports": ports})
     assert repr(ports) in str(error.value)
 
@@ -550,9 +457,7 @@ def test_stream_ports_are_one_or_a_range() -> None:
     assert port_range(resolve({"stream-ports": "1-65535"}).running) == range(1, 65536)
 
 
-def test_combine_without_a_top_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="combine has no meaning"):
-        resolve({"top-model": "sum", "combine": "mean"})
+KNOWN = "^privacy = 'scalar' needs secret mini-batches"
 
 
 @pytest.mark.parametrize(
@@ -561,36 +466,18 @@ def test_combine_without_a_top_model_is_refused() -> None:
         ({"strategy": "vafl-t", "quorum": 3}, "quorum = 3 is more than the 2 parties"),
         ({"max-delay": 2, "window": 4}, "window = 4 .* max-delay = 2"),
         ({"device": "abacus"}, "device = 'abacus'"),
+        ({**SECRET, "quorum": 2}, f"{KNOWN}, .* all 2 parties know them: l"),
+        ({**SECRET, **SCALAR, **BUDGET, "strategy": "syn-zoo", "calibration": "paper"}, KNOWN),
         (
-            {"strategy": "dpzv", "sampling": "poisson", "calibration": "secret", "quorum": 2},
-            "^privacy = 'scalar' needs secret mini-batches, .* all 2 parties know them: l",
-        ),
-        (
-            {
-                **{**SCALAR, **BUDGET, "strategy": "syn-zoo"},
-                **{"sampling": "poisson", "calibration": "paper"},
-            },
-            "^privacy = 'scalar' needs secret mini-batches",
-        ),
-        (
-            {
-                "strategy": "dpzv",
-                "epsilon": 0.01,
-                "delta": 1e-3,
-                "noise-multiplier": 2.0,
-                "epochs": 1,
-            },
+            {**DPZV, **BUDGET, "epsilon": 0.01, "noise-multiplier": 2.0, "epochs": 1},
             "^The budget epsilon = 0.01 is already spent in one pass over the rows: noise",
         ),
         (
-            {"strategy": "dpzv", **BUDGET, "noise-multiplier": 0.0},
+            {**DPZV, **BUDGET, "noise-multiplier": 0.0},
             "^The budget epsilon = 1 is already spent in one pass over the rows: noise-mul",
         ),
         ({"bottom-model": "binarised"}, "bottom-model = 'binarised' has no gradient"),
-        (
-            {"strategy": "vafl", "labels": "shared"},
-            "^labels = 'shared' sends every upload on .* with a quorum of all 2",
-        ),
+        ({**SHARED, **VAFL}, "^labels = 'shared' sends every upload on .* with a quorum of all 2"),
         ({**SHARED, "quorum": 1}, "^labels = 'shared' .* needs a synchronous system"),
     ],
 )

@@ -33,7 +33,7 @@ from tests.test_checkpoint import (
     resumed,
 )
 from vfl_flower import client_app
-from vfl_flower.config.audit_log import verify
+from vfl_flower.config.audit_chain import verify
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import (
     append,
@@ -161,10 +161,8 @@ def test_only_their_owner_reads_what_a_run_leaves(tmp_path: Path) -> None:
     assert names > {"history.jsonl", "summary.json", "top.npz", "party-0.npz", "checkpoint.npz"}
     assert names > {"releases.journal", "predictions.journal", "predictions.csv", "said.parquet"}
     assert names > {"predictions.json", "said.json", "report.html", "flower.log"}
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in left}
-    assert {
-        path: mode for path, mode in modes.items() if mode != 0o700 - path.is_file() * 0o100
-    } == {}
+    due = {path: 0o600 if path.is_file() else 0o700 for path in left}
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in left} == due
 
 
 # --- a disk that is full ------------------------------------------------------------------------
@@ -590,13 +588,9 @@ def test_a_run_is_submitted_once_at_a_time_and_not_beside_one_that_is_going_on(
             pass
         with pytest.raises(ConfigError, match="Another run uses"), engines._submitting(run_config):
             pass
-    with (
-        in_use(tmp_path / "run"),
-        pytest.raises(ConfigError, match="Another run uses"),
-        engines._submitting(run_config),
-    ):
-        pass
     with patch.object(engines, "SuperLink", side_effect=AssertionError), in_use(tmp_path / "run"):
+        with pytest.raises(ConfigError, match="Another run uses"), engines._submitting(run_config):
+            pass
         for engine in (engines.run_ray, engines.run_supernodes):  # nothing is started
             with pytest.raises(ConfigError, match="Another run uses"):
                 engine(2, {**CANCER, **run_config})

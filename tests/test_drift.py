@@ -21,7 +21,7 @@ from scipy.stats import chi2
 from tests.fleet import until
 from tests.organisations import ID, Organisations, cut, read
 from tests.serving import served
-from vfl_attacks.drift import drift_counts
+from vfl_attacks.features import drift_counts
 from vfl_flower.config.errors import VflError
 from vfl_flower.data import drift as measure
 from vfl_flower.data import tables

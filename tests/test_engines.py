@@ -43,42 +43,30 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-RUNS: dict[str, tuple[Callable[[int, Mapping[str, Any]], Run], int, dict[str, Any]]] = {
-    "ray": (
-        run_ray,
-        3,
-        {
-            **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
-            **{"party-lr": 0.01, "server-lr": 0.01, "clip-gradient": 0.1, "epochs": 2},
-            **{"codec": "float16", "downlink-codec": "bfloat16", "window": 4},
-            **{"transport": "messages", "calibrate": "platt"},
-        },
-    ),
-    "ray, default options": (run_ray, 2, {"dataset": "breast-cancer"}),
-    "ray, shared labels": (
-        run_ray,
-        2,
-        {**EF_VFL, "epochs": 2, "labels": "shared", "initial-surrogates": "embeddings"},
-    ),
-    "supernodes, default options": (run_supernodes, 2, {"dataset": "breast-cancer"}),
-    "supernodes, noisy labels": (  # the ServerApp draws the same noise as this process
-        run_supernodes,
-        2,
-        {"privacy": "labels", "epsilon": 3.0, "epochs": 2, "window": 8},
-    ),
+MANY = {
+    **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
+    **{"party-lr": 0.01, "server-lr": 0.01, "clip-gradient": 0.1, "epochs": 2},
+    **{"codec": "float16", "downlink-codec": "bfloat16", "window": 4},
+    **{"transport": "messages", "calibrate": "platt"},
+}
+SHARED = {**EF_VFL, "epochs": 2, "labels": "shared", "initial-surrogates": "embeddings"}
+NOISY = {"privacy": "labels", "epsilon": 3.0, "epochs": 2, "window": 8}
+RUNS: dict[str, tuple[Callable[[int, Mapping[str, Any]], Run], dict[str, Any]]] = {
+    "ray": (run_ray, MANY),
+    "ray, default options": (run_ray, {"dataset": "breast-cancer"}),
+    "ray, shared labels": (run_ray, SHARED),
+    "supernodes, default options": (run_supernodes, {"dataset": "breast-cancer"}),
+    # The ServerApp draws the same noise as this process.
+    "supernodes, noisy labels": (run_supernodes, NOISY),
 }
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("engine", "parties", "keys"), RUNS.values(), ids=list(RUNS))
+@pytest.mark.parametrize("name", RUNS)
 def test_a_synchronous_run_is_the_same_as_in_process(
-    engine: Callable[[int, Mapping[str, Any]], Run],
-    parties: int,
-    keys: dict[str, Any],
-    run: Start,
-    tmp_path: Path,
-    homes: list[Path],
+    name: str, run: Start, tmp_path: Path, homes: list[Path]
 ) -> None:
+    (engine, keys), parties = RUNS[name], 3 if name == "ray" else 2
     on_flower = engine(parties, {**keys, "out": str(tmp_path / "on-flower")})
     in_process = run(parties, keys)
     assert_equals(on_flower, in_process)
@@ -159,14 +147,12 @@ def test_a_node_runs_what_is_installed_beside_it_whatever_its_label_holder_sends
     with SuperLink(simulation=False) as superlink:
         if not closed:
             monkeypatch.setattr(flower_processes, "_CLOSED", ["env"])
-            start = superlink.start
-            monkeypatch.setattr(
-                superlink,
-                "start",
-                lambda command, log: start(
-                    ["flower-supernode", *command[2:]] if command[0] == "env" else command, log
-                ),
-            )
+            start, node = superlink.start, ["flower-supernode"]
+
+            def open_to_all(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+                return start([*node, *words[2:]] if words[0] == "env" else words, log)
+
+            monkeypatch.setattr(superlink, "start", open_to_all)
         with superlink.supernode(0, 1):
             command = ["flwr", "run", str(app), "own", "--stream", "--run-config", "theirs=2"]
             superlink.start(command, tmp_path / "log").wait()

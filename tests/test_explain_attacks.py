@@ -71,12 +71,9 @@ class Node:
         node |= {"partition-id": 0, "num-partitions": 2, "states": str(self.states)}
         context = Context(9, 2, node, RecordDict(), {"task": "explain"})
         own = own_source(context)
+        aligned = {"rows": np.asarray(people), "digest": store.digest_of(own, people)}
         name = np.full(32, ord("a"), np.uint8)
-        digest, rows = store.digest_of(own, people), np.asarray(people)
-        method = store.PSI
-        context.state["aligned"] = pack(
-            {"rows": rows, "digest": digest, "name": name, "method": method}
-        )
+        context.state["aligned"] = pack({**aligned, "name": name, "method": store.PSI})
         state = next(self.runs[run].glob("run-*-party-0-checkpoint-*.state"))
         self.states.mkdir(exist_ok=True)
         (self.states / state.name).write_bytes(state.read_bytes())

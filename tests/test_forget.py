@@ -41,10 +41,8 @@ from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.rows import labels_of
 from vfl_flower.tools import cli, forget
 
-SHORT: dict[str, Any] = {
-    **{"strategy": "ef-vfl", "epochs": 2, "batch-size": 16, "validation-fraction": 0.2},
-    **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
-}
+SHORT: dict[str, Any] = {"strategy": "ef-vfl", "epochs": 2, "batch-size": 16, "bottom-hidden": 8}
+SHORT |= {"validation-fraction": 0.2, "embedding-size": 4, "top-hidden": 8}
 RULES: Any = {"max-uploads": 10**6, "max-ids": 10**6, "max-predictions": 10**6}
 KEPT = "withdrawn", "labels.csv", "party-0.parquet", "party-1.csv", "ids.txt"
 
@@ -69,8 +67,7 @@ class World:
         return self.folder / "run"
 
     def forget(self, *more: str, people: list[str] | None = None) -> int:
-        path = self.folder / "ids.txt"
-        path.write_text("\n".join(people or self.people[:2]))
+        path = ids(self, *(people or self.people[:2]))
         return cli.main(["forget", "--id-file", str(path), str(self.run), *more])
 
     def serving(self, **keys: Any) -> AbstractContextManager[Served]:
@@ -170,9 +167,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path
         for name, entry in {**ledgers, "explained-labels": "day"}.items():
             with opened(folder / "home" / name) as ledger:  # as tasks of real nodes keep them
                 ledger.put(entry, people, 20000)
-        known = label_sets._with(
-            label_sets._recent(b""), np.sort(people), np.ones(200, np.uint8), np.zeros(32, np.uint8)
-        )
+        none, labels = label_sets._recent(b""), np.ones(200, np.uint8)
+        known = label_sets._with(none, np.sort(people), labels, np.zeros(32, np.uint8))
         key = next(folder.rglob(audit_chain.KEY))
         hashes = audit_chain.hashes_of([encoded(str(one)) for one in ids], unsealed(key))
         written: dict[Path, list[Any]] = {  # as `vfl predict --explain` writes them
@@ -501,9 +497,8 @@ def test_real_nodes_lose_a_person_and_train_without(
         number = numbers_of([encoded(one)]).tobytes()
 
         def holders() -> set[str]:
-            files = [each for top in (before, states, home) for each in top.rglob("*")]
-            forms = [one.encode(), number]
-            files = [each for each in files if each.is_file()]
+            files = [f for top in (before, states, home) for f in top.rglob("*") if f.is_file()]
+            forms = one.encode(), number
             return {f.name for f in files if any(form in f.read_bytes() for form in forms)}
 
         assert any(name.endswith((".csv", ".state", ".uploads")) for name in holders())

@@ -27,6 +27,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.launch.submission import _as_text, _cause, sentence_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.node import describe_records
 
 __all__ = ["terminal"]
 
@@ -63,14 +64,8 @@ def test_a_record_is_one_line_with_its_run_and_its_party(written: io.StringIO) -
     *lines, text = written.getvalue().splitlines()
     first, second = map(json.loads, lines)
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
-    assert first == {
-        "level": "WARNING",
-        "logger": "flwr",
-        "message": 'Party 1 says:\n"quoted" \u2028 text',
-        "run": "7",
-        "role": "party",
-        "party": 1,
-    }
+    said = {"level": "WARNING", "logger": "flwr", "message": 'Party 1 says:\n"quoted" \u2028 text'}
+    assert first == {**said, "run": "7", "role": "party", "party": 1}
     assert (second["logger"], second["level"]) == ("flwr.notice", "INFO")
     assert text.endswith("a text") and "WARNING" in text
 
@@ -156,12 +151,8 @@ def test_blocks_add_up_and_other_threads_know_what_lasts(written: io.StringIO) -
     lines = written.getvalue().splitlines()
     assert [line[0] == "{" for line in lines] == [True, False, True, False, True, True]
     inner, here, later, thread_later = (json.loads(lines[at]) for at in (0, 2, 4, 5))
-    assert {key: inner[key] for key in inner.keys() - OWN} == {
-        "run": "7",
-        "role": "party",
-        "party": 0,
-        "request": "r1",
-    }
+    about = {"run": "7", "role": "party", "party": 0, "request": "r1"}
+    assert {key: inner[key] for key in inner.keys() - OWN} == about
     assert here["role"] == "label holder" and later["run"] == thread_later["run"] == "8"
 
 
@@ -224,10 +215,8 @@ def test_no_value_of_the_files_is_in_the_log(
     organisations.run("run", {"epochs": 2, "log-format": "json"})
     found = records(written)
     assert found and all(record.keys() > OWN for record in found)
-    assert {record["role"] for record in found} == {
-        "label holder",
-        "party",
-    }  # for the digest of its file
+    roles = {record["role"] for record in found}
+    assert roles == {"label holder", "party"}  # for the digest of its file
     text = written.getvalue()
     assert not any(f"{value:.7f}"[:-1] in text for value in first["f0"])
     assert not any(f'"{row}"' in text or f" {row} " in text for row in range(1000, 1060))
@@ -307,17 +296,13 @@ def test_the_sentence_is_found_in_json_lines_too(written: io.StringIO) -> None:
     as_json = "Start `flwr-serverapp` process\n" + written.getvalue()
     assert sentence_of(as_json) is None  # the control
     assert sentence_of(_as_text(as_json)) == sentence
-    assert _cause(_as_text('{"time": "2026", "level": "ERROR", "message": "no space left"}\n')) == (
-        "no space left."
-    )
-    assert _as_text('{"time": \n{"time": []}\n{"time": "a"}') == (
-        '{"time": \n{"time": []}\n{"time": "a"}'
-    )
+    record = '{"time": "2026", "level": "ERROR", "message": "no space left"}\n'
+    assert _cause(_as_text(record)) == "no space left."
+    other = '{"time": \n{"time": []}\n{"time": "a"}'
+    assert _as_text(other) == other
 
 
 def test_a_party_on_a_node_describes_all_later_records(written: io.StringIO) -> None:
-    from vfl_flower.transport.node import describe_records
-
     node: dict[str, Any] = {"partition-id": 2, "num-partitions": 3, "log-format": "json"}
     with describe_records(Context(7, 1, node, RecordDict(), {"log-format": "text"})):
         pass

@@ -144,13 +144,9 @@ def test_a_run_that_grows_keeps_the_names_and_order_of_the_earlier_one(
     parts = {"late": X.iloc[:, 8:10], "shop": PARTS["shop"], "bank": PARTS["bank"]}
     grown = vfl_flower.train(parts, Y, grow=str(named.folder), subsets="sampled", **OPTIONS)
     assert [each["name"] for each in grown.summary["by_party"]] == ["bank", "shop", "late"]
-
-
-def test_a_run_that_grows_refuses_noise_that_it_would_not_add(named: vfl_flower.Model) -> None:
+    options: Any = {**OPTIONS, "expert": {"embedding-noise": 1.0}}
     with pytest.raises(ConfigError, match=r"embedding-noise = 1\.0 adds no noise"):
-        vfl_flower.train(
-            PARTS, Y, grow=str(named.folder), expert={"embedding-noise": 1.0}, **OPTIONS
-        )
+        vfl_flower.train(PARTS, Y, grow=str(named.folder), **options)
 
 
 # --- what people read ---------------------------------------------------------------------------
@@ -161,11 +157,8 @@ def test_cards_reports_and_tables_call_parties_by_their_names(
     named: vfl_flower.Model, nameless: vfl_flower.Model
 ) -> None:
     for model, mine, others in ((named, "bank", "0"), (nameless, "0", "bank")):
-        texts = [report([model.folder]), str(model), model._repr_html_()]
-        texts += [
-            (model.folder / name).read_text() for name in ("model_card.md", "model_card.html")
-        ]
-        for text in texts:
+        cards = [(model.folder / f"model_card.{end}").read_text() for end in ("md", "html")]
+        for text in (report([model.folder]), str(model), model._repr_html_(), *cards):
             assert f"party {mine}" in text and f"party {others}" not in text
     assert "data of bank, shop, 200 rows" in report([named.folder])
     assert "data of 2 parties, 200 rows" in report([nameless.folder])

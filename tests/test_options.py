@@ -48,7 +48,7 @@ def test_a_new_user_meets_at_most_thirty_options() -> None:
     basic = {each.name for each in KEYS.values() if each.basic}
     of_parties = {each.name for each in RULES.values() if each.basic}
     assert 20 <= len(basic) <= 25 and len(basic) + len(of_parties) <= 30
-    assert len(OPTIONS) <= 71 and basic <= OPTIONS.keys()
+    assert len(OPTIONS) <= 70 and basic <= OPTIONS.keys()
     assert {"dataset", "strategy", "epochs", "party-lr", "privacy", "out", "seed"} <= basic
     assert not {name for name in basic if name.startswith("downlink-")}
 

@@ -24,13 +24,8 @@ from vfl_flower.tasks.inference.paired import FILE, _tested, difference, paired
 from vfl_flower.tools.cli import main
 
 Array = NDArray[Any]
-KEYS: dict[str, Any] = {
-    "epochs": 1,
-    "batch-size": 64,
-    "bottom-hidden": 8,
-    "top-hidden": 8,
-    "columns": "f0,f1,f2",
-}
+KEYS: dict[str, Any] = {"epochs": 1, "batch-size": 64, "bottom-hidden": 8, "top-hidden": 8}
+KEYS["columns"] = "f0,f1,f2"
 
 
 def scored(chance: Array, labels: Array) -> Scored:
@@ -79,10 +74,7 @@ def test_a_difference_of_aucs_is_delong_s(digits: int) -> None:
 def test_few_people_are_never_sure(rows: int) -> None:
     """Without any error of one model, DeLong's variance is 0."""
     labels = np.arange(rows) % 2
-    none = np.full(rows, 0.5)
-    one, other = (
-        Scored(np.stack([1 - p, p], 1), labels, (0, 1), 0.5) for p in (labels * 0.5 + 0.2, none)
-    )
+    one, other = scored(labels * 0.5 + 0.2, labels), scored(np.full(rows, 0.5), labels)
     found = difference(one, other)
     assert found["value"] == 0.5
     assert found["p"] == pytest.approx(2.0 ** (1 - rows))
@@ -121,7 +113,6 @@ def test_numbers_and_several_classes_have_the_interval_of_a_bootstrap() -> None:
     cases = ((r2, (one, other), y, ()), (accuracy, by_class, k, (0, 1, 2)))
     for figure, said, labels, classes in cases:
         found = difference(*(Scored(each, labels, classes) for each in said))
-        every = np.arange(400)
         due = figure(said[0], every) - figure(said[1], every)
         assert found["value"] == pytest.approx(due, abs=1e-12)
         draws = [generator.integers(0, 400, 400) for _ in range(1500)]

@@ -1,20 +1,22 @@
 """A user's paper, codec, estimator, runtime, data and models: one file each."""
 
 import json
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from tests.conftest import Start
 from tests.examples import EXAMPLES
+from tests.party.nodes import DESCRIBE, asked
 from tests.stepping import by_gradient
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
@@ -28,18 +30,12 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.directions import window
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.transport.messages import Predicted, Upload
+from vfl_flower.transport.messages import Description, Predicted, Upload
 from vfl_flower.transport.wire import read_reply
 
 SMALL = {"dataset": "breast-cancer", "epochs": 2, "batch-size": 64, "bottom-hidden": 8}
 
-PAPER = EXAMPLES["sixth.py"]
-CODEC = EXAMPLES["signs.py"]
-AGGREGATION = EXAMPLES["clipped.py"]
-ESTIMATOR = EXAMPLES["sign_rows.py"]
-RUNTIME = EXAMPLES["threads.py"]
-DATASET = EXAMPLES["waves.py"]
-SOURCE = EXAMPLES["own_waves.py"]
+PAPER, AGGREGATION = EXAMPLES["sixth.py"], EXAMPLES["clipped.py"]
 
 SEALED = '''
 """A weighted sum of embeddings, which parties round to eighths before they leave."""
@@ -90,15 +86,22 @@ NEEDS: dict[str, dict[str, Any]] = {
 """Options without which the example changes nothing."""
 
 
-def write(folder: Path, name: str, text: str) -> str:
+def write(folder: Path, name: str, text: str = "") -> str:
+    """Write a file, or the example of this name; return its path."""
     place = folder / name
-    place.write_text(textwrap.dedent(text))
+    place.write_text(text or EXAMPLES[name])
     return str(place)
+
+
+@pytest.fixture
+def clipped(tmp_path: Path) -> str:
+    """A user's aggregation."""
+    return f"{write(tmp_path, 'clipped.py')}:Clipped"
 
 
 def test_a_sixth_paper_is_one_file_under_forty_lines(run: Start, tmp_path: Path) -> None:
     assert len(PAPER.splitlines()) < 40
-    place = write(tmp_path, "sixth.py", PAPER)
+    place = write(tmp_path, "sixth.py")
     summary = run(4, {**SMALL, "strategy": f"{place}:SIXTH", "window": 4}).summary
     assert (summary["schedule"], summary["quorum"]) == ("t-sync", 2)
     assert summary["config"]["codec"] == "qsgd"
@@ -112,7 +115,7 @@ def test_a_sixth_paper_is_one_file_under_forty_lines(run: Start, tmp_path: Path)
 def test_a_codec_of_ones_own_serves_both_directions_with_and_without_feedback(
     run: Start, tmp_path: Path
 ) -> None:
-    signs = f"{write(tmp_path, 'signs.py', CODEC)}:Signs"
+    signs = f"{write(tmp_path, 'signs.py')}:Signs"
     whole = run(2, SMALL).summary
     for compression in ("direct", "error-feedback"):
         keys = {**SMALL, "codec": signs, "compression": compression, "epochs": 20}
@@ -123,7 +126,7 @@ def test_a_codec_of_ones_own_serves_both_directions_with_and_without_feedback(
 
 
 def test_an_estimator_of_ones_own_trains(run: Start, tmp_path: Path) -> None:
-    estimator = f"{write(tmp_path, 'sign_rows.py', ESTIMATOR)}:SignRows"
+    estimator = f"{write(tmp_path, 'sign_rows.py')}:SignRows"
     keys = {**SMALL, "party-lr": 0.05, "epochs": 5}
     whole, signs = run(2, keys).summary, run(2, {**keys, "estimator": estimator}).summary
     assert signs["bytes_down"] == whole["bytes_down"] / 4
@@ -137,7 +140,7 @@ def test_an_estimator_of_ones_own_trains(run: Start, tmp_path: Path) -> None:
 def test_an_estimator_of_ones_own_goes_with_every_codec(
     codec: str, compression: str, run: Start, tmp_path: Path
 ) -> None:
-    estimator = f"{write(tmp_path, 'sign_rows.py', ESTIMATOR)}:SignRows"
+    estimator = f"{write(tmp_path, 'sign_rows.py')}:SignRows"
     whole = run(2, SMALL).summary
     keys = {"codec": codec, "compression": compression, "keep": 0.25 if codec == "top-k" else None}
     both = {f"{way}{key}": value for way in ("", "downlink-") for key, value in keys.items()}
@@ -155,7 +158,7 @@ def test_each_kind_is_found_by_its_import_path(
 ) -> None:
     name, _, attribute = file.partition(":")
     keys = {**SMALL, "optimizer": "adam", "epochs": 8, **NEEDS.get(key, {})}
-    place = f"{write(tmp_path, name, EXAMPLES[name])}:{attribute}"
+    place = f"{write(tmp_path, name)}:{attribute}"
     ours, own = run(2, keys).summary, run(2, {**keys, key: place}).summary
     assert own["test_loss"] != ours["test_loss"]
     assert own["test_accuracy"] > 0.7
@@ -189,7 +192,7 @@ def test_each_kind_is_found_as_an_entry_point(
 def test_rademacher_directions_are_the_same_in_a_stack_and_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = f"{write(tmp_path, 'rademacher.py', EXAMPLES['rademacher.py'])}:Rademacher"
+    place = f"{write(tmp_path, 'rademacher.py')}:Rademacher"
     config = resolve({"strategy": "cascaded", "directions": place}).estimator
     model = torch.nn.Linear(9, 5)
     stacked = Directions(config, b"key", model).stack(3)
@@ -206,8 +209,7 @@ def test_rademacher_directions_are_the_same_in_a_stack_and_in_parts(
 def test_rows_that_a_mini_batch_has_twice_are_trained_on_twice(
     quorum: int, run: Start, tmp_path: Path
 ) -> None:
-    scheme = EXAMPLES["with_replacement.py"]
-    place = f"{write(tmp_path, 'with_replacement.py', scheme)}:WithReplacement"
+    place = f"{write(tmp_path, 'with_replacement.py')}:WithReplacement"
     keys = {**SMALL, "strategy": "vafl", "quorum": quorum, "sampling": place, "window": 3}
     feedback = {"codec": "top-k", "compression": "error-feedback", "keep": 0.5}
     for more in ({}, feedback, {"max-delay": 6}):
@@ -230,7 +232,7 @@ def test_noise_that_counts_releases_refuses_code_that_it_does_not_know(
     for key, value in keys.items():
         name, _, attribute = value.partition(":")
         if name in EXAMPLES:
-            keys = {**keys, key: f"{write(tmp_path, name, EXAMPLES[name])}:{attribute}"}
+            keys = {**keys, key: f"{write(tmp_path, name)}:{attribute}"}
     with pytest.raises(ConfigError, match=r"does not know|is for sampling = 'shuffle'"):
         resolve(keys)
 
@@ -306,9 +308,8 @@ def install(folder: Path, name: str, entry_points: str) -> None:
     ids=str,
 )
 def test_an_aggregation_of_ones_own_trains_and_predicts(
-    keys: dict[str, Any], run: Start, tmp_path: Path
+    keys: dict[str, Any], run: Start, clipped: str
 ) -> None:
-    clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
     keys = {**SMALL, "epochs": 10, "optimizer": "adam", "aggregation": clipped, **keys}
     keys |= {"party-lr": 0.01, "server-lr": 0.01, "noise-seed": 0}
     finished = run(3, keys)
@@ -325,12 +326,9 @@ def test_an_aggregation_of_ones_own_trains_and_predicts(
 
 
 @pytest.mark.parametrize("own", [0, 2])
-def test_gradient_rows_of_a_users_aggregation_equal_autograd(own: int, tmp_path: Path) -> None:
-    clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
-    aggregation = aggregation_of(
-        resolve({"aggregation": clipped, "bottom-model": "mlp", "embedding-size": 3})
-    )
-    top = aggregation.build_top([3, 3, 3], 4, own)
+def test_gradient_rows_of_a_users_aggregation_equal_autograd(own: int, clipped: str) -> None:
+    config = resolve({"aggregation": clipped, "bottom-model": "mlp", "embedding-size": 3})
+    top = aggregation_of(config).build_top([3, 3, 3], 4, own)
     generator = torch.Generator().manual_seed(0)
     h = 3 * torch.randn(20, 9 + own, generator=generator)
     labels = torch.randint(4, (20,), generator=generator)
@@ -391,9 +389,8 @@ def test_a_run_with_an_aggregation_of_ones_own_is_resumed(tmp_path: Path) -> Non
     ],
 )
 def test_what_does_not_go_with_an_aggregation_of_ones_own_is_a_sentence(
-    keys: dict[str, Any], said: str, tmp_path: Path
+    keys: dict[str, Any], said: str, clipped: str
 ) -> None:
-    clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
     with pytest.raises(ConfigError, match=said):
         resolve({"aggregation": clipped, **keys})
 
@@ -413,7 +410,7 @@ def test_an_aggregation_can_need_parties_that_step_together_and_models_that_begi
 
 
 def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) -> None:
-    threads = f"{write(tmp_path, 'threads.py', RUNTIME)}:run_threads"
+    threads = f"{write(tmp_path, 'threads.py')}:run_threads"
     finished = ENGINES.load(threads)(3, {**SMALL, "out": str(tmp_path / "threads")})
     ours = run(3, SMALL)
     assert finished.summary["engine"] == "threads"
@@ -423,14 +420,10 @@ def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) ->
 
 @pytest.mark.nightly
 def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
-    import pandas as pd
-
-    from vfl_flower.launch.engines import run_local
-
     ids = np.arange(150, 350)
     frame = pd.DataFrame({"id": ids, "label": (np.sin(5 * ids) > 0).astype(int), "own": ids % 7})
     frame.to_csv(tmp_path / "labels.csv", index=False)
-    waves = {"source": f"{write(tmp_path, 'own_waves.py', SOURCE)}:Waves"}
+    waves = {"source": f"{write(tmp_path, 'own_waves.py')}:Waves"}
     keys = {"dataset": f"files:{tmp_path / 'labels.csv'}", "epochs": 20, "batch-size": 16}
     summary = run_local(1, {**keys, "out": str(tmp_path / "run")}, node_configs=[waves]).summary
     assert summary["test_accuracy"] > 0.8
@@ -463,30 +456,26 @@ def test_a_name_that_is_misspelt_is_told_what_it_is_like(key: str, name: str, li
         "nowhere.py:SIXTH",
         "{folder}/sixth.py:SEVENTH",
         "no.such.module:SIXTH",
-        "{folder}/broken.py:X",
+        "{folder}/wrong.py:X",
     ],
 )
 def test_a_place_without_what_it_names_is_a_sentence(place: str, tmp_path: Path) -> None:
-    write(tmp_path, "sixth.py", PAPER)
-    write(tmp_path, "broken.py", "def (")
+    write(tmp_path, "sixth.py")
+    write(tmp_path, "wrong.py", "def (")
     with pytest.raises(ConfigError, match="cannot be loaded"):
         resolve({"strategy": place.format(folder=tmp_path)})
 
 
 def test_a_file_that_is_rewritten_is_loaded_anew(tmp_path: Path) -> None:
-    place = write(tmp_path, "sixth.py", PAPER)
+    place = write(tmp_path, "sixth.py")
     assert SYSTEMS.load(f"{place}:SIXTH").quorum.word == "t-sync"
     write(tmp_path, "sixth.py", PAPER.replace("HALF", "ONE"))
     assert SYSTEMS.load(f"{place}:SIXTH").quorum.word == "async"
 
 
 def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib.metadata import EntryPoint
-
-    from vfl_flower.config import plugins
-
     entry = EntryPoint("borrowed", "strategies.papers.vafl:VAFL", "vfl_flower.systems")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(plugins.Registry, "entries", EntryPoints([entry]))
     assert "borrowed" in SYSTEMS.names
     assert SYSTEMS.load("borrowed") is SYSTEMS.load("vafl")
 
@@ -494,14 +483,10 @@ def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) 
 def test_a_data_set_of_an_installed_package_may_take_a_place_or_not(
     run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from importlib.metadata import EntryPoint
-
-    from vfl_flower.config import plugins
-
-    write(tmp_path, "packaged_waves.py", DATASET)
+    write(tmp_path, "packaged_waves.py", EXAMPLES["waves.py"])
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("waves", "packaged_waves:open_waves", "vfl_flower.datasets")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(plugins.Registry, "entries", EntryPoints([entry]))
     for name in ("waves", "waves:anything"):
         assert run(2, {"dataset": name, "epochs": 1}).summary["dataset"] == name
 
@@ -509,7 +494,7 @@ def test_a_data_set_of_an_installed_package_may_take_a_place_or_not(
 def test_results_of_what_is_ones_own_are_below_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paper, waves = write(tmp_path, "sixth.py", PAPER), write(tmp_path, "waves.py", DATASET)
+    paper, waves = write(tmp_path, "sixth.py"), write(tmp_path, "waves.py")
     keys = {"strategy": f"{paper}:SIXTH", "dataset": f"{waves}:open_waves"}
     monkeypatch.chdir(tmp_path)
     folder = results_folder(resolve(keys))
@@ -598,8 +583,6 @@ def test_annotations_in_a_file_are_types_as_in_an_import(tmp_path: Path) -> None
 
 
 def test_every_name_of_ours_is_there() -> None:
-    from vfl_flower.config import plugins
-
     for each in vars(plugins).values():
         if isinstance(each, Registry):
             for name in each.known:
@@ -610,11 +593,6 @@ def test_every_name_of_ours_is_there() -> None:
 def test_a_node_runs_no_code_that_a_run_configuration_names(
     key: str, file: str, tmp_path: Path
 ) -> None:
-    from flwr.app import Context, RecordDict
-
-    from tests.party.nodes import DESCRIBE, asked
-    from vfl_flower.transport.messages import Description
-
     ran = tmp_path / "ran"
     proof = f"\n\nimport pathlib\n\npathlib.Path({str(ran)!r}).touch()\n"
     name, _, attribute = file.partition(":")

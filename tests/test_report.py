@@ -28,12 +28,10 @@ from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import table as compared
 from vfl_flower.transport.local import delay_seconds
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-STYLE = tomllib.loads((Path(vfl_flower.results.__file__).parent / "layout.toml").read_text())[
-    "style"
-]
+BROWSERS = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+CHROMIUM = next(filter(None, BROWSERS), None)
+LAYOUT = Path(vfl_flower.results.__file__).parent / "layout.toml"
+STYLE = tomllib.loads(LAYOUT.read_text())["style"]
 QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 
 
@@ -81,9 +79,7 @@ def test_staleness_is_zero_in_step_and_the_others_turns_out_of_it(run: Start) ->
 
 # --- the page -----------------------------------------------------------------------------------
 
-HOSTILE = (
-    """</title></style><script>alert('1')</script><img src=x onerror="alert(1)">&amp;$\\frac{"""
-)
+HOSTILE = """</title></style><script>alert('1')</script><img src onerror="alert(1)">&amp;$\\frac{"""
 LEVEL = "8,4"  # the dashes of a level
 
 
@@ -140,18 +136,12 @@ class Page:
 def left(folder: Path, evaluations: int = 3, scale: float = 1, **summary: Any) -> Path:
     """A results folder as a run leaves it; without a summary if that is not ``finished``."""
     folder.mkdir(parents=True)
-    entries = [
+    once = {"exchanges": 10, "bytes_up": 2_000_000, "bytes_down": 1_000_000}
+    entries: list[dict[str, Any]] = [
         {
-            "epoch": n,
-            "exchanges": 10 * n * scale,
-            "bytes_up": 2_000_000 * n * scale,
-            "bytes_down": 1_000_000 * n * scale,
-            "seconds": 0.5 * n,
-            "virtual_seconds": 0.0,
-            "train_loss": 1 / n,
-            "test_loss": 2 / n,
-            "test_accuracy": 1 - 0.5 / n,
-            "test_auc": None,
+            **{"epoch": n, **{name: each * n * scale for name, each in once.items()}},
+            **{"seconds": 0.5 * n, "virtual_seconds": 0.0, "train_loss": 1 / n},
+            **{"test_loss": 2 / n, "test_accuracy": 1 - 0.5 / n, "test_auc": None},
         }
         for n in range(1, evaluations + 1)
     ]
@@ -214,8 +204,8 @@ def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
     finished = [run(3, {**keys, **more}) for more in ({}, secret, paper)]
     page = Page(report([each.folder for each in finished]))
     columns = {"epsilon": "epsilon", "delta": "delta"}
-    columns |= {"epsilon as the paper counts": "epsilon_of_paper"}
-    columns |= {"epsilon with secret batches": "epsilon_secret_batches"}
+    columns["epsilon as the paper counts"] = "epsilon_of_paper"
+    columns["epsilon with secret batches"] = "epsilon_secret_batches"
     summaries = [each.summary for each in finished]
     for shown, summary in zip(page.table("run", "epsilon").values(), summaries, strict=True):
         assert list(shown) == list(columns)
@@ -330,13 +320,11 @@ def test_a_comparison_shows_curves_a_shaded_table_and_the_frontier_first(tmp_pat
     assert [each.text for each in page.all("h2")][:3] == ["Curves", "Comparison", "Frontier"]
     for axis in ("megabytes", "seconds"):
         assert page.points(f"test accuracy of the kept model against {axis}")
-    [table] = [
-        each
-        for each in page.all("table")
-        if "".join(each[0].itertext()).strip().startswith("runtest")
-    ]
+    for table in page.all("table"):
+        head = ["".join(cell.itertext()) for cell in next(table.iter("tr"))]
+        if head[:2] == ["run", "test accuracy"]:
+            break
     shades = [[cell.get("class") for cell in row] for row in table.iter("tr")][1:]
-    head = ["".join(cell.itertext()) for cell in next(table.iter("tr"))]
     of = dict(zip(head, zip(*shades, strict=True), strict=True))
     assert of["exchanges"] == ("shade-4", None) and of["MB up"] == ("shade-4", None)
     assert of["test accuracy"] == of["best epoch"] == (None, None)  # equal, and no figure
@@ -356,13 +344,9 @@ def test_shades_are_in_proportion_and_costs_on_a_logarithmic_scale() -> None:
 
 def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
     def run(*figures: tuple[float, float]) -> list[dict[str, Any]]:
+        names = "megabytes", "validation_loss", "validation_accuracy", "test_accuracy"
         return [
-            {
-                "megabytes": 10 * n,
-                "validation_loss": 1 - validation,
-                "validation_accuracy": validation,
-                "test_accuracy": test,
-            }
+            dict(zip(names, (10 * n, 1 - validation, validation, test), strict=True))
             for n, (validation, test) in enumerate(figures, 1)
         ]
 
@@ -422,12 +406,8 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
 @of_words
 def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None:
     hostile = "a\x00b\x1b[2Jc\ud800d"
-    texts: dict[str, Any] = {
-        "strategy": hostile,
-        "failure": hostile,
-        "versions": {hostile: hostile},
-    }
-    page = Page(report([left(tmp_path / "a", **texts)]))
+    texts: dict[str, Any] = {"strategy": hostile, "failure": hostile}
+    page = Page(report([left(tmp_path / "a", **texts, versions={hostile: hostile})]))
     assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
 
 
@@ -453,29 +433,24 @@ def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> Non
         assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
 
 
-@pytest.mark.parametrize(("failure", "said"), [("It broke.", "Failed "), (None, "Finished: ")])
-@of_words
-def test_the_first_line_says_what_happened(tmp_path: Path, failure: str, said: str) -> None:
-    page = Page(report([left(tmp_path / "a", failure=failure, config={"epochs": 9})]))
-    (banner,) = page.banners
-    assert banner[0].text == said and "3 of 9 epochs" in (banner[0].tail or "")
-    assert (failure or "") in (banner[0].tail or "")
+ALL = "Finished: ", "all 2 runs."
+BUT_ONE = "1 of 2 runs have finished. ", "vafl, b: failed after 3 of 9 epochs: It broke."
 
 
 @pytest.mark.parametrize(
-    ("failure", "word", "said"),
-    [
-        (None, "Finished: ", "all 2 runs."),
-        ("It broke.", "1 of 2 runs have finished. ", "vafl, b: failed after 3 epochs: It broke."),
-    ],
+    ("failure", "word", "of_two"), [(None, "Finished: ", ALL), ("It broke.", "Failed ", BUT_ONE)]
 )
 @of_words
-def test_a_comparison_has_one_banner(
-    tmp_path: Path, failure: str | None, word: str, said: str
+def test_the_first_line_says_what_happened(
+    tmp_path: Path, failure: str | None, word: str, of_two: tuple[str, str]
 ) -> None:
-    page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", failure=failure)]))
+    folder = left(tmp_path / "b", failure=failure, config={"epochs": 9})
+    (banner,) = Page(report([folder])).banners
+    assert banner[0].text == word and "3 of 9 epochs" in (banner[0].tail or "")
+    assert (failure or "") in (banner[0].tail or "")
+    page = Page(report([left(tmp_path / "a"), folder]))
     (banner,) = page.banners
-    assert (banner[0].text, (banner[0].tail or "").strip()) == (word, said)
+    assert (banner[0].text, (banner[0].tail or "").strip()) == of_two
     assert "3 epochs" in page.table("run", "how it went")["vafl, a"]["how it went"]
 
 
@@ -613,13 +588,11 @@ def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_pat
         )
         for path in pages:
             for page, width in opened(browser, path, said):
-                widths = page.evaluate(
-                    "[...document.querySelectorAll('.scroll')].map(e => e.clientWidth)"
+                around, tables = (
+                    page.evaluate(f"[...document.querySelectorAll('{e}')].map(e => e.clientWidth)")
+                    for e in (".scroll", "table")
                 )
-                assert len(widths) > 3 and len(set(widths)) == 1
-                tables = page.evaluate(
-                    "[...document.querySelectorAll('table')].map(e => e.clientWidth)"
-                )
+                assert len(around) > 3 and len(set(around)) == 1
                 assert len(set(tables)) == 1 or width == 390  # there, wide tables scroll
             labels = page.locator(".axes label").all_text_contents()
             page.keyboard.press("Tab")
@@ -643,18 +616,11 @@ def test_tables_fit_a_terminal_and_no_figure_is_cut(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = ["run", "attacker: what it has", *(f"figure number {n}" for n in range(9))]
-    rows = [
-        [
-            f"run {n}",
-            "party 0: answers to its own queries",
-            *[f"0.{n}{m}66 ± 0.5" for m in range(9)],
-        ]
-        for n in range(3)
-    ]
+    own = "party 0: answers to its own queries"
+    rows = [[f"run {n}", own, *[f"0.{n}{m}66 ± 0.5" for m in range(9)]] for n in range(3)]
     plain = tabulated(head, rows, 2).splitlines()
-    assert len(plain) == 4 and all(
-        all(cell in line for cell in row) for line, row in zip(plain[1:], rows, strict=True)
-    )
+    for line, row in zip(plain[1:], rows, strict=True):
+        assert all(cell in line for cell in row)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     text = re.sub(r"\x1b\[[\d;]*m", "", tabulated(head, rows, 2))

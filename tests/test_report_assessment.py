@@ -27,15 +27,12 @@ SECTIONS = {
     *("Information value of features", "Drift since training"),
 }
 REGIONS = np.array(["<b>north", "south", "west"])
+OWN = {"feature": "age", "value": 0.05, "low": 0.0, "high": 0.1, "bins": 9}
+FIRST = {"feature": 0, "value": 0.02, "low": 0.01, "high": 0.03}
 EXPLANATION = {
     **{"metric": "auc", "rows": 200, "repeats": 2, "baseline": 0.9},
     "parties": {
-        "0": {
-            "features": [
-                {"feature": 0, "value": 0.02, "low": 0.01, "high": 0.03},
-                {"feature": 1, "value": -0.01, "low": -0.02, "high": 0.0},
-            ]
-        },
+        "0": {"features": [FIRST, {"feature": 1, "value": -0.01, "low": -0.02, "high": 0.0}]},
         "1": {"features": [{"feature": 0, "value": 0.08, "low": 0.07, "high": 0.09}]},
         "2": {"refused": "Party 2 refuses explain."},
     },
@@ -46,19 +43,11 @@ INFORMATION = {
         "0": {"features": [{"feature": 3, "value": 0.12, "low": 0.1, "high": 0.15, "bins": 8}]},
         "1": {"features": [{"feature": 0, "value": 0.7, "low": 0.6, "high": 0.8, "bins": 5}]},
         "2": {"features": [{"feature": 4, "value": None, "bins": 1, "note": "One bin only."}]},
-        "label holder": {
-            "features": [{"feature": "age", "value": 0.05, "low": 0.0, "high": 0.1, "bins": 9}]
-        },
+        "label holder": {"features": [OWN]},
     },
 }
-DRIFT = {
-    **{"rows": 5000, "scores": 0.02, "embeddings": {"0": 0.12, "1": 0.3}},
-    "columns": {
-        "0": {"moderate": 2, "large": 1},
-        "1": None,
-        "own": {"moderate": 0, "large": 1},
-    },
-}
+DRIFT: dict[str, Any] = {"rows": 5000, "scores": 0.02, "embeddings": {"0": 0.12, "1": 0.3}}
+DRIFT["columns"] = {"0": {"moderate": 2, "large": 1}, "1": None, "own": {"moderate": 0, "large": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +68,8 @@ def assessments() -> list[dict[str, Any]]:
 def folder(tmp_path_factory: pytest.TempPathFactory, assessments: list[dict[str, Any]]) -> Path:
     """Return the folder of a run with all files."""
     folder = left(tmp_path_factory.mktemp("runs") / "a", 0, assessment=assessments[0])
-    files = {
-        "explanation": EXPLANATION,
-        "information": INFORMATION,
-        "predictions": {"drift": DRIFT},
-    }
-    for name, content in files.items():
+    files = {"explanation": EXPLANATION, "information": INFORMATION}
+    for name, content in {**files, "predictions": {"drift": DRIFT}}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 
@@ -131,10 +116,8 @@ def test_curves_and_bands_are_drawn_to_scale(page: Page, assessments: list[dict[
     true = set(zip(roc["x"], roc["y"], strict=True))
     for at in zip(x, y, strict=True):  # matplotlib leaves out points on a straight line
         assert min(abs(at[0] - a) + abs(at[1] - b) for a, b in true) < 0.01
-    assert (
-        len(bands(page, "")) == 5
-        and sum(e.get("stroke-dasharray") == LEVEL for e in reference) == 1
-    )
+    assert len(bands(page, "")) == 5
+    assert sum(line.get("stroke-dasharray") == LEVEL for line in reference) == 1
     tips = ["".join(each.itertext()) for each in page.all("circle")]
     for key in ("gain", "lift"):
         curve = assessments[0]["curves"][key]
@@ -162,9 +145,7 @@ def test_segments_show_figures_differences_and_what_is_left_out(
 
 def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
     important = page.table("feature", "importance")
-    assert list(important) == [
-        *("party 1, feature 0", "party 0, feature 0", "party 0, feature 1"),
-    ]
+    assert list(important) == [f"party {n}, feature {m}" for n, m in ((1, 0), (0, 0), (0, 1))]
     assert important["party 0, feature 1"]["importance"] == "-0.0100"
     assert "Without figures: Party 2 refuses explain." in page.text
     informative = page.table("feature", "information value")
@@ -230,18 +211,14 @@ def test_a_page_says_which_figures_on_top_are_of_another_threshold_or_calibratio
 def test_several_runs_share_charts_and_have_their_own_figures(
     tmp_path: Path, assessments: list[dict[str, Any]]
 ) -> None:
-    runs = [
-        left(tmp_path / name, 0, assessment=of) for name, of in zip("ab", assessments, strict=True)
-    ]
-    page = Page(report(runs))
+    named = dict(zip("ab", assessments, strict=True))
+    page = Page(report([left(tmp_path / n, 0, assessment=of) for n, of in named.items()]))
     lines = page.lines("lift of each decile: positives over a random order")
     assert {line.get("stroke") for line in lines} == {"var(--s0)", "var(--s1)", "var(--s7)"}
     rows = [["".join(cell.itertext()) for cell in row] for row in page.all("tr")]
     aucs = {row[1]: row[2] for row in rows if row[0] == "AUC" and len(row) == 5}
-    assert aucs == {
-        f"vafl, {name}": f"{of['figures']['auc']['value']:.4f}"
-        for name, of in zip("ab", assessments, strict=True)
-    }
+    values = {name: of["figures"]["auc"]["value"] for name, of in named.items()}
+    assert aucs == {f"vafl, {name}": f"{value:.4f}" for name, value in values.items()}
     assert page.text.count("Probabilities are as the model gives them.") == 1
 
 

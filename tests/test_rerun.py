@@ -148,10 +148,7 @@ def swapped(table: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.parametrize("version", ["", "0.1"])
 def test_a_side_names_its_new_versions_or_that_only_its_data_can_have_changed(
-    version: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     parties = cut(tmp_path, cancer(6, 200), known=1.0, suffixes=(".csv", ".csv"))
     parties.run("a", EPOCHS)

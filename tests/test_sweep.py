@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from threading import Thread
 from typing import Any
 from unittest.mock import patch
@@ -34,6 +35,7 @@ from vfl_flower.tools.sweep import study, sweep, trial
 from vfl_flower.tools.sweep.study import Study, of_trial, search_of
 from vfl_flower.tools.sweep.trial import run_trial, run_trials
 
+Report = Callable[[float, int], bool]
 BASE: dict[str, Any] = {"strategy": "split-nn", "dataset": "breast-cancer", "epochs": 8}
 SEARCH = ["party-lr=1e-4..1:log window=1|8|64"]
 
@@ -163,13 +165,7 @@ class Crew:
         if failures:
             raise failures[0]
 
-    def run_trial(
-        self,
-        about: Mapping[str, Any],
-        keys: dict[str, Any],
-        to: Path,
-        report: Callable[[float, int], bool],
-    ) -> dict[str, Any]:
+    def run_trial(self, _: Any, keys: dict[str, Any], to: Path, report: Report) -> dict[str, Any]:
         outcome = self.outcome(keys, report)
         if "figure" in outcome:
             to.mkdir(parents=True, exist_ok=True)
@@ -179,9 +175,7 @@ class Crew:
         self._live()
         return outcome
 
-    def outcome(
-        self, keys: Mapping[str, Any], report: Callable[[float, int], bool]
-    ) -> dict[str, Any]:
+    def outcome(self, keys: Mapping[str, Any], report: Report) -> dict[str, Any]:
         self._live()
         far = abs(math.log10(keys["party-lr"]) + 1)
         if keys["party-lr"] > 0.7:
@@ -233,9 +227,8 @@ def test_the_best_is_found_and_what_falls_behind_is_stopped(folder: Path) -> Non
     best = sweeping.best(found)
     assert best["figure"] == max(e["figure"] for e in trials if e["state"] == "finished")
     assert 0.05 < best["keys"]["party-lr"] < 0.2
-    later = [abs(math.log10(e["keys"]["party-lr"]) + 1) for e in trials[15:]]
-    first = [abs(math.log10(e["keys"]["party-lr"]) + 1) for e in trials[:10]]
-    assert sum(later) / len(later) < sum(first) / len(first)  # it learns where to search
+    far = [abs(math.log10(each["keys"]["party-lr"]) + 1) for each in trials]
+    assert fmean(far[15:]) < fmean(far[:10])  # it learns where to search
     assert next(iter(found["importance"])) == "party-lr" and found["importance"]["party-lr"] > 0.5
 
 
@@ -286,20 +279,14 @@ def test_a_kill_while_the_journal_is_written_costs_nothing(tmp_path: Path, folde
 
 @pytest.mark.usefixtures("plain")
 def test_a_sweep_that_is_complete_runs_nothing_and_more_trials_go_on(tmp_path: Path) -> None:
-    first, again, more = (swept_by(tmp_path / "out", number) for number in (6, 6, 9))
-    assert again == (first[0], 0) and more[0][:6] == first[0] and more[1] == 3
-
-
-def swept_by(out: Path, trials: int) -> tuple[list[Any], int]:
-    crew = Crew()
-    return swept(out, trials, crew)["trials"], len(crew.ran)
-
-
-@pytest.mark.usefixtures("plain")
-def test_another_sweep_does_not_go_on_in_its_folder(tmp_path: Path) -> None:
-    swept(tmp_path / "out", 3)
+    found: list[list[Any]] = []
+    for trials, ran in ((6, 6), (6, 0), (9, 3)):
+        crew = Crew()
+        found.append(swept(tmp_path / "out", trials, crew)["trials"])
+        assert len(crew.ran) == ran
+    assert found[0] == found[1] == found[2][:6]
     with pytest.raises(ConfigError, match="a sweep whose seeds differs: name another folder"):
-        swept(tmp_path / "out", 3, seeds=2)
+        swept(tmp_path / "out", 9, seeds=2)
 
 
 @pytest.mark.usefixtures("plain")
@@ -395,15 +382,10 @@ def test_nothing_from_a_sweep_s_file_becomes_part_of_the_page_s_code(tmp_path: P
 # --- trials -------------------------------------------------------------------------------------
 
 
-def tried(
-    tmp_path: Path,
-    report: Callable[[float, int], bool],
-    seeds: int = 1,
-    keys: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def tried(tmp_path: Path, report: Report, keys: Any = (), seeds: int = 1) -> dict[str, Any]:
     """Run one real trial."""
     about: dict[str, Any] = {"parties": 2, "node_configs": [], "seeds": seeds}
-    own = {**BASE, "epochs": 3, "window": 8, **(keys or {})}
+    own = {**BASE, "epochs": 3, "window": 8, **dict(keys)}
     return run_trial(about, own, tmp_path / "trials" / "7", report)
 
 
@@ -453,14 +435,14 @@ def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Pat
         return json.loads((folder / "history.jsonl").read_text().splitlines()[-1])
 
     own = tmp_path / "trials" / "7"
-    mean = sum(last(own / f"seed-{seed}")["validation_accuracy"] for seed in range(3)) / 3
+    mean = fmean(last(own / f"seed-{seed}")["validation_accuracy"] for seed in range(3))
     assert last(own)["validation_accuracy"] == pytest.approx(mean)
     assert outcome["metric"] == chosen_by(last(own))
 
 
 def test_without_validation_rows_test_rows_do_not_choose(tmp_path: Path) -> None:
     with pytest.raises(VflError, match="Set validation-fraction"):
-        tried(tmp_path, lambda *_: False, keys=ALL_ROWS)
+        tried(tmp_path, lambda *_: False, ALL_ROWS)
 
 
 @pytest.mark.nightly
@@ -473,22 +455,16 @@ def test_a_sweep_that_cannot_be_judged_ends_at_once(
         sweep(2, keys, SEARCH, 30, jobs=1)
 
 
-@pytest.mark.parametrize(
-    ("figures", "key"),
-    [
-        ({"validation_auc": 0.9, "validation_accuracy": 0.8}, "validation_auc"),
-        ({"validation_auc": None, "validation_accuracy": 0.8}, "validation_accuracy"),
-        ({"validation_accuracy": None, "validation_r2": 0.1}, "validation_r2"),
-    ],
-)
-def test_auc_chooses_before_accuracy_and_that_before_r2(
-    figures: Mapping[str, Any], key: str
-) -> None:
-    assert chosen_by({**figures, "test_auc": 1.0}) == key
+def test_auc_chooses_before_accuracy_and_that_before_r2() -> None:
+    figures: dict[str, Any] = {"test_auc": 1.0, "validation_r2": 0.1}
+    for key in ("validation_r2", "validation_accuracy", "validation_auc"):
+        figures |= {"validation_auc": None, "validation_accuracy": 0.8, key: 0.9}
+        figures["validation_accuracy"] = None if key == "validation_r2" else 0.8
+        assert chosen_by(figures) == key
 
 
 def test_a_trial_that_fails_says_why(tmp_path: Path, places: Path) -> None:
-    outcome = tried(tmp_path, lambda *_: False, keys={"party-lr": 1e9, "server-lr": 1e9})
+    outcome = tried(tmp_path, lambda *_: False, {"party-lr": 1e9, "server-lr": 1e9})
     assert "Lower the learning rates" in outcome["failure"]
     assert not list(places.glob("vfl-sweep-*"))
 
@@ -510,12 +486,9 @@ def test_files_are_aligned_once_and_before_all_trials(
         times.append("trial")
         return run_trial(*words)
 
-    def here(study: Study, job: Mapping[str, Any], *_: Any) -> None:
-        run_trials(job)
-
     monkeypatch.setattr(reuse, "align", align)
     monkeypatch.setattr(trial, "run_trial", counted)
-    monkeypatch.setattr(sweeping, "_side_by_side", here)
+    monkeypatch.setattr(sweeping, "_side_by_side", lambda _, job, *__: run_trials(job))
     keys = {"strategy": "split-nn", "epochs": 1, "validation-fraction": 0.2}
     keys |= {**organisations.keys, "out": str(tmp_path / "out")}
     nodes = organisations.node_configs
@@ -537,9 +510,8 @@ def test_trials_run_side_by_side_in_processes(tmp_path: Path) -> None:
     found = in_(folder)
     assert [each["number"] for each in found["trials"]] == list(range(8))
     for each in found["trials"]:
-        assert (folder / "trials" / str(each["number"]) / "seed-1").exists() == (
-            each["state"] == "finished"
-        )
+        own = folder / "trials" / str(each["number"]) / "seed-1"
+        assert own.exists() == (each["state"] == "finished")
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -590,6 +562,4 @@ def test_a_process_that_ends_by_itself_is_one_sentence(
 
 
 def test_every_key_that_cannot_be_searched_is_a_key() -> None:
-    from vfl_flower.tools.sweep.study import NOT_SEARCHED
-
-    assert NOT_SEARCHED - {"validation-fraction"} <= KEYS.keys()
+    assert study.NOT_SEARCHED - {"validation-fraction"} <= KEYS.keys()

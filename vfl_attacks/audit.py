@@ -1,9 +1,7 @@
 """Privacy audit: run published attacks against a system's messages.
 
-An attack runs the whole application. A ClientApp wraps the parties' own: it reads the messages of
-party 0 (`Wiretap`), or answers in its place (`Curious`). The attacker has these messages, the run
-configuration, and what its row of the table names. True labels and features only measure success.
-No attack reads the memory of a party or of the label holder.
+A ClientApp wraps the parties' own: it reads the messages of party 0 (`Wiretap`), or answers in its
+place (`Curious`). No attack reads the memory of a side: true labels and features measure success.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from strategies.vertical import strategy_of
 from vfl_attacks import features
 from vfl_attacks.canary import Canary, canary
 from vfl_attacks.clients import Curious, Ids, Wiretap, summed
-from vfl_attacks.drift import drift_counts
 from vfl_attacks.explanation import of_explanation
 from vfl_attacks.guessing import of_guesses
 from vfl_attacks.information import of_information
@@ -46,39 +43,25 @@ from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B
-_OF_OTHER_SERVERS = (  # options without meaning, or with another one, if the server sums
-    "combine",
-    "embedding-size",
-    "embedding-activation",
-    "top-hidden",
-    "on-party-failure",
-    "parties",
-    "out",
-)
+_OF_OTHER_SERVERS = {  # options without meaning, or with another one, if the server sums
+    *("combine", "embedding-size", "embedding-activation", "top-hidden"),
+    *("on-party-failure", "parties", "out"),
+}
 _SMALL = 0.001  # party-lr there: the paper's least, since the user's suits another server
 _INVERTED = 100  # rows: each takes a search
+_SHOWN = 500  # rows whose features the label holder knows for its decoder
 
 
 def audit(
     parties: int,
     run_config: Mapping[str, Any],
     known: int = 4,
-    shown: int = 500,
     node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[Finding], Canary | None, Path]:
     """Attack a system, and write ``audit.json`` into the results folder of the run.
 
-    Parameters
-    ----------
-    known : labelled rows of each class that some attackers know.
-    shown : rows whose features the label holder knows for its decoder, at most a tenth of all.
-    node_configs : node configuration of each party. They are for ``match`` alone, where keys are
-        guessed (`of_guesses`) and nothing is trained.
-
-    Raises
-    ------
-    ConfigError, PartyError
-        As `run_local`; or if the strategy is a baseline, or a class has too few rows.
+    Some attackers know ``known`` labelled rows of each class. Node configurations are for ``match``
+    alone, where keys are guessed and nothing is trained.
     """
     config = checked(run_config)
     if config.data.match:
@@ -113,10 +96,10 @@ def audit(
         findings = _direct_inference(parties, run_config, labels, trials, bar)
     findings += with_known_rows(config, labels, known, taps, own, untrained)
     first = tap if tap.is_masked else untrained  # if masked, the last ones reveal as much
-    findings += _of_features(config, parties, shown, taps, first, folder)
+    findings += _of_features(config, parties, taps, first, folder)
     findings += of_information(config, parties)
-    findings += of_explanation(config, parties, folder, known, shown)
-    findings += of_reasons(config, parties, folder, known, shown)
+    findings += of_explanation(config, parties, folder, known, _SHOWN)
+    findings += of_reasons(config, parties, folder, known, _SHOWN)
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
     attacks = [asdict(each) for each in findings]
     figures = {"test_accuracy": run.summary["test_accuracy"], "attacks": attacks}
@@ -173,19 +156,14 @@ def _of_match(
     found = of_guesses(run_config, config, node_configs)
     folder = results_folder(config)
     with in_use(folder):
+        attacks = {"attacks": [asdict(each) for each in found]}
         write_report(folder, config, len(node_configs), {"failure": None}, "summary.json")
-        write_report(
-            folder, config, len(node_configs), {"attacks": [asdict(each) for each in found]}
-        )
+        write_report(folder, config, len(node_configs), attacks)
     return [*found], None, folder
 
 
 def write_report(
-    folder: Path,
-    config: RunConfig,
-    parties: int,
-    figures: Mapping[str, Any],
-    name: str = "audit.json",
+    folder: Path, config: RunConfig, parties: int, figures: Any, name: str = "audit.json"
 ) -> None:
     """Write figures and the configuration that they are of."""
     report = {
@@ -226,10 +204,8 @@ def _direct_inference(
     et al., 2022): embeddings whose sum is the output may show the class without any feedback.
     """
     config = resolve(run_config)
-    given = {key: run_config[key] for key in run_config.keys() - set(_OF_OTHER_SERVERS)} | _SUMMING
-    given["aggregation"] = (
-        "plain"  # answers are equal; attacks on masked uploads are left out below
-    )
+    given = {key: run_config[key] for key in run_config.keys() - _OF_OTHER_SERVERS} | _SUMMING
+    given["aggregation"] = "plain"  # equal answers; attacks on masked uploads are left out below
     if config.models.top != "sum":
         given["party-lr"] = _SMALL
     if config.schedule.quorum:
@@ -270,12 +246,7 @@ def _direct_inference(
 
 
 def _of_features(
-    config: RunConfig,
-    parties: int,
-    shown: int,
-    taps: Sequence[Wiretap],
-    untrained: Wiretap,
-    folder: Path,
+    config: RunConfig, parties: int, taps: Sequence[Wiretap], untrained: Wiretap, folder: Path
 ) -> list[Finding]:
     """Attack features as the label holder; draw them if they are images."""
     block = np.asarray(load_features(config, 0, parties).train)
@@ -291,7 +262,7 @@ def _of_features(
     findings = []
     for name, (view, rows_of) in views.items():
         success, known, rows = features.decode(
-            config, block[everywhere], rows_of[everywhere], shown, generator, picture
+            config, block[everywhere], rows_of[everywhere], _SHOWN, generator, picture
         )
         attacker = f"label holder: {view}, features of {known} rows"
         attack = f"feature reconstruction{name}"
@@ -308,4 +279,6 @@ def _of_features(
         attacker = f"label holder: first embeddings of party 0, by {whose} model"
         name = f"inversion, {whose} model"
         findings.append(Finding(name, attacker, "R2", success, 0.0, len(few)))
-    return findings + (drift_counts(block, sent, shown, generator) if block.ndim == 2 else [])
+    if block.ndim == 2:
+        findings += features.drift_counts(block, sent, _SHOWN, generator)
+    return findings

@@ -1,11 +1,9 @@
 """Try to refute the epsilon that a run claims: canaries of the privacy audit.
 
-A game has two worlds, which differ in one label, or in one record's features. In one kind of game
-the attacker plays all parties, and sees everything that leaves the label holder. In the other it
-plays the label holder, and sees everything that leaves a party. It gives a score to what it saw.
-How well the scores tell the worlds apart bounds epsilon from below (Jagielski et al., 2020). A
-bound above the claim refutes the claim. A lower bound proves nothing, so the tests also play each
-game without noise. Under noise on scalars, the attacker knows what the noise hides in each world.
+A game has two worlds, which differ in one label, or in one record's features. The attacker plays
+all parties, or the label holder, and gives a score to what it saw of the other side. How well the
+scores tell the worlds apart bounds epsilon from below (Jagielski et al., 2020). A bound above the
+claim refutes the claim. A lower bound proves nothing, so tests also play each game without noise.
 """
 
 from __future__ import annotations
@@ -50,6 +48,10 @@ _PARTIES = 2
 _FAR = 2000.0  # size of the embedding that marks the record
 _PASSES = 4  # over all rows, with scalars by both parties
 _SLOW = 1e-4  # rate at which noise hardly moves the top model, so that the mark stays extreme
+_TWO_CLASSES = {  # sent whole, whatever the audited run does with its labels and messages
+    **{"target": "classification", "label-range": "", "class-weights": "", "combine": "concat"},
+    **{"codec": "identity", "sampling": "shuffle"},
+}
 
 
 @dataclass(frozen=True)
@@ -131,27 +133,13 @@ def of_labels(
     """Play the game of noise on labels: each row is one game, with independent noise.
 
     A party uploads embeddings of zero in several runs. The signs of the answers reveal the noisy
-    label.
-
-    Parameters
-    ----------
-    anew : whether each run draws its noise anew. The tests use it to win the game.
+    label. Tests draw the noise of each run ``anew``, to win the game.
     """
     small = config.with_values(
         {
-            "estimator": "first-order",
-            "labels": "private",
-            "perturbs": "each",
-            "target": "classification",
-            "label-range": "",
-            "codec": "identity",
-            "downlink-codec": "identity",
-            "top-model": "sum",
-            "combine": "concat",
-            "class-weights": "",
+            **{**_TWO_CLASSES, "estimator": "first-order", "labels": "private", "perturbs": "each"},
+            **{"downlink-codec": "identity", "top-model": "sum", "embedding-size": 1},
             "batch-size": rows,
-            "sampling": "shuffle",
-            "embedding-size": 1,
         }
     )
     assert small.privacy.epsilon is not None
@@ -190,12 +178,7 @@ def of_scalars(
     what the label holder has sent. So the attacker knows what the noise hides in each world,
     whatever was sent before. Its score is the likelihood ratio, which no attack exceeds. It shows
     mu: the distance of the hidden values over the deviation of the noise along their difference.
-
-    Parameters
-    ----------
-    noise : returns other noise than the accountant's, from the configuration and the accountant's
-        multiplier. The tests use it to win the game.
-    confidence : that a bound holds, for each of the two bounds.
+    Tests replace the accountant's ``noise``, to win the game.
     """
     from scipy.stats import chi2
 
@@ -203,22 +186,11 @@ def of_scalars(
     together = config.estimator.perturbs == "all" or config.schedule.quorum not in (None, 1)
     small = config.with_values(
         {
-            "target": "classification",
-            "label-range": "",
-            "subsets": "off",
-            "codec": "identity",
-            "top-model": "linear",
-            "combine": "concat",
-            "class-weights": "",
-            "batch-size": batch,
+            **{**_TWO_CLASSES, "subsets": "off", "top-model": "linear", "embedding-size": 2},
+            **{"calibration": "known", "max-delay": 0, "optimizer": "sgd", "server-lr": _SLOW},
             "epochs": _PASSES // (1 if together else _PARTIES),
-            "embedding-size": 2,
             "quorum": _PARTIES if together else 1,
-            "sampling": "shuffle",
-            "calibration": "known",
-            "max-delay": 0,
-            "optimizer": "sgd",
-            "server-lr": _SLOW,
+            "batch-size": batch,
         }
     )
     base = (np.arange(rows) % 4 == 1).astype(np.int64)
@@ -246,10 +218,7 @@ def of_scalars(
 class _Seen:
     """Releases of a label holder: what its noise hides, and what is sent, over the claimed noise.
 
-    Parameters
-    ----------
-    log : its accountant claims the noise.
-    first : releases of the label holder that this one is the twin of. It sends them too.
+    A twin sends the releases of the ``first`` label holder.
     """
 
     def __init__(self, log: ReleaseLog, holder: LabelHolder, first: _Seen | None = None) -> None:
@@ -323,24 +292,14 @@ def of_embeddings(
     Each row is one game. Its embedding lies at the bound R, at -R, or between. The attacker plays
     the label holder: it orders a window, asks for fresh embeddings of the same rows, and drops
     both. Its scores are the sum of a row's embeddings, and how many are off the grid of the noise.
-    Fresh and zeroth-order embeddings have no gradients.
-
-    Parameters
-    ----------
-    uploads : embeddings of a row. A zeroth-order upload has two of them.
     """
     config = sized(config, rows)
     small = config.with_values(
         {
-            "bottom-model": "linear",
-            "embedding-size": 1,
-            "embedding-activation": "none",
-            "codec": "identity",
-            "compression": "direct",
-            "max-delay": 0,
+            **{"bottom-model": "linear", "embedding-size": 1, "embedding-activation": "none"},
+            **{"codec": "identity", "compression": "direct", "max-delay": 0},
+            **{"sampling": "shuffle", "batch-size": rows},
             "epochs": max(uploads, config.training.epochs),
-            "batch-size": rows,
-            "sampling": "shuffle",
         }
     )
     bound = small.privacy.embedding_bound
@@ -373,9 +332,7 @@ def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Sco
 
 
 def _label_holder(
-    config: RunConfig,
-    labels: Labels,
-    noise: Callable[[RunConfig, float], ScalarNoise] | None = None,
+    config: RunConfig, labels: Labels, noise: Callable[[RunConfig, float], ScalarNoise] | None
 ) -> tuple[ReleaseLog, LabelHolder]:
     """Return a label holder of two parties, and the log of what it releases."""
     rows = len(labels.train)
@@ -386,8 +343,7 @@ def _label_holder(
     steps = config.training.epochs * -(-rows // config.training.batch_size) * _PARTIES
     quorum = config.schedule.quorum or _PARTIES
     accountant.steps_allowed(steps, _PARTIES, quorum, config.models.top != "sum")
-    size = config.models.embedding_size or 1
-    sizes = dict.fromkeys(range(_PARTIES), size)
+    sizes = dict.fromkeys(range(_PARTIES), config.models.embedding_size or 1)
     added = mechanism.scalar_noise(accountant)
     if noise and added:
         added = noise(config, added.multiplier)

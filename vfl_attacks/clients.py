@@ -1,7 +1,4 @@
-"""ClientApps of the privacy audit's attackers: one reads messages, the other makes queries.
-
-Both wrap the parties' ClientApp, and use only its messages.
-"""
+"""ClientApps of the privacy audit's attackers: one reads messages, the other makes queries."""
 
 from __future__ import annotations
 
@@ -59,30 +56,17 @@ _ORDERS: dict[str, type[Order]] = {
 class Wiretap(ClientApp):
     """Reads the messages of a party, and keeps what they reveal of each training row.
 
-    Parameters
-    ----------
-    client : the ClientApp whose messages are read.
-    guess : draws the directions of zeroth-order pairs, if the attacker does not see the uploads.
-    party : the party whose messages are read.
-
-    Attributes
-    ----------
-    embeddings : as last uploaded, [N, E]. From a zeroth-order pair, the one that trains the top.
-    pairs : both embeddings of zeroth-order pairs, as last uploaded, [N, 2 E].
-    gradients : [N, E], by the first answer, when the top model has learned least. Each row has the
-        gradient of its loss by its embedding. Under zeroth order, it is the step's difference times
-        the row's direction: one embedding of the pair less the other (Cascaded, VI-B).
-    uploaded, answered : whether a row was uploaded, or answered, [N].
-    masked : masked embeddings as last uploaded, [N, E]. `embeddings` and all that follows from
-        them then hold random bits.
+    Rows are as last uploaded. Gradients are of the first answer, when the top model has learned
+    least. Under zeroth order, a gradient is the step's difference times the row's direction
+    (Cascaded, VI-B). ``guess`` draws that direction, if the attacker does not see the uploads.
     """
 
-    embeddings: Rows
-    pairs: Rows
-    gradients: Rows
+    embeddings: Rows  # [N, E]; of a zeroth-order pair, the one that trains the top
+    pairs: Rows  # [N, 2 E]: both embeddings of zeroth-order pairs
+    gradients: Rows  # [N, E], of a row's loss by its embedding
     uploaded: NDArray[np.bool_]
     answered: NDArray[np.bool_]
-    masked: Ints
+    masked: Ints  # [N, E]; `embeddings` and all that follows from them then hold random bits
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Context, Message
@@ -18,7 +19,7 @@ from flwr.clientapp import ClientApp
 from sklearn.metrics import roc_auc_score
 
 from vfl_attacks.clients import Ids, Rows
-from vfl_attacks.features import explained, reconstruct
+from vfl_attacks.features import explained, reconstruct, split
 from vfl_attacks.labels import Finding
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
@@ -54,10 +55,8 @@ _ZEROS = 4  # numbers at the end of a masked block
 class Tap(ClientApp):
     """Reads the uploads of an explanation, as the label holder does.
 
-    Attributes
-    ----------
-    uploads : order -> uploads of party 0, or masked uploads of all parties. The order is None for
-        rows as they are, else (first, count, start, stop).
+    They are of party 0, or masked uploads of all parties. Their order is None for rows as they are,
+    else (first, count, start, stop).
     """
 
     def __init__(self) -> None:
@@ -86,10 +85,7 @@ class Tap(ClientApp):
         return reply
 
     def read(self, width: int) -> tuple[Rows, Rows]:
-        """Return embeddings [n, E] of the rows, and [features, n, E] of permuted rows.
-
-        Under masked sums, they are sums over all parties.
-        """
+        """Return embeddings [n, E] of the rows, and [features, n, E] of permuted rows; or sums."""
         found = {key: self._read(blocks, width) for key, blocks in self.uploads.items()}
         plain = found.pop(None)
         features = max(first + count for first, count, *_ in found)
@@ -104,19 +100,13 @@ class Tap(ClientApp):
             plain: Rows = blocks[0]
             return plain
         total: Any = np.sum(blocks, 0, dtype=np.int32)
-        total = total[:-_ZEROS]
-        summed: Any = from_fixed(total, len(blocks))
-        return np.reshape(summed, (-1, width))
+        return from_fixed(total[:-_ZEROS], len(blocks)).reshape(-1, width)
 
 
 class Cheat(ClientApp):
-    """A party 0 that moves rows of its choice in place of permuting a feature.
+    """A party 0 that moves rows of its choice, for each feature, in place of permuting it.
 
-    Parameters
-    ----------
-    moved : for each of its features, the rows to move.
-    known : rows of the second class, and of others, whose labels it knows. It moves rows towards
-        the embeddings of the first ones.
+    It moves them from known rows of other classes towards known rows of the second class.
     """
 
     def __init__(self, moved: list[Ids], known: tuple[Ids, Ids]) -> None:
@@ -145,13 +135,7 @@ class Cheat(ClientApp):
 def of_explanation(
     config: RunConfig, parties: int, folder: Path, known: int, shown: int
 ) -> list[Finding]:
-    """Attack explanations of the run in this folder, from both sides.
-
-    Parameters
-    ----------
-    known : labelled rows of each class that a party knows.
-    shown : rows whose features the label holder knows, at most a tenth of all.
-    """
+    """Attack explanations of the run in this folder, from both sides."""
     generator = np.random.default_rng([config.training.seed, 8])
     try:
         return [
@@ -175,9 +159,7 @@ def _columns(
     first = tap.uploads[None][0]
     masked = first.dtype == np.int32
     plain, permuted = tap.read((len(first) - _ZEROS) // len(rows) if masked else first.shape[1])
-    known, others = np.split(
-        generator.permutation(len(rows)), [max(2, min(shown, len(rows) // 10))]
-    )
+    known, others = split(len(rows), shown, generator)
     success: dict[str, list[float]] = {"plain": [], "explained": [], "difference": []}
     for feature, new in zip(features, permuted, strict=False):
         truth = rows[feature.index].reshape(len(rows), -1)
@@ -282,12 +264,8 @@ def figures(folder: Path, client: ClientApp, epsilon: float = EPSILON) -> tuple[
         found.extend((mine.values, mine.to_tell.told(noise)[0]))
         return ""
 
-    before = at_label_holder._tell
-    vars(at_label_holder)["_tell"] = tell
-    try:
+    with patch.object(at_label_holder, "_tell", tell):
         _explain(folder, client)
-    finally:
-        vars(at_label_holder)["_tell"] = before
     exact, told = found
     return exact, told
 

@@ -1,4 +1,4 @@
-"""Attack features in the privacy audit: recover rows from their embeddings."""
+"""Attack features in the privacy audit: recover rows from embeddings, and from reports of drift."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from vfl_attacks.clients import Ids, Rows
+from vfl_attacks.labels import Finding
 from vfl_flower.config.files import whole
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.bins import Bins
+from vfl_flower.data.drift import HIDING, LARGE, LEAST, MODERATE, Drift, drift_of
 from vfl_flower.models.bottom_model import BottomModel
 
 _IMAGES = 10  # in the picture
 _STARTS = 4  # starting points of each inversion
+_TARGETS = 200  # rows to attack
+_REPORTS = 30  # on each row, such as one a day
+_TRIES = 300  # groups to look among
+
+Numbers = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 def explained(rows: Rows, found: Rows, mean: Rows) -> float:
@@ -31,7 +41,7 @@ def explained(rows: Rows, found: Rows, mean: Rows) -> float:
 def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
     """Decode embeddings [R, E] to features [R, F], with a decoder for known rows.
 
-    The decoder has one hidden layer. Its weight decay is strong because few rows are known.
+    Its weight decay is strong because few rows are known.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
@@ -46,6 +56,11 @@ def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
     return decoded
 
 
+def split(rows: int, shown: int, generator: np.random.Generator) -> list[Ids]:
+    """Return the rows that an attacker knows, at most a tenth of all, and the others."""
+    return np.split(generator.permutation(rows), [max(2, min(shown, rows // 10))])
+
+
 def decode(
     config: RunConfig,
     block: Rows,
@@ -54,16 +69,9 @@ def decode(
     generator: np.random.Generator,
     picture: Path | None = None,
 ) -> tuple[float, int, int]:
-    """Reconstruct rows that the attacker does not know; draw them if they are images.
-
-    Returns
-    -------
-    R2, the number of known rows, and the number of unknown rows.
-    """
+    """Reconstruct unknown rows, and draw images; return R2, and numbers of known and other rows."""
     features = block.reshape(len(block), -1)
-    known, others = np.split(
-        generator.permutation(len(block)), [max(2, min(shown, len(block) // 10))]
-    )
+    known, others = split(len(block), shown, generator)
     decoded = reconstruct(embeddings, known, features[known])
     if picture and block.ndim > 2 and config.models.bottom != "lstm":
         few = others[:_IMAGES]
@@ -140,3 +148,85 @@ def _misses(model: BottomModel, x: Tensor, target: Tensor) -> Tensor:
     is_relu = last[1] is functional.relu
     h = torch.where(target > 0, z, z.relu()) if is_relu else last[1](z)
     return (h - target).square().sum(1)
+
+
+# --- by reports of drift -------------------------------------------------------------------------
+#
+# A label holder learns how many columns of a party drift moderately and largely. It predicts groups
+# of rows near a threshold, and adds one person to each. The counts then depend on that person.
+
+
+def drift_counts(
+    block: Rows, embeddings: Rows, shown: int, generator: np.random.Generator
+) -> list[Finding]:
+    """Return how well 30 reports on each row reveal the columns [N, F] of a party.
+
+    The first attacker gets exact counts, as in a simulation. The second one gets the
+    reports of a real node, which hides its indices and takes 30 days for 30 reports on a row.
+    """
+    from sklearn.linear_model import RidgeCV
+
+    few = max(2, min(shown, len(block) // 10))
+    ends = few, few + min(_TARGETS, len(block) // 4)
+    known, targets, pool = np.split(generator.permutation(len(block)), ends)
+    if len(pool) < 2 * LEAST:
+        return []
+    asked, findings = np.concatenate([known, targets]), []
+    for whose, spread in (("exact", 0.0), ("of a real node", HIDING)):
+        heard = reports(block, embeddings, pool, asked, spread, generator)
+        success = 0.0
+        if heard.shape[1]:
+            decoder = RidgeCV(np.logspace(0, 5, 11)).fit(heard[:few], block[known])
+            found, mean = decoder.predict(heard[few:]), block[known].mean(0)
+            success = explained(block[targets], found, mean)
+        attacker = f"label holder: {heard.shape[1] // 2} reports a row, features of {few} rows"
+        name = f"drift of chosen groups, {whose}"
+        findings.append(Finding(name, attacker, "R2", success, 0.0, len(targets)))
+    return findings
+
+
+def reports(
+    block: Rows,
+    embeddings: Rows,
+    pool: Ids,
+    asked: Ids,
+    spread: float,
+    generator: np.random.Generator,
+) -> Numbers:
+    """Return the party's reports on groups with one asked row each, [asked, 2 x reports].
+
+    The attacker chooses some rows of a group by a direction of the embeddings, and keeps groups
+    whose reports are not all equal. ``spread`` is that of the factor that hides an index.
+    """
+    bins = [Bins.learn(column) for column in block.T]
+    binned = np.stack([each.of(column) for each, column in zip(bins, block.T, strict=True)], 1)
+    width, every = max(each.count for each in bins), np.arange(len(bins))
+    then = _counts(binned, width)
+    found: list[Numbers] = []
+    for _ in range(_TRIES):
+        by = np.argsort(embeddings[pool] @ generator.standard_normal(embeddings.shape[1]))
+        first = int(generator.uniform(0.05, 1) * (LEAST - 1))
+        rest = generator.choice(by[first:], LEAST - 1 - first, replace=False)
+        group = _counts(binned[pool[np.concatenate([by[:first], rest])]], width)
+        columns = zip(then, group, strict=True)
+        drifts = np.array([_of_column(*column, len(bins)) for column in columns])
+        raw, value, chance = drifts[every, binned[asked]].transpose(2, 0, 1)  # each [asked, F]
+        factor = np.exp(generator.uniform(-spread, spread, raw.shape))
+        drifting, large = raw * factor > chance, value * factor > LARGE
+        moderate = ~large & (value * factor > MODERATE)
+        said = np.stack([(drifting & each).sum(1) for each in (moderate, large)], axis=1)
+        if (np.ptp(said, axis=0) > 0).any():
+            found.append(said.astype(np.float64))
+        if len(found) == _REPORTS:
+            break
+    return np.concatenate(found, axis=1) if found else np.zeros((len(asked), 0))
+
+
+def _counts(binned: Counts, width: int) -> Counts:
+    """Return counts by column and bin, [F, width]."""
+    return np.stack([np.bincount(column, minlength=width) for column in binned.T])
+
+
+def _of_column(then: Counts, group: Counts, looks: int) -> list[Drift]:
+    """Return the drift of a column for each bin that one more row may be in, [width]."""
+    return [drift_of(then, group + each, looks) for each in np.eye(len(group), dtype=np.int64)]

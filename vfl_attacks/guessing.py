@@ -47,15 +47,11 @@ class Guesses(Finding):
 
     ``success`` is the share of the ``rows`` people that can be found: nobody shares their key, and
     the attacker's table does not have it.
-
-    guesses : keys that were tried.
-    people : people that were found.
-    refused : which rule of the other side refused all guesses, if one did.
     """
 
     guesses: int = 0
-    people: int = 0
-    refused: str = ""
+    people: int = 0  # found
+    refused: str = ""  # the rule of the other side that refused all guesses
 
 
 def of_guesses(
@@ -68,15 +64,6 @@ def of_guesses(
 
     The party has the rules of a real node, also by default. The label holder has ``match-error``.
     The control has none of these. An attacker spends no guess beyond ``max-ids``.
-
-    Parameters
-    ----------
-    most : guesses by a rule; by default, `MOST`.
-
-    Raises
-    ------
-    ConfigError
-        If the party has no columns to match, or both sides can use no rule.
     """
     if not node_configs:
         raise ConfigError("An audit of match needs a party's file. Name it by --node-config.")
@@ -138,12 +125,7 @@ def _side(
 
 
 def guesses(keys: KeyTable, rule: Rule, most: int) -> pd.DataFrame:
-    """Return the likeliest people that a side does not know, likeliest first.
-
-    Parameters
-    ----------
-    keys : the side's people. They tell how frequent the values of each column are.
-    """
+    """Return the likeliest people that a side does not know, by the values in its own columns."""
     spare, texts = most + len(keys), dict[str, NDArray[Any]]()
     chance, picked = np.zeros(1), dict[str, NDArray[np.int64]]()  # log chances of people so far
     for name in rule.columns:

@@ -42,15 +42,8 @@ Embed = Callable[[Any], Tensor]
 class Hostile(Wiretap):
     """A party 0 that could attack, and is honest. Its subclasses attack.
 
-    Parameters
-    ----------
-    known : training rows whose labels it knows, and the labels.
-    target : the class that it wants.
-
-    Attributes
-    ----------
-    active : whether it attacks the rows that are scored now.
-    run : the results folder of the run that it took part in; empty before its end.
+    It knows labels of some training rows. It attacks the rows that are scored while it is active.
+    ``run`` is the results folder of the run that it took part in; empty before its end.
     """
 
     means: ClassVar = ""
@@ -256,9 +249,8 @@ class Triggerless(Hostile):
 class Adaptive(Hostile):
     """As `Triggerless`, by an attacker that knows bounds on norms and on consistency.
 
-    It keeps its norm below 99 % of honest ones. It cannot see what others' embeddings predict. So
-    it moves a row no farther than honest rows lie from their class, by the Mahalanobis distance
-    within classes.
+    It cannot see what others' embeddings predict. So it moves a row no farther than honest rows lie
+    from their class, by the Mahalanobis distance within classes.
     """
 
     means = "as triggerless, within the norms and distances of honest rows"

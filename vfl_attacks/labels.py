@@ -142,12 +142,7 @@ def with_known_rows(
 
 
 def finding(attack: str, attacker: str, trials: Sequence[tuple[Rows, Ids]]) -> Finding:
-    """Return how often the true class scores highest; with two classes, the AUC.
-
-    Parameters
-    ----------
-    trials : scores [R, C] and labels [R] of each trial. The result is the mean over trials.
-    """
+    """Return how often the true class scores highest, over all trials; of two classes, the AUC."""
     from sklearn.metrics import roc_auc_score
 
     rows = sum(len(truth) for _, truth in trials)

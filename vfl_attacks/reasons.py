@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from vfl_attacks.clients import Ids, Rows
-from vfl_attacks.features import explained, reconstruct
+from vfl_attacks.features import explained, reconstruct, split
 from vfl_attacks.labels import Finding
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
@@ -39,19 +39,13 @@ _PEOPLE = 400  # most scores that are explained
 
 
 class Tap(ClientApp):
-    """Reads the orders for reasons of party 0, as it does, and its answers.
-
-    Attributes
-    ----------
-    gradients, own, told : for each person, what the party gets, its own embedding, and what it
-        tells: the rank and the effect of each column.
-    """
+    """Reads the orders for reasons of party 0, as it does, and its answers, for each person."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gradients: list[Rows] = []
-        self.own: list[Rows] = []
-        self.told: list[Rows] = []
+        self.gradients: list[Rows] = []  # sent to the party
+        self.own: list[Rows] = []  # its embedding
+        self.told: list[Rows] = []  # rank and effect of each column
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the reply of the parties' ClientApp, after reading both."""
@@ -74,13 +68,7 @@ class Tap(ClientApp):
 def of_reasons(
     config: RunConfig, parties: int, folder: Path, known: int, shown: int
 ) -> list[Finding]:
-    """Attack reasons for the scores of test rows of the run in this folder, from both sides.
-
-    Parameters
-    ----------
-    known : labelled rows of each class that a party knows.
-    shown : rows whose features the attacker knows, at most a tenth of all.
-    """
+    """Attack reasons for the scores of test rows of the run in this folder, from both sides."""
     tap = Tap()
     lines = predict._reasons
     with TemporaryDirectory() as out:
@@ -100,7 +88,7 @@ def of_reasons(
     own, gradients, told = map(np.stack, (tap.own, tap.gradients, tap.told))
     rows, generator = len(own), np.random.default_rng([config.training.seed, 9])
     mine, theirs = (_columns(config, party, parties, rows) for party in (0, 1))
-    few, rest = np.split(generator.permutation(rows), [max(2, min(shown, rows // 10))])
+    few, rest = split(rows, shown, generator)
     y = load_labels(config).tested.test[:rows]
     both = np.hstack([own, gradients])
     found = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from tqdm import tqdm
 from vfl_attacks.audit import check_known, checked, write_report
 from vfl_attacks.hostile import ATTACKS, Hostile
 from vfl_attacks.labels import Finding
+from vfl_flower.api.model import quiet
 from vfl_flower.config.errors import ConfigError, unknown
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
@@ -51,16 +51,6 @@ def robustness(
     that get the target class, the rarest one. ``accuracy`` counts the rows that the party leaves
     alone. If scores are flagged, ``unflagged`` is the success without a flag, and ``flagged`` the
     share of the attacked rows with one. Beside each stands the figure of an honest party 0.
-
-    Parameters
-    ----------
-    names : of `ATTACKS`; ``hostile`` for all.
-    known : labelled training rows of each class that the party knows.
-
-    Raises
-    ------
-    ConfigError, PartyError
-        As `run_local`; or if an attack is unknown, or a class has too few rows.
     """
     config = checked(run_config)
     chosen = _chosen(config, parties, names)
@@ -68,7 +58,7 @@ def robustness(
     outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen}
     with (
         in_use(folder),
-        _quiet(),
+        quiet(logging.ERROR),
         TemporaryDirectory() as runs,
         tqdm(total=total, unit="attack", desc="audit", disable=None, leave=False) as bar,
     ):
@@ -164,15 +154,3 @@ def _findings(name: str, known: int, outcomes: Sequence[Outcome]) -> list[Findin
             found, control = np.mean(values, 0).tolist()
             findings.append(Finding(name, attacker, measure, found, control, rows))
     return findings
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep progress and warnings of the attacked runs out of the log."""
-    log = logging.getLogger("flwr")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

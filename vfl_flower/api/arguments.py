@@ -23,8 +23,7 @@ def listed(
     """Return the features of each party as a list, and the names of the parties.
 
     The names of an earlier run (``then``) decide the order of a mapping, so each of its ``parties``
-    must have one. Raise `ConfigError` if features belong to one party only, or cannot be counted,
-    or if a name cannot be one.
+    must have one.
     """
     if isinstance(features, Mapping):
         for name in features:
@@ -60,9 +59,7 @@ def handed_over(
 ) -> tuple[Frame, list[Source]]:
     """Return the label holder's table and the parties' data, of the same rows.
 
-    ``labels`` may be the label holder's own frame, or None. ``id`` names the id column in all
-    frames; with align = 'any', the ids of the labels decide. Raise `ConfigError` if the data cannot
-    be used, or do not belong together.
+    ``labels`` may be the label holder's own frame, or None. With align = 'any', its ids decide.
     """
     if not isinstance(id, str):
         raise ConfigError(

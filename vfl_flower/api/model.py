@@ -317,7 +317,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet(level: int = logging.WARNING) -> Iterator[None]:
     """Have Flower's logger print warnings only, as `vfl run` does.
 
     All threads share the logger. The last one to leave restores the level that the first found.
@@ -325,14 +325,14 @@ def quiet() -> Iterator[None]:
     log = logging.getLogger("flwr")
     with _lock:
         _levels.append(log.level)
-        log.setLevel(logging.WARNING)
+        log.setLevel(level)
     try:
         yield
     finally:
         with _lock:
-            level = _levels.pop()
+            before = _levels.pop()
             if not _levels:
-                log.setLevel(level)
+                log.setLevel(before)
 
 
 def _checkpoint(folder: Path) -> Checkpoint:

@@ -9,7 +9,6 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from vfl_flower.protocol.system import System
 
 _PLACE = f"{__name__}:"
 _held: dict[str, Any] = {}
-_NOT_KEYWORDS = ("task", "model", "without", "information", "id", "out", "parties")
+_NOT_KEYWORDS = ("task", "model", "information", "id", "out", "parties")
 KEYWORDS = {name.replace("-", "_"): name for name in OPTIONS if name not in _NOT_KEYWORDS}
 """Keyword option of `train` -> name of the option. Arguments of `train` have other names."""
 
@@ -41,8 +40,7 @@ def values_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options by their names, and further arguments for the engine.
 
-    ``options`` are in snake_case, and None stands for the default. Raise `ConfigError` if an option
-    is unknown, is given twice, or has a wrong value.
+    ``options`` are in snake_case, and None stands for the default.
     """
     if not isinstance(config, Mapping | None):
         raise ConfigError(
@@ -104,17 +102,16 @@ def _name_of_code(option: str, value: Any) -> str:
 
 
 def name_of(value: Any, registry: Registry) -> str:
-    """Return the name that a run saves for a class, a function or another object.
+    """Return the name that a run saves for an object: ours, an entry point's, or its import path.
 
-    The name is the first that exists: ours, an entry point's, the import path, or else a name that
-    is valid only in this process.
+    Without any, it is a name that is valid only in this process.
     """
     for known, place in registry.known.items():
         module, _, name = place.partition(":")
         if module in sys.modules and _same(getattr(sys.modules[module], name, None), value):
             return known
     place = _import_path(value)
-    for entry in entry_points(group=registry.group):
+    for entry in registry.entries:
         if entry.value == place:
             return entry.name
     return place or _hold(value)

@@ -28,7 +28,7 @@ from vfl_flower.config.errors import UnfitError, asked, shown
 from vfl_flower.protocol.system import System
 
 EXPECTED_FAILED_CHECKS = {
-    "check_methods_subset_invariance": "models compute in 32 bits and round differently by batch",
+    "check_methods_subset_invariance": "models compute in 32 bits and round differently by batch"
 }
 """Checks of scikit-learn that may fail, and why: pass it to `check_estimator` by this name."""
 

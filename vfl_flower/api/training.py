@@ -173,10 +173,7 @@ def _train(
 def _held(
     keys: dict[str, Any], features: Features, labels: Any, id: str
 ) -> Iterator[list[dict[str, Any]]]:
-    """Hold features and labels for a run, and complete its options.
-
-    Yield the node configurations of the parties.
-    """
+    """Hold features and labels for a run, complete its options, and yield node configurations."""
     id = id or keys.get("id", "")
     before = keys.get("resume") or keys.get("grow")  # a run whose options hold
     data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data

@@ -1,7 +1,4 @@
-"""The chain of an audit log: read its lines, verify them, and find the lines of an id.
-
-`vfl_flower.config.audit_log` describes the format.
-"""
+"""The chain of an audit log (`config.audit_log`): read and verify it, and find the lines of ids."""
 
 from __future__ import annotations
 
@@ -37,23 +34,15 @@ class End(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Findings of `verify` about a sound log.
-
-    lines : number of lines, of all files together.
-    first, last : times of the first and the last line.
-    digest : digest of the last line.
-    torn : places of lines that were written in part, as "FILE:7". Their process was killed.
-    unsealed : number of lines after the last seal. Such lines can be cut off without a trace.
-    earlier : the end of the earlier file, which `after` stood for; `End()` if there is none.
-    """
+    """Findings of `verify` about a sound log, of all files together."""
 
     lines: int
-    first: str
+    first: str  # time of the first line
     last: str
-    digest: str
-    torn: tuple[str, ...]
-    unsealed: int
-    earlier: End
+    digest: str  # of the last line
+    torn: tuple[str, ...]  # places such as "FILE:7", whose process was killed while it wrote
+    unsealed: int  # lines after the last seal, which can be cut off without a trace
+    earlier: End  # of the file that `after` stood for
 
 
 def verify(path: Path, *later: Path, noted: str = "", after: str = "") -> Verified:
@@ -109,7 +98,8 @@ def _continues(path: Path, after: str) -> VflError:
     end = earlier_end(path)
     if not end.digest:
         return VflError(f"{path} continues no file. Leave out --after {after}.")
-    absent = "The service did not find it when it began this file. " * _lost(path)
+    absent = "The service did not find it when it began this file. "
+    absent *= bool(_first(path).get("earlier-missing"))
     return VflError(
         f"Lines are missing: {path} continues a file of {end.lines} lines, which is not named. "
         f"{absent}Name that file first. If it is no longer kept, give --after the last digest that "
@@ -179,10 +169,7 @@ def checked(
 
 
 def find(path: Path, ids: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each encoded id with each line that has its hash, in the order of the lines.
-
-    The lines are not verified.
-    """
+    """Yield each encoded id with each line that has its hash. The lines are not verified."""
     try:
         key = unsealed(path.parent / KEY)
     except OSError as error:
@@ -208,13 +195,7 @@ def find(path: Path, ids: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, An
 
 def hashes_of(ids: Iterable[bytes], key: bytes) -> list[str]:
     """Return the keyed hash of each encoded id: 8 bytes of BLAKE2b, in hex."""
-    copy = hashlib.blake2b(key=key, digest_size=_HASH).copy
-    found = []
-    for each in ids:
-        hashed = copy()
-        hashed.update(each)
-        found.append(hashed.hexdigest())
-    return found
+    return [hashlib.blake2b(each, key=key, digest_size=_HASH).hexdigest() for each in ids]
 
 
 def fingerprint(key: bytes) -> str:
@@ -241,10 +222,7 @@ def read_seal(path: Path) -> tuple[End, str] | None:
 
 
 def sound_end(path: Path, seal: End) -> tuple[End, bytes]:
-    """Return the end of a log, and the torn line after it, which may be empty.
-
-    Only the last sealed line and the lines after it are read.
-    """
+    """Return the end of a log, and the torn line after it, without reading what is sealed."""
     if _has_line(path, seal):
         end = seal
     elif earlier_end(path).digest == seal.digest:
@@ -282,11 +260,6 @@ def earlier_end(path: Path) -> End:
     return End(lines if isinstance(lines, int) else 0, 0, first.get("before", ""))
 
 
-def _lost(path: Path) -> bool:
-    """Return whether the first line says that the earlier file was not there."""
-    return bool(_first(path).get("earlier-missing"))
-
-
 def is_beside(path: Path, seal: End) -> bool:
     """Return whether another file of the folder is the sealed log, which was renamed."""
     for each in path.parent.iterdir():
@@ -310,10 +283,8 @@ def fields_of(line: bytes) -> dict[str, Any] | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
-        return None
-    fits = all(isinstance(found.get(name), kind) for name, kind in _TYPES.items())
-    return found if fits else None
+    fits = isinstance(found, dict)
+    return found if fits and all(isinstance(found.get(k), v) for k, v in _TYPES.items()) else None
 
 
 def _opened(path: Path) -> Any:

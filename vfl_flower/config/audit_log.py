@@ -48,7 +48,6 @@ from vfl_flower.config.audit_chain import (
     KEY,
     TORN,
     End,
-    Verified,
     beside,
     fields_of,
     fingerprint,
@@ -56,7 +55,6 @@ from vfl_flower.config.audit_chain import (
     is_beside,
     read_seal,
     sound_end,
-    verify,
 )
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import (
@@ -71,8 +69,6 @@ from vfl_flower.config.files import (
 )
 from vfl_flower.config.logs import log
 
-__all__ = ["AuditLog", "Verified", "verify"]
-
 _FORMAT = "vfl-flower audit log 1"
 _OWN = {"line", "time", "event", "before"}  # fields of every line
 _APART = 1.0  # seconds between two seals
@@ -84,9 +80,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 class AuditLog:
     """An audit log that this process writes. `close` it, or use it in a ``with`` block.
 
-    The file is made if it is missing. Else the end of its chain is checked, and continued. Refuse a
-    log that another process writes or another user can change, or a missing or changed seal, key or
-    end.
+    It refuses a log that another process writes or another user can change, or whose seal, key or
+    end is missing or changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,19 +123,14 @@ class AuditLog:
         return not self._failure and not self._failed
 
     def hashes(self, ids: Sequence[bytes]) -> list[str]:
-        """Return the keyed hash of each encoded id, for field ``ids`` of a line.
-
-        Without the key, nobody can tell ids from hashes. An id has the same hash in all lines, so
-        hashes can be computed beforehand.
-        """
+        """Return the keyed hash of each encoded id, for field ``ids`` of any line."""
         return hashes_of(ids, self._key)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append a line. The system has it at once, and the disk within about a second.
 
-        A service writes ``request``, ``caller``, ``number`` (of ids), ``ids`` (their `hashes`),
-        ``parties`` and ``outcome``. No field may hold an id, a feature or a score. If writing
-        fails, nothing of the line is left.
+        No field may hold an id, a feature or a score. If writing fails, nothing of the line is
+        left.
         """
         if event in (BEGUN, TORN) or not _OWN.isdisjoint(fields):
             raise ValueError(f"Event {event} or a field has a name that the log itself uses.")

@@ -35,10 +35,7 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class InvalidError(ValueError):
-    """A value is not permitted. The text is a predicate about the value.
-
-    name : the field, if the value is one of several. It is empty for an unknown field.
-    """
+    """A value is not permitted. The text is a predicate about it, or about the field ``name``."""
 
     def __init__(self, name: str, predicate: str) -> None:
         super().__init__(predicate)
@@ -124,10 +121,7 @@ def direct_to_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def proxy_of(host: str) -> str:
-    """Return the URL of the proxy through which a SuperNode and its streams call a host.
-
-    Return an empty text for a direct call. A SuperNode calls by httpx, which has the same rules.
-    """
+    """Return the proxy through which a SuperNode, by httpx, and its streams call a host, if any."""
     known = {} if is_loopback(host) or proxy_bypass(host) else getproxies_environment()
     named = known.get("https") or known.get("all") or ""
     return named if "://" in named or not named else f"http://{named}"

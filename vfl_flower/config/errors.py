@@ -66,10 +66,7 @@ _SYNONYMS = {
 
 
 def meant(name: object, names: Iterable[str], exact: bool = False) -> str:
-    """Suggest options of these names for an unknown one; return a question, or nothing.
-
-    With ``exact``, suggest only what other programs call so.
-    """
+    """Ask whether one of these names is meant; if ``exact``, by what other programs call it."""
     like = str(name).lower().replace("_", "-")
     dashed = {each.replace("_", "-"): each for each in names}
     known = [each for each in _SYNONYMS.get(like, ()) if each in dashed]
@@ -83,19 +80,12 @@ def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
     return ConfigError(f"{key} = {shown(value)} is not known:{ask} one of {', '.join(names)}.")
 
 
-def _in_words(said: object) -> object:
-    """Replace import paths of in-process classes in a text by their names in code."""
-    return IN_PROCESS.sub(lambda found: found[1], said) if isinstance(said, str) else said
-
-
 class VflError(Exception):
-    """Say what is wrong, where, and what to do.
-
-    outside : the message for others than the owner of the data and the code, if it differs.
-    """
+    """Say what is wrong, where, and what to do."""
 
     def __init__(self, *said: object, outside: str = "") -> None:
-        super().__init__(*map(_in_words, said))
+        # A class without an import path has its name in code.
+        super().__init__(*(IN_PROCESS.sub(r"\1", t) if isinstance(t, str) else t for t in said))
         self._outside = outside
 
     @property
@@ -117,10 +107,7 @@ class UnfitError(ConfigError):
 
 
 class SharedError(ConfigError):
-    """Another user can change, or replace, a folder that a run reads.
-
-    where : the folder, or its parent folder, that the other user can change.
-    """
+    """Another user can change, or replace, a folder that a run reads."""
 
     def __init__(self, folder: object, where: object, why: str, mode: str) -> None:
         mend = f", or run `chmod {mode} {where}`" if mode else ""
@@ -187,29 +174,18 @@ def raised(error: Exception) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended a run that saved a checkpoint.
-
-    sentence : what ended the run, and when.
-    folder : the results folder, from which the run can be resumed.
-    """
+    """Ctrl-C has ended a run that saved a checkpoint in this folder."""
 
     def __init__(self, sentence: str, folder: str) -> None:
-        super().__init__(sentence)
+        super().__init__(sentence, folder)
         self.sentence, self.folder = sentence, folder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle both arguments."""
-        return Interrupted, (self.sentence, self.folder), vars(self)
 
     def __str__(self) -> str:
         return _resumable(self.sentence, self.folder)
 
 
 class Terminated(SystemExit):
-    """A signal of `TERMINATING` has ended this process.
-
-    A run saved a checkpoint in ``folder``, if any.
-    """
+    """A signal of `TERMINATING` has ended this process. A run may have saved a checkpoint."""
 
     def __init__(self, number: int, sentence: str = "", folder: str = "") -> None:
         super().__init__(128 + number)

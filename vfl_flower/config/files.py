@@ -32,10 +32,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder as `make_folder` does, if no other user can change its content.
-
-    Raise `SharedError` if another user can write to it or to a parent folder, also through a link.
-    """
+    """Make a folder as `make_folder` does, if it passes `check_own`."""
     check_own(folder)
     make_folder(folder)
 
@@ -43,8 +40,7 @@ def make_own_folder(folder: Path) -> None:
 def check_own(folder: Path) -> None:
     """Raise `SharedError` if another user can change or replace a folder, or a file.
 
-    Check each parent folder, and each link. Root and this user may own them. A parent folder that
-    others can write to passes if it is sticky, as the system's temporary folder is.
+    Each parent folder and each link counts. A sticky parent, as a temporary folder is, passes.
     """
     here, left = Path("/"), list(folder.expanduser().absolute().parts[1:])
     links = 0
@@ -74,11 +70,7 @@ def check_own(folder: Path) -> None:
 
 
 def is_secret(path: Path) -> bool:
-    """Return whether only its owner can read a file.
-
-    A file that root has given to this process may be readable by the private group of this user, as
-    the secrets of Kubernetes are.
-    """
+    """Return whether only its owner can read a file; or a private group, as of Kubernetes."""
     status = path.stat()
     if status.st_uid != os.geteuid() and _is_private(path, status.st_gid):
         return not stat.S_IMODE(status.st_mode) & 0o037
@@ -88,7 +80,7 @@ def is_secret(path: Path) -> bool:
 def _is_private(folder: Path, group: int) -> bool:
     """Return whether only this user and root are in the group that owns a folder or a file.
 
-    Many systems give each user a group of the same name. An access list may name others.
+    An access list may name others.
     """
     if "system.posix_acl_access" in _attributes(folder):
         return False
@@ -168,10 +160,7 @@ def unsealed(path: Path) -> bytes:
 
 
 def lasting_secret(path: Path) -> bytes:
-    """Return the 32 secret bytes in a file. Make the file if it is missing.
-
-    Refuse a folder that another user can change.
-    """
+    """Return the 32 secret bytes in a file, which is made in a folder that others cannot change."""
     with told(path):
         make_own_folder(path.parent)
         with alone_in(path.parent):
@@ -215,11 +204,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, sentence: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file, across processes; then remove the file.
-
-    The kernel releases the lock when the process ends. ``sentence`` is the error if another process
-    or thread has the lock.
-    """
+    """Hold an exclusive lock on a file, across processes; then remove it. Else raise a sentence."""
     with told(path):
         while (held := _hold(path)) is None:
             pass
@@ -246,10 +231,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _hold(path: Path) -> int | None:
-    """Open and lock a file.
-
-    Return -1 if another process holds it, and None if it was removed meanwhile.
-    """
+    """Open and lock a file; -1 if another process holds it, None if it was removed meanwhile."""
     opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,9 +3,6 @@
 A line has `time` (UTC, in milliseconds), `level`, `logger` and `message`, and, where they are
 known, `run`, `role` ("label holder" or "party") and `party`. An error adds `exception`: its type,
 and the places in the code. In no format does a line have its text, which may quote data.
-
-The standard library does this in few lines. A library's formatter would have to be changed in
-two points: Flower's handler ignores formatters, and the text of an error must stay out.
 """
 
 import json
@@ -40,10 +37,9 @@ _of_process = _About()  # of other threads, and of records that come after a blo
 
 @contextmanager
 def described(log_format: object = None, lasting: bool = False, **fields: Any) -> Iterator[None]:
-    """Write the records of this block in a ``log-format``, if it is one, and with these fields.
+    """Write the records of this block in a ``log-format``, if it is one, with more fields.
 
-    A block within another one adds to its fields. ``lasting`` covers all other threads, and all
-    later records of this process.
+    ``lasting`` covers all other threads, and all later records of this process.
     """
     global _of_process
     outer = _here.get() or _of_process

@@ -39,13 +39,7 @@ OWN_TRAINING = (  # options of training that a party may set for its own model
 
 
 def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
-    """Return the dataclass field of one rule.
-
-    default : the default; ``None`` sets no rule.
-    help : sentences. The first one is the summary that lists show.
-    example : pairs for --node-config.
-    basic : whether a new user needs the rule. `vfl list` shows only these rules.
-    """
+    """Return the dataclass field of one rule. `options.option.Key` explains the arguments."""
     return field(default=default, metadata={"help": help, "example": example, "basic": basic})
 
 
@@ -199,10 +193,7 @@ class Rules:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Rules:
-        """Return the rules in a node configuration.
-
-        Raise `ConfigError` if a value has another type than its rule, or an option is unknown.
-        """
+        """Return the rules in a node configuration, or raise `ConfigError`."""
         return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
 
 
@@ -273,10 +264,7 @@ RULES: dict[str, Rule] = {
 
 
 def _check_own_key(key: str, whose: str, has_source: bool) -> None:
-    """Refuse an unknown option.
-
-    A source of data may read further options, unless their names are close to a rule.
-    """
+    """Refuse an unknown option. A source may read others, but none whose name is like a rule's."""
     known = [*_CHECKS, *_OTHERS, *OWN_TRAINING]
     close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
     close = ["model"] if key == "bottom-model" else close

@@ -6,12 +6,14 @@ simulations it can also be the import path of your own code: ``file.py:NAME`` or
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from threading import Lock
@@ -45,15 +47,19 @@ class Registry:
         self.of = dict(of or {})
 
     @property
+    def entries(self) -> EntryPoints:
+        """The entry points of this kind. All are read anew only if a folder of packages changes."""
+        folders = (each for each in sys.path if os.path.isdir(each))
+        found = _declared(tuple((each, os.stat(each).st_mtime_ns) for each in folders))
+        return found.select(group=self.group)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Return all names, the built-in ones first."""
-        return (*self.known, *(each.name for each in entry_points(group=self.group)))
+        return (*self.known, *(each.name for each in self.entries))
 
     def is_place(self, name: str) -> bool:
-        """Return whether a name is an import path, or has a prefix of ``of``.
-
-        An import path is ``file.py:NAME`` or ``package.module:NAME``.
-        """
+        """Return whether a name is an import path, or has a prefix of ``of``."""
         if name.partition(":")[0] in self.of:
             return True
         module, _, attribute = name.rpartition(":")
@@ -68,12 +74,7 @@ class Registry:
             raise unknown(key or self.key, name, self.names)
 
     def load(self, name: str, key: str = "") -> Any:
-        """Return the plugin of this name. Errors name ``key``, by default the configuration's
-        option.
-
-        Raise `ConfigError` if the name is unknown, its import path fails, or the plugin lacks a
-        part.
-        """
+        """Return the plugin of this name. Errors name ``key``, by default the option."""
         own, key = bool(key), key or self.key
         self.check(name, key)
         if name in self.known:
@@ -83,8 +84,7 @@ class Registry:
             return load_place(self.of[prefix])(rest)
         place = name
         if ":" not in name:
-            (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
-            place = entry.value
+            place = self.entries[name].value
         # A party's own folder must not show in errors that others read.
         called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
         called = IN_PROCESS.sub(r"\1", called)
@@ -97,11 +97,13 @@ class Registry:
         return found
 
 
-def load_place(place: str, said: str = "") -> Any:
-    """Return the object at an import path, ``file.py:NAME`` or ``package.mod:NAME``.
+@lru_cache(maxsize=1)
+def _declared(folders: tuple[tuple[str, int], ...]) -> Any:
+    return entry_points()
 
-    Else raise `ConfigError`, which begins with ``said``.
-    """
+
+def load_place(place: str, said: str = "") -> Any:
+    """Return the object at an import path, or raise `ConfigError`, which begins with ``said``."""
     module, _, name = place.rpartition(":")
     if module.endswith(".py") and not Path(module).expanduser().is_file():
         raise ConfigError(
@@ -141,10 +143,7 @@ _again: ContextVar[bool] = ContextVar("again", default=False)
 
 @contextmanager
 def read_again() -> Iterator[None]:
-    """Load code of your own inside the context as a new process would: from a second module.
-
-    The second module has its own classes and global variables, in their first state.
-    """
+    """Load code of your own inside the context as a new process would: from a second module."""
     token = _again.set(True)
     try:
         yield
@@ -326,10 +325,7 @@ SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_pa
 AUGMENTATIONS = Registry(
     "augment",
     "augmentations",
-    {
-        "none": "vfl_flower.data.samples:none",
-        "crop-flip": "vfl_flower.data.samples:crop_flip",
-    },
+    {"none": "vfl_flower.data.samples:none", "crop-flip": "vfl_flower.data.samples:crop_flip"},
 )
 """Augmentations of samples in training passes: `data.samples.Augment`."""
 

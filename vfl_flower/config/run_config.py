@@ -71,6 +71,7 @@ class RunConfig:
         "Names parties to leave out of a prediction or an explanation, as in '0,3'. The model must "
         "be trained on subsets of the parties.",
         example="task='predict' model='runs/a' without='0,3'",
+        expert=True,
     )
     explain: bool = key(
         False,
@@ -178,9 +179,9 @@ _SECTIONS: dict[str, Any] = {
 }
 
 
-def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
+def _keys_of(section: str, kind: Any) -> list[Key]:
     types = {"int": int, "float": float, "str": str, "bool": bool}
-    keys = []
+    keys, prefix = [], "downlink-" * (section == "downlink")
     for spec in fields(kind):
         if "help" not in spec.metadata:
             continue
@@ -202,14 +203,8 @@ def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
 
 KEYS: dict[str, Key] = {
     each.name: each
-    for each in (
-        *_keys_of("", RunConfig),
-        *(
-            each
-            for section, kind in _SECTIONS.items()
-            for each in _keys_of(section, kind, "downlink-" if section == "downlink" else "")
-        ),
-    )
+    for section, kind in {"": RunConfig, **_SECTIONS}.items()
+    for each in _keys_of(section, kind)
 }
 """Every option and expert setting: the content of a `RunConfig`."""
 
@@ -351,9 +346,6 @@ def packed(values: Mapping[str, Any]) -> dict[str, Any]:
     values = opened(values)
     expert = {name: value for name, value in values.items() if name in KEYS and KEYS[name].expert}
     rest = {name: value for name, value in values.items() if name not in expert}
-    words = (f"{name}={_text(value)}" for name, value in expert.items())
+    texts = {k: str(v).lower() if isinstance(v, bool) else v for k, v in expert.items()}
+    words = (f"{name}={text}" for name, text in texts.items())
     return {**rest, "expert": shlex.join(words)} if expert else rest
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

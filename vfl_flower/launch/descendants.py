@@ -1,12 +1,8 @@
 """End all that this process has started, even if this process is killed.
 
 A killed process cannot end its children. So a second process watches the first: it is this file,
-run as a script. Children find each other by a variable in their environment, which their own
-children inherit. So it does not matter who started a process, in which session, or from which
-thread, as it would for Linux' PR_SET_PDEATHSIG. Nothing runs between fork and exec.
-
-A program that is meant to outlive its starter is not started in such a block. `deploy/` starts its
-services without one.
+run as a script. It knows all descendants by a variable in their environment, which they inherit,
+whoever started them and in which session or thread, unlike Linux' PR_SET_PDEATHSIG.
 """
 
 import os
@@ -30,9 +26,9 @@ _LOOK = 0.5  # seconds between two looks at the parent
 
 @contextmanager
 def ending_with_this_process(folder: str = "") -> Iterator[dict[str, str]]:
-    """Yield a variable for the environment of processes that end with this block.
+    """Yield a variable for the environment of processes that end with this block, however it ends.
 
-    They also end if this process is killed. Then their temporary folder is deleted.
+    Their temporary folder is deleted then.
     """
     mark = secrets.token_hex(16)
     watcher = subprocess.Popen(
@@ -55,8 +51,7 @@ def ending_with_this_process(folder: str = "") -> Iterator[dict[str, str]]:
 def _marked(mark: str, known: set[psutil.Process]) -> set[psutil.Process]:
     """Return the running processes with this mark, or that were known to have it.
 
-    Ray's agents write a title over their environment. So a process without any environment has the
-    mark if its parent has it.
+    Ray's agents write a title over their environment, so the mark of a parent counts for them.
     """
     found = set[psutil.Process]()
     for process in psutil.process_iter():  # by number: parents come first
@@ -70,10 +65,7 @@ def _marked(mark: str, known: set[psutil.Process]) -> set[psutil.Process]:
 
 
 def _watch(parent: int, mark: str, folder: str) -> None:
-    """Wait until the parent closes its pipe or is gone; then end all marked processes.
-
-    A fork of the parent may hold the pipe open, so the parent's number counts too.
-    """
+    """Wait until the parent closes its pipe, or is gone: a fork may hold it; then end them all."""
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it ends with its parent
         signal.signal(each, signal.SIG_IGN)
     while os.getppid() == parent and not select([0], [], [], _LOOK)[0]:

@@ -57,8 +57,7 @@ class Finished:
 
 
 Engine = Callable[..., Finished]
-"""Takes the number of parties, the run configuration and the parties' node configurations, and
-returns the finished run. `config.plugins.ENGINES` names the engines."""
+"""Takes the number of parties, the run configuration and the parties' node configurations."""
 
 
 def run_local(
@@ -147,9 +146,7 @@ def run_ray(
 
 
 def run_supernodes(
-    parties: int,
-    run_config: Mapping[str, Any],
-    node_configs: Sequence[Mapping[str, Any]] = (),
+    parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
 ) -> Finished:
     """Run the application on real SuperNodes and a SuperLink, which end with the run.
 
@@ -221,10 +218,7 @@ def explain_local(
     node_configs: Sequence[Mapping[str, Any]] = (),
     client: ClientApp | None = None,
 ) -> dict[str, Any]:
-    """Explain the model of a run on this machine, and return the content of `FILE`.
-
-    It is written into the folder ``out``, or by default into the run's, ``model``.
-    """
+    """Explain the ``model`` of a run on this machine, and return the content of `FILE`."""
     config = used("explain", run_config, node_configs, client)
     out = Path(config.running.out or config.model).expanduser()
     return json.loads((out / FILE).read_text())
@@ -243,10 +237,7 @@ def used(
     node_configs: Sequence[Mapping[str, Any]],
     client: ClientApp | None = None,
 ) -> RunConfig:
-    """Do a task in this process, with the ``model`` of a run on this machine.
-
-    The parties have their states in its folder. Return the configuration.
-    """
+    """Do a task in this process, with the ``model`` of a run and the states in its folder."""
     config, parties, node_configs = with_model({**run_config, "task": task}, node_configs)
     if task == "predict":
         config = config.with_values({"out": str(predictions_file(config))})
@@ -307,9 +298,7 @@ def in_process(
 
 def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
     """Return the ServerApp's Context."""
-    return Context(
-        run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
-    )
+    return Context(run_id, 1, {}, RecordDict(), dict(run_config))
 
 
 def prepare(

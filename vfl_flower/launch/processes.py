@@ -1,10 +1,8 @@
 """Flower's own processes on this machine: a SuperLink, SuperNodes, and `flwr run`.
 
-They use loopback, free ports, and a temporary folder as FLWR_HOME and working directory. So they
-neither read nor write the user's Flower. Other users of this machine cannot reach them.
-Secrets in the folder, which only its owner can read, guard four things: to start a run, to take a
-task, to be a SuperNode (`transport.nodes.superlink`), and to use Ray. All processes use the
-installed packages. Each ends with its ``with`` block, or with this process (`descendants`).
+They use loopback, free ports, and a temporary folder as FLWR_HOME, not the user's Flower. Secrets
+in that folder keep other users of this machine from starting runs, taking tasks, being a SuperNode
+(`transport.nodes.superlink`) and using Ray. A process ends with its ``with`` block, or this one.
 """
 
 from __future__ import annotations
@@ -173,10 +171,7 @@ class SuperLink:
             )
 
     def _of_ray(self) -> dict[str, str]:
-        """Return variables that close our Ray to others, or name our folder to a cluster.
-
-        A cluster's processes start its actors, and do not know FLWR_HOME.
-        """
+        """Return variables that close our Ray to others, or name our folder to a cluster."""
         if not ray_cluster():
             return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
         if not self.states:
@@ -197,10 +192,7 @@ class SuperLink:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started; kill what is left after some seconds.
-
-    Flower's processes start others in new sessions, which would outlive them for a while.
-    """
+    """End a process and all that it started, also in new sessions; kill what is left later."""
     try:
         root = psutil.Process(process.pid)
         family = [*root.children(recursive=True), root]
@@ -219,10 +211,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Reserve a free loopback port for a server to listen on.
-
-    It stays bound here without listening, so that a server that reuses addresses can bind it too.
-    """
+    """Bind a free loopback port, so that only a server that reuses addresses can bind it too."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -266,10 +255,7 @@ def _write_toml(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _gpus_of_each(actors: int) -> float:
-    """Return this machine's GPUs per actor. Ray hides the GPUs from an actor that asks for none.
-
-    Ray takes a part of a GPU from one GPU alone. So each GPU serves equally many actors.
-    """
+    """Return this machine's GPUs per actor. Ray takes a part of a GPU from one GPU alone."""
     import torch
 
     gpus = torch.cuda.device_count()

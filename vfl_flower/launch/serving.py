@@ -1,4 +1,4 @@
-"""Start a service on this machine: in this process, or with SuperNodes."""
+"""Start a service on this machine with SuperNodes."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from typing import Any
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import submission
-from vfl_flower.launch.engines import used, with_model
+from vfl_flower.launch.engines import with_model
 from vfl_flower.launch.processes import SuperLink
 from vfl_flower.tasks.inference.serving.serve import ENDED, PROCESS
 
@@ -21,20 +21,10 @@ _SERVED = re.compile(r"(The model in .* is served at .*|The tokens of its caller
 _ENDING = 20.0  # seconds that the service's process may take to end
 
 
-def serve_local(
-    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
-) -> None:
-    """Serve the ``model`` of a run in this process until SIGTERM or Ctrl-C, to try it out."""
-    used("serve", run_config, node_configs)
-
-
 def serve_supernodes(
-    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Serve a model on a SuperLink and SuperNodes of this machine until SIGTERM or Ctrl-C.
-
-    The signal can go to this process, or to the one that `PROCESS` names.
-    """
+    """Serve a model on nodes of this machine until this process, or `PROCESS`, gets a signal."""
     node_configs = [submission.of_node_from_anywhere(each) for each in node_configs]
     run_config = {**run_config, "task": "serve"}
     config, parties, node_configs = with_model(run_config, node_configs)
@@ -68,10 +58,7 @@ def serve_supernodes(
 
 
 def _end(process_file: Path, started: float, run: subprocess.Popen[bytes]) -> None:
-    """End the service's own process, so that it finishes what it has taken; then wait for its run.
-
-    The parties then give back what they have counted ahead.
-    """
+    """End the service's own process, so that parties give back what they have counted ahead."""
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):
         if process_file.stat().st_mtime < started:
             return

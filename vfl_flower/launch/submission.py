@@ -30,9 +30,7 @@ _BOILERPLATE = re.compile(
 _STARTED = re.compile(r"Successfully started run (\d+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR) *: +", re.MULTILINE)
-_ENDED = re.compile(
-    r"Exit Code: (201|700)\b"
-)  # after an exception in the ServerApp or the simulation
+_ENDED = re.compile(r"Exit Code: (201|700)\b")  # an exception of the ServerApp or the simulation
 _PATHS = (
     *("resume", "grow", "rerun", "tokenizer"),
     *("serve-certificate", "serve-key", "serve-token"),
@@ -58,15 +56,11 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_path(name: str, kind: str, path: str) -> bool:
-    """Return whether the text after the kind of a model or data set is a path.
-
-    A data set of kind hf may have the name of a data set on a hub.
-    """
+    """Return whether the text after the kind of a model or data set is a path."""
     if name == "bottom-model":
         return kind in BOTTOMS.of
-    if name != "dataset":
-        return False
-    return Path(path).exists() if kind == "hf" else kind in ("files", "npz", "csv", "parquet")
+    is_file = kind in ("files", "npz", "csv", "parquet")
+    return name == "dataset" and (is_file or (kind == "hf" and Path(path).exists()))  # else a hub's
 
 
 def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,17 +84,14 @@ def _absolute(path: str) -> str:
 
 
 def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> Path:
-    """Submit a run and wait for its end; submit it again if its ServerApp never ran.
-
-    Return its folder. Raise `VflError` if it failed: our own error, or the cause in Flower's log.
-    """
+    """Submit a run, again if its ServerApp never ran, wait for its end, and return its folder."""
     folder = Path(run_config["out"])
     make_folder(folder)
     # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
     (superlink.home / "vfl-flower").symlink_to(folder)
     log, summary = folder / "flower.log", folder / result_of(str(run_config.get("task")))
     history = folder / "history.jsonl"
-    before = _touched(history), _touched(summary)  # a resumed run has both
+    before = touched(history), touched(summary)  # a resumed run has both
     with from_elsewhere(folder) as look:
         for _ in range(_STARTS):
             read = log.stat().st_size if log.exists() else 0
@@ -116,12 +107,12 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
             said = said_in(log, read)
             if sentence := sentence_of(said):
                 raise VflError(sentence)
-            if _touched(summary) != before[1]:
+            if touched(summary) != before[1]:
                 if summary.name == SUMMARY and (why := json.loads(summary.read_text())["failure"]):
                     raise VflError(why)
                 return folder
             # The ServerApp touches the history before it sends anything, perhaps before Ray is up.
-            if _touched(history) != before[0]:
+            if touched(history) != before[0]:
                 if _NO_RAY not in said:
                     raise VflError(
                         f"Flower ended the run after it had begun: {_cause(said)} "
@@ -129,7 +120,7 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
                     )
                 if before[0] is None:
                     history.unlink()  # otherwise the next start finds a run here
-                before = _touched(history), before[1]
+                before = touched(history), before[1]
             notice.warning("Flower ended the run before it began: %s", _cause(said))
     raise VflError(
         f"Flower ended the run before it began, {_STARTS} times: {_cause(said)} "
@@ -142,7 +133,7 @@ def said_in(log: Path, read: int) -> str:
     return _as_text(_COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace")))
 
 
-def _touched(path: Path) -> int | None:
+def touched(path: Path) -> int | None:
     """Return when a file was last written; None if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else None
 
@@ -160,9 +151,7 @@ def _as_text(said: str) -> str:
 
 
 def sentence_of(said: str) -> str | None:
-    """Return our error that ended the ServerApp.
-
-    It has no traceback, and an exit code follows."""
+    """Return our error that ended the ServerApp: without traceback, and before an exit code."""
     _, *records = _RECORD.split(said)
     levels, texts = records[::2], records[1::2]
     for level, text, following in zip(levels, texts, texts[1:], strict=False):

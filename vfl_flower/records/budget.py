@@ -14,16 +14,11 @@ AHEAD = 1000
 
 
 class Limit(NamedTuple):
-    """The most that a rule allows, in total or on one day.
+    """The most that a rule allows, in total or on one day."""
 
-    name : name of the count in the ledger. Its entry 0 is the total, and others are days.
-    most : ``None`` if there is no such rule.
-    rule : the rule, for the end of a sentence.
-    """
-
-    name: str
-    most: int | None
-    rule: str
+    name: str  # of the count in the ledger, whose entry 0 is the total, and others are days
+    most: int | None  # None if there is no such rule
+    rule: str  # for the end of a sentence
     daily: bool = False
 
 
@@ -55,10 +50,7 @@ def count(ledger: Ledger, limits: Sequence[Limit], more: int, day: int) -> None:
 
 
 class Budget:
-    """Counts what a service spends, before it spends it. `close` gives back what is left.
-
-    Without limits, nothing is counted. ``ledger`` is the secret of the ledger with the last count.
-    """
+    """Counts what a service spends, before it spends it. `close` gives back what is left."""
 
     def __init__(
         self, opened: Callable[[], AbstractContextManager[Ledger]], limits: Sequence[Limit]
@@ -66,7 +58,7 @@ class Budget:
         self._opened, self._limits = opened, limits
         self._rules = [limit.most for limit in limits if limit.most is not None]
         self._left, self._day, self._rule = 0, 0, ""  # counted ahead on that day, and not spent
-        self.ledger = b""
+        self.ledger = b""  # secret of the ledger with the last count
 
     def take_some(self, wanted: int) -> tuple[int, str]:
         """Count as many as the limits allow; return how many, and the rule that refuses others."""

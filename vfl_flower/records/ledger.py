@@ -56,10 +56,7 @@ def today() -> int:
 
 
 class Ledger:
-    """The entries of a ledger: (name, key) -> value.
-
-    secret : 32 secret bytes, which no other ledger has.
-    """
+    """The entries of a ledger, (name, key) -> value, and a secret that no other ledger has."""
 
     def __init__(self, entries: dict[tuple[str, int], Value]) -> None:
         self._entries = entries
@@ -163,10 +160,7 @@ def content_in_file(name: str) -> Reader:
 
 @contextmanager
 def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
-    """Open a ledger, and wait for other blocks first. Keep the changes if the block ends.
-
-    ``earlier`` reads what an earlier version wrote.
-    """
+    """Open a ledger, and wait for other blocks first. Keep the changes if the block ends."""
     path = path.absolute()
     try:
         with told(path):
@@ -193,10 +187,7 @@ def opened(path: Path, earlier: Reader = no_file) -> Iterator[Ledger]:
 
 @contextmanager
 def opened_by_party(path: Path, sentence: str, earlier: Reader = no_file) -> Iterator[Ledger]:
-    """Open a ledger as `opened` does. If that fails, only ``sentence`` leaves the party.
-
-    The party's own log has the reason.
-    """
+    """Open a ledger as `opened` does. If that fails, only ``sentence`` leaves the party."""
     in_block: BaseException | None = None
     try:
         with opened(path, earlier) as ledger:
@@ -213,9 +204,8 @@ def opened_by_party(path: Path, sentence: str, earlier: Reader = no_file) -> Ite
 
 
 def _connection(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"{path.as_uri()}?mode=rw", uri=True, timeout=_WAIT, isolation_level=None
-    )
+    uri = f"{path.as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)
 
 
 def _is_ledger(path: Path) -> bool:

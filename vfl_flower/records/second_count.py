@@ -15,10 +15,7 @@ from vfl_flower.records.ledger import Ledger, Reader, opened
 
 
 def place(name: str, whose: str) -> Path:
-    """Return the path of a second count, outside of all folders with counts.
-
-    name : name of the count. ``whose`` tells it from others of this name.
-    """
+    """Return the path of the second count of this name, outside of all folders with counts."""
     named = os.environ.get("XDG_STATE_HOME")
     folder = Path(named) if named else Path.home() / ".local" / "state"
     which = hashlib.sha256(whose.encode(errors="surrogateescape")).hexdigest()[:16]

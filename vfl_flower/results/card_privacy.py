@@ -111,21 +111,16 @@ def _unprotected(summary: Mapping[str, Any]) -> Iterator[str]:
         left.append("labels of the training rows, which all parties receive")
     elif strategy != "frozen":  # which answers no party
         left.append("labels of the training rows, which parties can read in part from the answers")
-    left.append("who is in the data" + _alignment(summary))
-    yield "; ".join(left) + "."
+    learns = ""
+    if str(summary["dataset"]).startswith("files:"):
+        learns = (
+            ": all participants have the same ids"
+            if config["align"] == "ids"
+            else ", since the label holder knows which of its ids each party has, and each party "
+            "knows which of its ids are used"
+        )
+    yield "; ".join([*left, "who is in the data" + learns]) + "."
     yield "vfl audit measures what published attacks make of such messages."
-
-
-def _alignment(summary: Mapping[str, Any]) -> str:
-    """Return who learns which ids, for participants with files."""
-    if not str(summary["dataset"]).startswith("files:"):
-        return ""
-    if summary["config"]["align"] == "ids":
-        return ": all participants have the same ids"
-    return (
-        ", since the label holder knows which of its ids each party has, and each party knows "
-        "which of its ids are used"
-    )
 
 
 _FEW = 100  # test rows of a class
@@ -134,12 +129,7 @@ _POINTS = "percentage points"
 
 def limits(summary: Mapping[str, Any]) -> list[str]:
     """Return sentences on what the model must not be used for, and what its figures do not say."""
-    return [
-        *_of_use(summary),
-        *_of_rows(summary),
-        *_of_figures(summary),
-        *_of_segments(summary),
-    ]
+    return [*_of_use(summary), *_of_rows(summary), *_of_figures(summary), *_of_segments(summary)]
 
 
 def _of_use(summary: Mapping[str, Any]) -> Iterator[str]:

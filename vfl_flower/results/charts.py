@@ -31,22 +31,17 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 @dataclass(frozen=True)
 class Line:
-    """The points of one run. Its number among the lines decides its colour.
-
-    ``band`` has a lower and an upper edge at each point. ``best`` is the point with a ring.
-    ``kept`` is the figure of the model that the run keeps, by default the last. A ``reference`` is
-    thin and has no dots. A ``broad`` line rises in steps.
-    """
+    """The points of one run. Its number among the lines decides its colour."""
 
     name: str
     number: int
     points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float]] = ()
+    band: Sequence[tuple[float, float]] = ()  # lower and upper edge at each point
     joined: bool = True
-    best: tuple[float, float] | None = None
-    kept: float | None = None
-    reference: bool = False
-    broad: bool = False
+    best: tuple[float, float] | None = None  # point with a ring
+    kept: float | None = None  # figure of the model that the run keeps, by default the last
+    reference: bool = False  # thin, and without dots
+    broad: bool = False  # rises in steps
 
     @property
     def level(self) -> float:
@@ -61,10 +56,7 @@ class Line:
 
     @property
     def moves(self) -> bool:
-        """Return whether x varies.
-
-        A baseline sends nothing, or sends everything before training.
-        """
+        """Return whether x varies. A baseline may send nothing, or all before training."""
         (first, _), (last, _) = self.points[0], self.points[-1]
         return first < last or (last > 0 and len(self.points) == 1)
 
@@ -85,8 +77,8 @@ def chart(
 ) -> dict[str, Line2D]:
     """Draw lines, and a level for each line without a course. Return artists by name.
 
-    The x-axis begins at 0, and is logarithmic if some lines go much further than others. A
-    ``linear`` axis is neither.
+    Unless it is ``linear``, the x-axis begins at 0, or is logarithmic if some lines go much further
+    than others.
     """
     drawn = {}
     for line in lines:
@@ -155,8 +147,7 @@ def svg(
 ) -> tuple[Markup, list[list[tuple[float, float]]]]:
     """Draw a `chart` of size `WIDTH` and `HEIGHT`; return its elements, and each line's points.
 
-    The elements hold numbers and the label of the x-axis. They contain no names or references. The
-    page's style sheet defines the colours.
+    They contain no names. The page's style sheet defines the colours.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # not pyplot: it works in any thread

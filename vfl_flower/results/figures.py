@@ -78,10 +78,7 @@ def main_metric(figures: Mapping[str, Any]) -> str:
 
 
 def chosen_by(figures: Mapping[str, Any]) -> str:
-    """Return the name of the metric that selects configurations: AUC, accuracy, or R2.
-
-    Raise `ConfigError` if the run has no validation rows.
-    """
+    """Return the metric that selects configurations, or raise `ConfigError` without any."""
     for key in VALIDATED:
         if figures.get(key) is not None:
             return key
@@ -89,10 +86,7 @@ def chosen_by(figures: Mapping[str, Any]) -> str:
 
 
 def spread(figures: Mapping[str, Any], key: str, form: str, unit: float = 1) -> str:
-    """Return a figure times ``unit`` as text.
-
-    With several seeds the text is the mean ± the standard deviation.
-    """
+    """Return a figure times ``unit`` as text, over several seeds with its standard deviation."""
     deviation = figures.get("deviation", {}).get(key)
     text = format(figures[key] * unit if unit != 1 else figures[key], form)
     return text if deviation is None else f"{text} ± {deviation * unit:{form}}"
@@ -133,10 +127,7 @@ def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, st
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """Return a run's figures and costs in one line.
-
-    With an epsilon, a second line says what the epsilon protects. Another line compares a rerun.
-    """
+    """Return a run's figures and costs in one line, then what its epsilon protects."""
     parts = []
     if summary[main_metric(summary)] is not None:
         parts.append(reached(summary))
@@ -229,9 +220,7 @@ def coverage(
 ) -> dict[str, Any]:
     """Return the field ``coverage`` of a summary, or of the figures of predictions.
 
-    Of the people ``asked``, so many parties as rows need have ``aligned``. ``left_out`` counts by
-    reason, and ``rules`` are figures of each rule at each party. ``more`` says which ``file`` they
-    come from, and how ``labels`` differ (`label_holder.about_data`).
+    ``more`` says which ``file`` people come from, and how their ``labels`` differ.
     """
     return {
         "asked": asked,

@@ -1,7 +1,4 @@
-"""The model card of a run: what a reader must know before the model is used.
-
-It is made from ``summary.json`` and `GIVEN`, and holds no name of a party's column.
-"""
+"""The model card of a run, made from ``summary.json`` and `GIVEN`: no name of a party's column."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -86,12 +83,9 @@ def items(rows: Sequence[Sequence[str]], head: Sequence[str] = ("item", "value")
 
 
 def _training(summary: Mapping[str, Any]) -> Section:
-    best = summary.get("best_epoch")
-    which = (
-        "of the last epoch"
-        if best is None
-        else f"of epoch {best:g}, which has the least validation loss"
-    )
+    which, best = "of the last epoch", summary.get("best_epoch")
+    if best is not None:
+        which = f"of epoch {best:g}, which has the least validation loss"
     rows = [
         ["system", f"{summary['strategy']}: {load_system(summary['strategy']).about}"],
         ["began", summary["began"]],

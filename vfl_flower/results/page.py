@@ -1,7 +1,4 @@
-"""A page about runs: sections of tables, charts and notes, for a terminal, Markdown and HTML.
-
-`vfl_flower.results.report` lays a page out as HTML. All texts of a page are escaped.
-"""
+"""A page about runs: sections of tables, charts and notes, for a terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -26,19 +23,14 @@ NOTHING = "–"  # stands where there is no number or text
 
 @dataclass(frozen=True)
 class Bar:
-    """A stacked bar: its lengths, the greatest sum, and a mark (where guessing lies).
+    """A stacked bar, or a dot."""
 
-    least : left end of the scale, below 0 if a bar of one part can be negative.
-    interval : ends of a line across the bar, if any.
-    dot : an estimate, in place of parts, and the number of its colour.
-    """
-
-    parts: Sequence[float] = ()
-    most: float = 1.0
-    mark: float | None = None
-    least: float = 0.0
-    interval: tuple[float, float] | None = None
-    dot: tuple[float, int] | None = None
+    parts: Sequence[float] = ()  # lengths
+    most: float = 1.0  # right end of the scale
+    mark: float | None = None  # where guessing lies
+    least: float = 0.0  # left end, below 0 if a bar of one part can be negative
+    interval: tuple[float, float] | None = None  # ends of a line across the bar
+    dot: tuple[float, int] | None = None  # an estimate, and the number of its colour
 
     @property
     def says(self) -> bool:
@@ -48,16 +40,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, perhaps as code, perhaps after a line with these CSS classes; or a drawing.
-
-    shade : from 0 (none) to 4 (the darkest).
-    """
+    """A text, perhaps as code, perhaps after a line with these CSS classes; or a drawing."""
 
     text: str = ""
     code: bool = False
     line: str = ""
     bar: Bar | None = None
-    shade: int = 0
+    shade: int = 0  # to 4, the darkest
 
 
 Row = Sequence[str | Cell]
@@ -114,19 +103,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
-
-    notes : sentences. A cell has the class of a swatch before it as its line.
-    charts : label of an x-axis -> a row of charts. The reader switches between the axes.
-    more : titles of tables that unfold.
-    """
+    """A part of the page. The reader switches between x-axes of charts, and unfolds more tables."""
 
     title: str
     tables: Sequence[Table] = ()
-    notes: Sequence[str | Cell] = ()
+    notes: Sequence[str | Cell] = ()  # sentences; the line of a cell is a swatch before it
     legend: Sequence[Cell] = ()
-    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
-    more: Mapping[str, Table] = field(default_factory=dict)
+    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)  # x-axis -> a row
+    more: Mapping[str, Table] = field(default_factory=dict)  # by their titles
 
     @property
     def filled(self) -> Section:
@@ -153,12 +137,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Banner:
-    """The outcome of the runs, at the top of the page.
+    """The outcome of the runs, at the top of the page."""
 
-    kind : "finished", "open" or "failed".
-    """
-
-    kind: str
+    kind: str  # "finished", "open" or "failed"
     word: str
     text: str
     about: str = ""
@@ -166,10 +147,7 @@ class Banner:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: a banner and headline figures, if there are any, and sections.
-
-    tiles : label -> figure.
-    """
+    """A page: a banner and headline figures (tiles), if there are any, and sections."""
 
     title: str
     sections: Sequence[Section | None]

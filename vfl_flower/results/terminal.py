@@ -18,8 +18,8 @@ _WHOLE = 25  # characters: a shorter text in a first column stays on one line
 def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
     """Draw a table: first ``texts`` left-aligned columns, then right-aligned figures.
 
-    On a terminal, texts wrap and figures stay whole. Columns that do not fit the width follow in
-    another block, after the first column again. Elsewhere each row is one line.
+    On a terminal, columns that do not fit the width follow in another block. Elsewhere each row is
+    one line.
     """
     live = on_terminal()
     console = console_of()
@@ -76,10 +76,7 @@ def in_notebook() -> bool:
 
 
 class _Column:
-    """A column of a table: its cells, and the widths that it can have.
-
-    full, least : width that breaks no line, and width that breaks no figure and no word.
-    """
+    """A column of a table: its cells, and the widths that break no line, or else no word."""
 
     def __init__(self, title: str, cells: Sequence[str], is_text: bool, is_first: bool) -> None:
         self.title, self.cells, self.is_text = title, cells, is_text

@@ -23,10 +23,8 @@ from vfl_flower.config.errors import (
     terminating,
     why,
 )
-from vfl_flower.tools import audit_log, operate, options
+from vfl_flower.tools import operate, options
 from vfl_flower.tools.command import Command, LightCommand, NotifyingCommand, shown_usage
-from vfl_flower.tools.doctor import doctor
-from vfl_flower.tools.operate import information
 
 app = typer.Typer(
     help="Vertical federated learning on Flower.",
@@ -93,6 +91,7 @@ def _run(
     from vfl_flower.label_holder import checkpoint, earlier_run
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.label_holder.results import results_folder
+    from vfl_flower.launch.submission import touched
     from vfl_flower.results.figures import headline
     from vfl_flower.results.terminal import wrapped
     from vfl_flower.tools.seeds import repeated, table
@@ -116,7 +115,7 @@ def _run(
     keys["out"] = str(folder)
     logs.notice.setLevel(logging.WARNING if quiet else logging.INFO)
     model = folder / ("top.npz" if seeds == 1 else "summary.json")
-    before, is_new = written_at(model), not any(folder.glob("*"))
+    before, is_new = touched(model), not any(folder.glob("*"))
     try:
         format_of_records = logs.described(config.running.log_format)
         of_tables = surveyed(config, node_configs)
@@ -136,16 +135,11 @@ def _run(
             shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
-        if written_at(model) != before:
+        if touched(model) != before:
             print(f"results: {folder}")
         elif not named:
             with suppress(OSError):  # the run did not begin, and has left its folder empty
                 folder.rmdir()
-
-
-def written_at(path: Path) -> int:
-    """Return when a file was last written; 0 if there is none."""
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 @app.command("rerun", cls=Command, epilog=options.RERUN_EXAMPLES)
@@ -162,13 +156,8 @@ def _rerun(
     of that run, and sends nothing that it has not sent then. So a rerun costs no
     epsilon. It ends at the first difference, and names it.
     """
-    _run(
-        run_config=[f'expert="rerun={shlex.quote(run)}"'],
-        node_config=node_config,
-        out=out,
-        engine=engine,
-        quiet=quiet,
-    )
+    keys = [f'expert="rerun={shlex.quote(run)}"']
+    _run(run_config=keys, node_config=node_config, out=out, engine=engine, quiet=quiet)
 
 
 @app.command("align", cls=NotifyingCommand, epilog=options.ALIGN_EXAMPLES)
@@ -198,7 +187,9 @@ def _align(
     print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
-app.command("information", cls=NotifyingCommand, epilog=options.INFORMATION_EXAMPLES)(information)
+app.command("information", cls=NotifyingCommand, epilog=options.INFORMATION_EXAMPLES)(
+    operate.information
+)
 
 
 @app.command("compare", cls=Command, epilog=options.COMPARE_EXAMPLES)
@@ -275,9 +266,8 @@ def _sweep(
     if "strategy" in keys:
         raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
     keys = {"strategy": system, **keys}
-    more: dict[str, Any] = {"node_configs": node_configs, "seeds": seeds, "jobs": jobs}
     with terminating(), shown(not quiet):
-        folder = sweep(number, keys, search, trials, **more)
+        folder = sweep(number, keys, search, trials, node_configs, seeds, jobs)
     print(table(folder))
     print(f"results: {folder}")
 
@@ -367,8 +357,7 @@ def _list(
 
 
 app.add_typer(operate.app)
-app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)(doctor)
-app.add_typer(audit_log.app, name="audit-log")
+app.add_typer(operate.audit_log, name="audit-log")
 
 _GROUPS = {
     "Train": "demo run rerun align information compare sweep list",

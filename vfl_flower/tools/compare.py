@@ -1,9 +1,4 @@
-"""Compare systems and baselines on one data set, in one table.
-
-A result needs baselines to be read. `frozen`: parties never learn. `local-only`: the best party
-works without the others. `centralised`: all columns are in one place. `intersection-only`, where
-parties lack rows: training uses the rows that all parties have.
-"""
+"""Compare systems and baselines on one data set, in one table."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +19,7 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.protocol.system import baselines
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results.card_privacy import ONE_PLACE
 from vfl_flower.results.figures import main_metric
 from vfl_flower.results.report.read import folder_of, number, read
 from vfl_flower.results.report.sections import comparison, differences, privacy
@@ -50,11 +46,9 @@ def compare(
 ) -> Path:
     """Run each configuration, and each baseline that fits, in this process; return the folder.
 
-    ``common`` has options of all runs, and its ``out`` gets each run's folder and ``compare.json``.
-    A run has its options, ``strategy`` at least, and perhaps a ``title``. Bytes are counted until
-    the validation accuracy or R2 reaches ``target``, or the test figure without validation rows.
-    Figures are means over seeds. With one seed, the first run's model is tested against the others
-    that are kept (`paired`). Raise `ConfigError` before any run, if one cannot work.
+    ``common`` has options of all runs. Bytes are counted until the validation accuracy or R2
+    reaches ``target``, or the test figure without validation rows. With one seed, the first run's
+    model is tested against the others that are kept.
     """
     configurations = _configurations(common, runs)
     resolved = [resolve(each) for each in configurations.values()]
@@ -126,12 +120,9 @@ def compared(text: str) -> dict[str, Any]:
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a baseline's options beside these, or None if it does not fit."""
     keys = _of_baselines(common)
-    stands = {
-        "labels": "epsilon" in keys,
-        "scalar": False,
-        "perturbed-embedding": name not in ("centralised", "intersection-only"),
-    }
-    if not stands.get(common.get("privacy", "none"), True):
+    sends = name not in ONE_PLACE
+    fits = {"labels": "epsilon" in keys, "scalar": False, "perturbed-embedding": sends}
+    if not fits.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
     if keys.get("privacy", "none") == "none":
         keys = without_noise(keys)

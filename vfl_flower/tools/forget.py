@@ -1,13 +1,8 @@
 """`vfl forget`: find people who have withdrawn in files, and remove them.
 
-A file that names people loses their entries. Others name nobody:
-
-- An alignment or a set is a list of places or points, and its proof covers all of them. Without
-  one of them it is another list. So it is deleted, and the next run aligns anew.
-- A state loses all rows. Its model still predicts, but its run cannot be resumed.
-- An audit log has keyed hashes of ids, and a chain that no line may leave. It stays as it is.
-- A checkpoint has keyed hashes of its people. Their training rows become zeros. Held-out rows,
-  which stand for absent parties in explanations, become copies of others.
+A file that names people loses their entries. An alignment or a set is deleted, since its proof
+covers all of them. A state loses all rows. An audit log stays, since no line may leave its chain. A
+checkpoint gets zeros for training rows, and copies of others for held-out rows.
 """
 
 import csv

@@ -1,6 +1,6 @@
 """`vfl list`: systems, options and party rules, as panels in a terminal and plain lines elsewhere.
 
-Every entry is an `Entry`. Lists show an entry's summary; `vfl list NAME` shows all of it.
+Lists show an entry's summary; `vfl list NAME` shows all of it.
 """
 
 import re
@@ -45,25 +45,16 @@ MORE = (
 
 
 class Entry(NamedTuple):
-    """A system, an option or a party rule.
+    """A system, an option or a party rule."""
 
-    kind : "system", "option", "basic option", `EXPERT` or "party rule".
-    group : title of its list.
-    default : its default, or "".
-    summary : one sentence.
-    choices : the values that have names.
-    details : returns title -> text of `vfl list NAME`; line breaks in a text stay.
-    basic : whether the short list has it.
-    """
-
-    kind: str
-    group: str
+    kind: str  # "system", "option", "basic option", `EXPERT` or "party rule"
+    group: str  # title of its list
     name: str
     default: str
-    summary: str
-    choices: str
-    details: Callable[[], dict[str, str]]
-    basic: bool
+    summary: str  # one sentence
+    choices: str  # the values that have names
+    details: Callable[[], dict[str, str]]  # title -> text of `vfl list NAME`
+    basic: bool  # whether the short list has it
 
 
 def show(words: Sequence[str] = (), every: bool = False) -> None:
@@ -101,10 +92,7 @@ def _systems() -> Iterator[System]:
 
 
 def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
-    """Return the entries whose name and texts have every word, and show each word.
-
-    Without any, raise `ConfigError` with the name that was perhaps meant.
-    """
+    """Return the entries whose name and texts have every word, and show each word."""
     low = [word.lower() for word in words]
     texts = [(each, " ".join((each.name, *_texts(each))).lower()) for each in listed]
     found = [_with_reasons(each, low) for each, text in texts if all(w in text for w in low)]

@@ -1,5 +1,7 @@
 """Commands of `vfl` for those who use and operate a model."""
 
+import json
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +12,17 @@ from vfl_flower.tools import options
 from vfl_flower.tools.command import Command, NotifyingCommand
 
 app = typer.Typer()
+audit_log = typer.Typer(
+    help="Verify the audit log of a service, or find the requests for an id.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+_APART = {"line", "time", "event", "ids", "before"}  # fields that `find` prints apart, or not
 
 
 @app.command("report", cls=Command, epilog=options.REPORT_EXAMPLES)
 def _report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
-    out: options.Page = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")], out: options.Page = None
 ) -> None:
     """Write one HTML page about runs, comparisons, sweeps and audits.
 
@@ -37,8 +44,7 @@ def _report(
 
 @app.command("contribution", cls=Command)
 def _contribution(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
-    metric: options.Metric = "",
+    run: Annotated[Path, typer.Argument(metavar="RUN")], metric: options.Metric = ""
 ) -> None:
     """Print what each party is worth to a model that predicts with any subset of parties.
 
@@ -152,17 +158,49 @@ def _serve(
     run was on this machine. The service prints its address, and the file of its
     token. With new files, -c names the label holder's file.
     """
-    from vfl_flower.launch.serving import serve_local, serve_supernodes
+    from vfl_flower.launch.engines import used
+    from vfl_flower.launch.serving import serve_supernodes
 
     _, keys, node_configs = options.given(run_config, node_config)
     if engine == "local":
-        serve_local({**keys, "model": model}, node_configs)
+        used("serve", {**keys, "model": model}, node_configs)
         return
     try:
         with terminating():
             serve_supernodes({**keys, "model": model}, node_configs)
     except (KeyboardInterrupt, Terminated):
         print("The service has ended.")
+
+
+@app.command("doctor", cls=Command, epilog=options.DOCTOR_EXAMPLES)
+def _doctor(
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="[FOLDER...]")] = None,
+    superlink: options.SuperLink = "",
+    stream_ports: options.StreamPorts = "",
+    compare: options.Compare = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Check this machine, keys, certificates, the network, disks and runs.
+
+    FOLDER is the folder of deploy/superlink.sh or of deploy/supernode.sh, a
+    party's states, or the results folder of a run. Each finding is a line: what
+    was checked, its result, and what to do. The exit code is 0 if all is well,
+    and 1 after a warning or a problem. Nothing is changed.
+    """
+    from vfl_flower.results.terminal import tabulated
+    from vfl_flower.tools.doctor.examine import examine, in_words
+    from vfl_flower.tools.doctor.finding import PROBLEM, WARNING, printable
+    from vfl_flower.tools.doctor.machine import description
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # findings say what it would
+    found = [printable(each) for each in examine(folders or [], superlink, stream_ports, compare)]
+    if as_json:
+        findings = [each._asdict() for each in found]
+        print(json.dumps({**description(), "findings": findings}, indent=2))
+    else:
+        drawn = tabulated(("check", "result", "finding"), found, texts=3)
+        print(drawn, in_words(found), sep="\n")
+    return int(any(each.result in (WARNING, PROBLEM) for each in found))
 
 
 @app.command("forget", cls=Command, epilog=options.FORGET_EXAMPLES)
@@ -218,3 +256,63 @@ def information(
         folder = start(number, keys, node_configs=node_configs).folder
     print(features.in_terminal(folder, "information"))
     print(f"results: {folder}")
+
+
+@audit_log.command("verify", cls=Command, epilog=options.VERIFY_EXAMPLES)
+def _verify(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
+    noted: options.Noted = "",
+    after: options.After = "",
+) -> None:
+    """Check that no line was cut, changed, added or moved; else name the line.
+
+    Each line holds the digest of the line before, and FILE.seal the last one.
+    Whoever can write to the folder as its owner can write the whole log anew.
+    So note the last digest elsewhere, and give it to --noted later.
+
+    Name all files of the log, the oldest first. The last one has the seal.
+    If older files are no longer kept, give the last digest of the newest of
+    them to --after, as you noted it.
+    """
+    from vfl_flower.config.audit_chain import verify
+
+    found = verify(*files, noted=noted, after=after)
+    print(f"{found.lines} lines, from {found.first} to {found.last}. No line is missing.")
+    for place in found.torn:
+        print(f"{place} is torn: its process was killed while it wrote that line.")
+    if found.unsealed:
+        print(f"{found.unsealed} lines follow the last seal: nobody can tell yet whether more did.")
+    if found.earlier.digest:
+        print(f"{found.earlier.lines} earlier lines, up to --after, were not verified.")
+    print(f"last digest: {found.digest}")
+
+
+@audit_log.command("find", cls=Command, epilog=options.FIND_EXAMPLES)
+def _find(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...")],
+) -> None:
+    """Print the requests that asked for an id.
+
+    The log holds a keyed hash of each id. The key, audit-log.key, must lie
+    beside FILE. Verify the log first: this command does not.
+    """
+    from vfl_flower.config.audit_chain import find
+    from vfl_flower.data.ids import encoded
+
+    names = {encoded(each): each for each in ids}
+    left = dict.fromkeys(ids)
+    for one, fields in find(file, names):
+        left.pop(names[one], None)
+        rest = [f"{name} {_said(value)}" for name, value in fields.items() if name not in _APART]
+        where = f"line {fields['line']}", fields["time"], fields["event"]
+        print(f"{names[one]}: {', '.join((*where, *rest))}")
+    for each in left:
+        print(f"{each}: no line has it.")
+
+
+def _said(value: object) -> str:
+    """Return a field in one line."""
+    if isinstance(value, list):
+        return "+".join(map(_said, value))
+    return ascii(value)[1:-1] if isinstance(value, str) else str(value)

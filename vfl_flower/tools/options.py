@@ -134,11 +134,20 @@ Metric = Annotated[
         metavar="METRIC", help="accuracy, auc, log-loss (its fall) or r2. Default: by the labels."
     ),
 ]
+SuperLink = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Also check the SuperLink, as parties reach it.")
+]
+StreamPorts = Annotated[
+    str, typer.Option(metavar="PORTS", help="The option stream-ports, if no run is named.")
+]
+Compare = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Output of --json at another organisation, to compare."),
+]
 Noted = Annotated[
     str,
     typer.Option(
-        metavar="DIGEST",
-        help="A digest that `verify` printed earlier. A line must still have it.",
+        metavar="DIGEST", help="A digest that `verify` printed earlier. A line must still have it."
     ),
 ]
 After = Annotated[

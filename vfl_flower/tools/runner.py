@@ -39,8 +39,7 @@ def run_each(
 ) -> dict[str, Finished]:
     """Run configurations one after the other, each in a folder by its name.
 
-    ``write`` gets the finished runs after each, so that a failure leaves the results of those
-    before. All use the alignment of the first one.
+    ``write`` gets the finished runs after each, so that a failure leaves the earlier results.
     """
     check_free(folder)
     finished: dict[str, Finished] = {}
@@ -65,8 +64,7 @@ def side_by_side(
 ) -> bool:
     """Run processes of a module with one thread each; return whether they can judge their runs.
 
-    Each reads the job from its standard input. The file ``log`` has what they print. ``look`` is
-    called while they run. Raise `VflError` if one of them ends by itself.
+    Each reads the job from its standard input. ``look`` is called while they run.
     """
     with ExitStack() as ended, ending_with_this_process() as mark:
         processes = [

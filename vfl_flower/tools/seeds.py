@@ -1,8 +1,7 @@
 """Run one configuration with several seeds; report means and standard deviations.
 
-The results folder gets a folder for each seed, a summary and a history. Both hold means over the
-seeds. Beside figures that differ, ``deviation`` holds their standard deviations. Code that reads
-the folder of a run can read this folder too. Its epsilon covers all seeds together.
+The results folder can be read as that of a run. Its summary and history hold means, and
+``deviation`` beside figures that differ. Its epsilon covers all seeds together.
 """
 
 import json
@@ -37,10 +36,7 @@ def repeated(
     node_configs: Sequence[Mapping[str, Any]],
     seeds: int,
 ) -> Finished:
-    """Run a configuration with ``seed``, seed + 1, ..., one after the other, into ``out``.
-
-    A single seed uses the folder itself for its run. Refuse to resume or repeat a run.
-    """
+    """Run a configuration with ``seed``, seed + 1, ..., one after the other, into ``out``."""
     run = partial(start, parties, node_configs=node_configs)
     if seeds == 1:
         return run(keys)
@@ -55,10 +51,7 @@ def repeated(
 
 
 def table(folder: Path) -> str:
-    """Return the figures of each seed as text, with their mean and standard deviation.
-
-    The headline has the epsilon: it holds for all seeds together, and is no mean.
-    """
+    """Return the figures of each seed as text, with their mean and deviation, but no epsilon."""
     whole = read([folder])[0]
     titles = {f"seed {seed}": folder / f"seed-{seed}" for seed in whole.summary["seeds"]}
     runs = [replace(read([place])[0], title=title) for title, place in titles.items()]
@@ -74,21 +67,16 @@ def table(folder: Path) -> str:
 def _write(folder: Path, finished: Mapping[str, Finished]) -> None:
     """Write the summary and history of runs that differ in their seeds."""
     summaries = [each.summary for each in finished.values()]
-    summary = _of_all(summaries) | {
-        "seed": summaries[0]["seed"],
-        "seeds": [each["seed"] for each in summaries],
-        "config": summaries[0]["config"],
-    }
+    of_first = {key: summaries[0][key] for key in ("seed", "config")}
+    seeds = [each["seed"] for each in summaries]
+    lines = ""
     # Some runs may have stopped early: the mean ends with the shortest.
-    histories = [
+    for of_runs in zip(*(each.history for each in finished.values()), strict=False):
         # Total bytes, so that they have a deviation.
-        [{**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]} for entry in each.history]
-        for each in finished.values()
-    ]
-    history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
-    lines = "".join(json.dumps(entry) + "\n" for entry in history)
+        entries = [{**each, "bytes": each["bytes_up"] + each["bytes_down"]} for each in of_runs]
+        lines += json.dumps(mean(entries)) + "\n"
     write_whole(folder / "history.jsonl", lines.encode())
-    write_json(folder / "summary.json", summary)
+    write_json(folder / "summary.json", {**_of_all(summaries), **of_first, "seeds": seeds})
 
 
 def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -109,10 +97,7 @@ def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _with_equal_curves(summaries: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Return summaries whose assessments have curves with equally many points.
-
-    A curve is resampled to the fewest points, or left out if its points are bins of rows.
-    """
+    """Return summaries with curves of equally many points; other numbers of bins are left out."""
     assessments = [each["assessment"] for each in summaries if each.get("assessment")]
     if len(assessments) < len(summaries):
         return [{**each, "assessment": None} for each in summaries]
@@ -141,8 +126,8 @@ def _resampled(values: list[float], points: int) -> list[float]:
 def mean(values: Sequence[Any]) -> Any:
     """Return the mean of numbers, also inside mappings and lists of one form.
 
-    A mapping gets ``deviation``: key -> standard deviation (n - 1) of each number that differs, and
-    of each measure of the model. A value that differs and is not a number becomes None.
+    A mapping gets ``deviation`` of each number that differs, and of each measure of the model. A
+    value that differs and is not a number becomes None.
     """
     first = values[0]
     if all(each == first for each in values):

@@ -5,10 +5,9 @@ for "auto". `vfl_flower.config.run_config` reads the sections.
 """
 
 from vfl_flower.config.options.data import AssessmentConfig, DataConfig
-from vfl_flower.config.options.messages import CodecConfig, ScheduleConfig
 from vfl_flower.config.options.models import ModelConfig
 from vfl_flower.config.options.option import key
-from vfl_flower.config.options.privacy import PrivacyConfig
+from vfl_flower.config.options.protocol import CodecConfig, PrivacyConfig, ScheduleConfig
 from vfl_flower.config.options.running import RunningConfig, ServingConfig
 from vfl_flower.config.options.training import EstimatorConfig, TrainingConfig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -240,14 +241,10 @@ class DataConfig:
 
 
 class Rule(NamedTuple):
-    """How the threshold is chosen.
+    """How the threshold is chosen."""
 
-    kind : ``number``, ``f1``, ``cost`` or ``rate``.
-    number : the threshold; the cost of a missed positive in false alarms; or the share to flag.
-    """
-
-    kind: str
-    number: float = math.nan
+    kind: str  # "number", "f1", "cost" or "rate"
+    number: float = math.nan  # threshold, false alarms that a missed positive costs, or share
 
 
 _DEFAULT = Rule("number", 0.5)
@@ -297,16 +294,11 @@ class AssessmentConfig:
         kind, _, text = self.threshold.partition(":")
         if self.threshold == "f1":
             return Rule("f1")
-        try:
-            number = float(text if kind in ("cost", "rate") else self.threshold)
-        except ValueError:
-            number = math.nan
-        if kind == "cost" and 0 < number < math.inf:
-            return Rule(kind, number)
-        if kind == "rate" and 0 < number < 1:
-            return Rule(kind, number)
-        if kind not in ("cost", "rate") and 0 < number < 1:
-            return Rule("number", number)
+        if kind not in ("cost", "rate"):
+            kind, text = "number", self.threshold
+        with suppress(ValueError):
+            if 0 < (number := float(text)) < (math.inf if kind == "cost" else 1):
+                return Rule(kind, number)
         raise ConfigError(
             f"threshold = {self.threshold!r} is not a threshold. Give a number between 0 and 1, "
             "'f1', 'cost:5' for the cost of a missed positive, or 'rate:0.1' for the share to flag."

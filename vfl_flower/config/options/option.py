@@ -15,17 +15,9 @@ from vfl_flower.config.errors import ConfigError, shown, unknown
 
 
 def key(default: Any, help: str, *, example: str, basic: bool = False, **more: Any) -> Any:
-    """Return the dataclass field of one option.
+    """Return the dataclass field of one option, with fields of `Key`; the default None is "auto".
 
-    default : the default; ``None`` stands for "auto".
-    help : sentences. The first one is the summary that lists show.
-    example : pairs for `vfl run -c`, which `protocol.systems.resolve` accepts.
-    basic : whether a new user needs the option. `vfl list` shows only these options.
-    more : further fields of `config.run_config.Key`. ``name`` replaces the name of the field.
-        ``expert`` makes it a setting that a system or an experiment decides, not an option.
-        ``auto`` says what decides a missing default. ``symbol`` is the paper's. ``engine`` is the
-        one that the example needs. ``choices``, ``registry``,
-        ``least``, ``above`` and ``below`` limit the values. ``numbers`` permits numbers as texts.
+    ``name`` replaces the name of the field.
     """
     return field(
         default=default, metadata={"help": help, "example": example, "basic": basic, **more}
@@ -38,41 +30,28 @@ def sentences(text: str) -> list[str]:
 
 
 class Key(NamedTuple):
-    """An option of the run configuration, and its position in a `RunConfig`.
-
-    help : sentences; the first is the summary.
-    example : pairs that `protocol.systems.resolve` accepts.
-    auto : what decides the value if there is no default.
-    basic : whether a new user needs the option.
-    expert : whether it is no option of every run, but a setting that a system or an experiment
-        decides. The option ``expert`` and a `System` give such settings.
-    symbol : the paper's symbol.
-    engine : engine that the example needs, if not the default; "flower" for `flwr run`.
-    before : what must be true before the example can run.
-    values : permitted values in words, if no other field describes them.
-    numbers : whether a number stands for its text.
-    """
+    """An option of the run configuration, and its position in a `RunConfig`."""
 
     name: str
     section: str  # empty for `RunConfig` itself
     field: str
     type: type
     default: Any
-    help: str
-    example: str
-    auto: str = ""
-    basic: bool = False
-    expert: bool = False
-    symbol: str = ""
-    engine: str = ""
-    before: str = ""
-    values: str = ""
+    help: str  # sentences; lists show the first one
+    example: str  # pairs for -c, which `protocol.systems.resolve` accepts
+    auto: str = ""  # says what decides the value if there is no default
+    basic: bool = False  # whether a new user needs it; `vfl list` shows only these
+    expert: bool = False  # no option of every run: a system or an experiment decides it
+    symbol: str = ""  # in the paper
+    engine: str = ""  # that the example needs; "flower" for `flwr run`
+    before: str = ""  # a condition of the example
+    values: str = ""  # permitted values in words, if no other field describes them
     choices: tuple[str, ...] = ()
     registry: plugins.Registry | None = None
     least: float | None = None
     above: float | None = None
     below: float | None = None
-    numbers: bool = False
+    numbers: bool = False  # whether a number stands for its text
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,10 +64,7 @@ class Key(NamedTuple):
         return sentences(self.help)[0]
 
     def typed(self, value: Any, named: str = "") -> Any:
-        """Return a value with the option's type, or raise `ConfigError`.
-
-        named : name of the option in the error. The default is its own name.
-        """
+        """Return a value with the option's type, or raise `ConfigError` about what is `named`."""
         if self.numbers and isinstance(value, int | float):
             value = str(value)
         try:

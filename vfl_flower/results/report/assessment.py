@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vfl_flower.results.charts import Line, look
@@ -17,15 +16,12 @@ _MOST_BANDS = 3  # runs whose curves have bands
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval, as far as a file has them.
-
-    deviation : standard deviation over the run's seeds, if there are several.
-    """
+    """A figure with its 95 % interval, as far as a file has them."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    deviation: float | None = None
+    deviation: float | None = None  # over the run's seeds
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Estimate:
@@ -103,14 +99,8 @@ def assessment(runs: Sequence[Shown], charts: bool = True, of: str = "test rows"
         notes.append("Intervals may overlap although one run is better on the same rows.")
     on_top = charts and of == "test rows"
     notes += by_run([(run, _said(run, of) + (_on_top(run) if on_top else [])) for run in runs])
-    return Section(
-        f"Assessment on {of}",
-        tables,
-        notes,
-        legend,
-        {"": row} if row else {},
-        more,
-    )
+    charts_of = {"": row} if row else {}
+    return Section(f"Assessment on {of}", tables, notes, legend, charts_of, more)
 
 
 def by_run(said: Sequence[tuple[Shown, Sequence[str]]]) -> list[str]:
@@ -216,26 +206,20 @@ def _confusion(run: Shown, named: bool) -> Table | None:
 # --- curves -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """How to draw a curve. ``reference``: "diagonal", "rate", "one", or "" for none."""
-
-    title: str
-    x_label: str
-    reference: str = ""
-
-
 _SCORED = "share of rows, highest scores first"
 _CURVES = {
-    "roc": _Curve(
-        "ROC: true positive rate against false positive rate", "false positive rate", "diagonal"
+    "roc": (
+        "ROC: true positive rate against false positive rate",
+        "false positive rate",
+        "diagonal",
     ),
-    "precision_recall": _Curve("precision against recall", "recall", "rate"),
-    "calibration": _Curve("calibration: truth against prediction", "mean prediction", "diagonal"),
-    "gain": _Curve("gain: share of positives found against share of rows", _SCORED, "diagonal"),
-    "lift": _Curve("lift of each decile: positives over a random order", _SCORED, "one"),
-    "residuals": _Curve("residuals: rows by prediction error", "prediction minus label"),
+    "precision_recall": ("precision against recall", "recall", "rate"),
+    "calibration": ("calibration: truth against prediction", "mean prediction", "diagonal"),
+    "gain": ("gain: share of positives found against share of rows", _SCORED, "diagonal"),
+    "lift": ("lift of each decile: positives over a random order", _SCORED, "one"),
+    "residuals": ("residuals: rows by prediction error", "prediction minus label", ""),
 }
+"""Curve -> its title, the label of its x-axis, and the kind of its reference, if any."""
 
 
 def _curve(runs: Sequence[Shown], key: str) -> Chart | None:
@@ -250,15 +234,14 @@ def _curve(runs: Sequence[Shown], key: str) -> Chart | None:
             drawn_too = banded and len(runs) <= _MOST_BANDS  # more would cover each other
             band = [(each[2], each[3]) for each in points] if drawn_too else []
             lines.append(Line(run.title, place, [(each[0], each[1]) for each in points], band))
-    how = _CURVES[key]
-    references = _reference(runs, lines, how.reference) if lines else []
-    return drawn(how.title, lines, how.x_label, references, linear=True)
+    title, x_label, kind = _CURVES[key]
+    references = _reference(runs, lines, kind) if lines else []
+    return drawn(title, lines, x_label, references, linear=True)
 
 
 def _reference(runs: Sequence[Shown], lines: Sequence[Line], kind: str) -> list[Line]:
     """Return the line of a random order, or of perfect calibration."""
-    if kind == "one":
-        return [Line("reference", 7, [(0.0, 1.0)], reference=True)]
+    points: list[list[tuple[float, float]]] = [[(0.0, 1.0)]] if kind == "one" else []
     if kind == "rate":
         rates = {
             positives / rows
@@ -266,13 +249,9 @@ def _reference(runs: Sequence[Shown], lines: Sequence[Line], kind: str) -> list[
             if (positives := number(run.assessment, "positives")) is not None
             and (rows := number(run.assessment, "rows"))
         }
-        return [Line("reference", 7, [(0.0, each)], reference=True) for each in sorted(rates)]
+        points = [[(0.0, each)] for each in sorted(rates)]
     if kind == "diagonal":
         ends = [x for line in lines for x, _ in line.points]
-        low, high = min(0.0, *ends), max(ends)
-        if low < 0 or high > 1:  # numbers, not shares
-            low = min(ends)
-        else:
-            high = 1.0
-        return [Line("reference", 7, [(low, low), (high, high)], reference=True)]
-    return []
+        shares = min(ends) >= 0 and max(ends) <= 1
+        points = [[(0.0, 0.0), (1.0, 1.0)] if shares else [(e, e) for e in (min(ends), max(ends))]]
+    return [Line("reference", 7, each, reference=True) for each in points]

@@ -186,10 +186,7 @@ def frontier_lines(runs: Sequence[Shown], axis: str) -> list[Line]:
 
 
 def kept(history: Sequence[dict[str, Any]], axis: str) -> list[tuple[float, dict[str, Any]]]:
-    """Return cost of each evaluation, and the evaluation whose model a run has kept by then.
-
-    It is the one with the least validation loss so far. Without validation rows, it is the last.
-    """
+    """Return cost of each evaluation, and the evaluation whose model a run has kept by then."""
     found, model = list[tuple[float, dict[str, Any]]](), dict[str, Any]()
     for entry in history:
         loss, least = (number(each, "validation_loss") for each in (entry, model))
@@ -203,8 +200,7 @@ def best_models(
 ) -> list[tuple[float, float]]:
     """Return cost and figure of the best of the models that runs had kept at this cost.
 
-    Validation rows choose the model, and test rows measure it. Without validation rows there is no
-    frontier. A run that costs nothing has no part in it.
+    Validation rows choose the model, and test rows measure it.
     """
     found, best = dict[float, float](), -math.inf
     for cost, model in sorted(models, key=lambda each: each[0]):

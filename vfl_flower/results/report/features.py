@@ -164,15 +164,9 @@ def drift(runs: Sequence[Shown]) -> Section | None:
             for party in columns
             if mapping(columns[party])
         ]
-        tables += [
-            Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, run.among(runs)),
-            Table(
-                ["columns of", "moderate drift", "large drift"],
-                [counts],
-                1,
-                run.among(runs, ": columns"),
-            ),
-        ]
+        head = ["columns of", "moderate drift", "large drift"]
+        tables.append(Table(_HEAD, [rows], caption=run.among(runs)))
+        tables.append(Table(head, [counts], caption=run.among(runs, ": columns")))
         missing = "" if number(of, "scores") is not None else " There is no index of their scores."
         said = [f"{shown(number(of, 'rows'), ',.0f')} predicted rows.{missing}"]
         flagged = mapping(predicted.get("inconsistent"))
@@ -197,6 +191,7 @@ MEANING = (
 )
 """A note of a table of `drifts`: the meaning of an index."""
 _MOST = 0.5  # right end of the scale of drift
+_HEAD = "what", "index", "drift", f"0 to {_MOST:g}"
 
 
 def drifts(found: Mapping[str, Any], caption: str) -> Table:
@@ -205,7 +200,7 @@ def drifts(found: Mapping[str, Any], caption: str) -> Table:
     for name in found:
         raw, value, chance = (number(found, name, key) for key in Drift._fields)
         rows.append(_index(name, value, (raw or 0.0) <= (chance or 0.0)))
-    return Table(["what", "index", "drift", f"0 to {_MOST:g}"], [rows], 1, caption)
+    return Table(_HEAD, [rows], caption=caption)
 
 
 def _index(what: str, value: float | None, or_chance: bool = False) -> Row:

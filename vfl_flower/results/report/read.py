@@ -48,10 +48,7 @@ class Shown:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The evaluation whose model the run keeps; empty if there is none.
-
-        Before a run has finished, it is the one with the least validation loss so far.
-        """
+        """The evaluation whose model the run keeps, so far by validation loss; perhaps empty."""
         if self.finished:
             kept = number(self.summary, "best_epoch")
             at = (each for each in self.history if kept and number(each, "epoch") == kept)
@@ -119,10 +116,7 @@ class Shown:
 
 
 def read(folders: Sequence[Path]) -> list[Shown]:
-    """Return the runs in results folders, in order; a folder may hold several runs.
-
-    Raise `VflError` if a folder holds no run, or one without a summary and an evaluation.
-    """
+    """Return the runs in results folders, in order; a folder may hold several runs."""
     runs = [run for folder in folders for run in _of(folder)]
     for more in (", {0.name}", " in {0.parent.name}"):  # titles of several runs get their folders
         times = Counter(run.title for run in runs)

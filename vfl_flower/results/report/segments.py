@@ -5,12 +5,7 @@ from typing import Any
 
 from vfl_flower.results.figures import ASSESSED, MEAN, form_of, lines, percent
 from vfl_flower.results.page import Bar, Cell, Row, Section, Table
-from vfl_flower.results.report.assessment import (
-    Estimate,
-    by_run,
-    estimates,
-    scale,
-)
+from vfl_flower.results.report.assessment import Estimate, by_run, estimates, scale
 from vfl_flower.results.report.curves import run_column
 from vfl_flower.results.report.features import drifts
 from vfl_flower.results.report.read import (
@@ -152,12 +147,7 @@ def _differences(column: str, runs: Sequence[Shown], found: Found) -> Table:
     least, most = scale([each for every in of_runs for each in every.values()])
     ends, names = (min(least, 0.0), max(most, 0.0)), run_column(runs)
     rows: list[Row] = [
-        [
-            _called(key, found[n]),
-            names[n],
-            *every[key].texts(".1f"),
-            every[key].dot(*ends, n, 0.0),
-        ]
+        [_called(key, found[n]), names[n], *every[key].texts(".1f"), every[key].dot(*ends, n, 0.0)]
         for key in dict.fromkeys(key for every in of_runs for key in every)
         for n, every in enumerate(of_runs)
         if key in every

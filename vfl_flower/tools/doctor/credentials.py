@@ -38,16 +38,12 @@ def of_party(folder: Path, ahead: float) -> Iterator[Finding]:
     yield lifetime(folder / "superlink.crt", _ASK, of_any=True, ahead=ahead)
     public = folder / "supernode.pub"
     yield pair(
-        folder / "supernode.key",
-        lambda: serialization.load_ssh_public_key(public.read_bytes()),
+        folder / "supernode.key", lambda: serialization.load_ssh_public_key(public.read_bytes())
     )
 
 
 def lifetime(file: Path, remedy: str, of_any: bool = False, ahead: float = 0.0) -> Finding:
-    """Check when the certificates in a file, or any one of them, expire.
-
-    One is enough for a party that trusts an old and a new one.
-    """
+    """Check when the certificates in a file, or any one of them, expire."""
     try:
         found = _certificates(file)
     except (OSError, ValueError) as error:
@@ -61,8 +57,7 @@ def lifetime(file: Path, remedy: str, of_any: bool = False, ahead: float = 0.0) 
 def expiry(certificate: x509.Certificate, ahead: float = 0.0) -> tuple[str, str]:
     """Return a result, and until when a certificate is valid as the end of a sentence.
 
-    This clock is ``ahead`` of the other side's by seconds. If the two clocks do not agree on the
-    certificate, it is not judged.
+    It is not judged if the clock of the other side, by ``ahead`` seconds, disagrees.
     """
     now = datetime.datetime.now(datetime.UTC)
     mine = _judged(certificate, now)

@@ -6,13 +6,10 @@ OK, UNKNOWN, WARNING, PROBLEM = "ok", "not checked", "warning", "problem"
 
 
 class Finding(NamedTuple):
-    """A check, its result, and a text that says what to do.
-
-    result : OK, UNKNOWN, WARNING or PROBLEM.
-    """
+    """A check, its result, and a text that says what to do."""
 
     check: str
-    result: str
+    result: str  # OK, UNKNOWN, WARNING or PROBLEM
     said: str
 
 

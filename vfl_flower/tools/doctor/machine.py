@@ -88,10 +88,7 @@ def differences(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Finding
 
 
 def compiled_modules() -> Finding:
-    """Check whether the modules that a node loads have bytecode on the disk.
-
-    Python has just written it, unless it may not or cannot.
-    """
+    """Check whether Python has just written bytecode of the modules that a node loads."""
     import_module("vfl_flower.client_app")
     import_module("vfl_flower.server_app")
     modules = [each for name, each in list(sys.modules.items()) if name.split(".")[0] in _LOADED]
@@ -155,11 +152,7 @@ class _Process(NamedTuple):
 
 
 def left_over(homes: Collection[Path]) -> Iterator[Finding]:
-    """Yield whether processes of this user have outlived what started them.
-
-    Homes are of deploy/superlink.sh and deploy/supernode.sh. The temporary folders of `vfl` count
-    besides.
-    """
+    """Yield whether processes of this user, in these homes or of `vfl`, outlive their starter."""
     found = _alone(homes)
     if found:  # some may be ending just now
         time.sleep(_AGAIN)

@@ -60,10 +60,7 @@ def address(text: str) -> Address:
 def about(
     where: Address, folder: Path, is_party: bool, ahead: tuple[float, float] | None
 ) -> Iterator[Finding]:
-    """Yield the findings about a SuperLink, as parties reach it.
-
-    The folder has superlink.crt and, at a party, supernode.key. `measured` has returned ``ahead``.
-    """
+    """Yield the findings about a SuperLink, as parties reach it; `measured` returned ``ahead``."""
     trust = folder / "superlink.crt"
     yield from proxy_to(where.host)
     try:
@@ -145,10 +142,9 @@ def certified(
 
 
 def measured(where: Address) -> tuple[float, float] | None:
-    """Return by how many seconds this clock is ahead of a server's, and the error of that.
+    """Return by how many seconds this clock is ahead of a server's, if it tells the time, ± error.
 
-    A date is no secret, and clocks may be why the certificate is refused. So it is not checked.
-    Return None for a server that does not tell the time.
+    Clocks may be why the certificate is refused, so it is not checked.
     """
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
@@ -178,11 +174,7 @@ def clock(where: Address, found: tuple[float, float] | None) -> Finding:
 
 
 def _difference(connection: HTTPConnection) -> tuple[float, float]:
-    """Return bounds in seconds of how far this clock is ahead of the server's.
-
-    A date is the whole second in which the server answered, between the times of asking and of the
-    answer.
-    """
+    """Return bounds of how far this clock is ahead of a server's, whose dates are in seconds."""
     low, high = -math.inf, math.inf
     for number in range(_ASKED):
         time.sleep(_APART * (number > 0))

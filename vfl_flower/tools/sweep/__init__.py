@@ -38,16 +38,13 @@ def sweep(
     keys: Mapping[str, Any],
     search: Sequence[str],
     trials: int,
-    *,
     node_configs: Sequence[Mapping[str, Any]] = (),
     seeds: int = 1,
     jobs: int = 0,
 ) -> Path:
     """Try configurations up to a number of trials, including an earlier call's; return the folder.
 
-    Trials have the options ``keys``, ``strategy`` at least, and those that texts of ``--search``
-    name. By default, the folder lies below runs/, and its name follows from the sweep. ``jobs``
-    processes run trials side by side; 0 for one per core. Raise `ConfigError` before anything runs.
+    ``jobs`` processes run trials side by side; 0 for one per core.
     """
     shared = {key: value for key, value in keys.items() if key != "out"}
     searched = search_of(search, shared)
@@ -64,10 +61,10 @@ def sweep(
     epochs = sized(config.with_values({"warm-up": 0.0}), rows).training.epochs
     warm_up = int(_WARM_UP * epochs / config.running.eval_every)
     job = {"folder": str(folder), "about": about, "trials": trials, "warm_up": warm_up}
-    job["seed"] = config.training.seed
+    job["seed"] = seed = config.training.seed
     with in_use(folder, "sweep.lock"), opened_to_append(folder / "workers.log") as log:
         fcntl.flock(log, fcntl.LOCK_EX)  # processes hold it too: wait for an earlier call's
-        study = Study(folder, searched, config.training.seed, warm_up)
+        study = Study(folder, searched, seed, warm_up)
         study.take_up(about)
         try:
             if left := study.left(trials):
@@ -101,9 +98,8 @@ def _check(
                 raise
     for config in found:
         _check_ranked(config)
-    config = found[0]
-    check_anew(config, "A sweep")
-    return config
+    check_anew(found[0], "A sweep")
+    return found[0]
 
 
 def _check_ranked(config: RunConfig) -> None:
@@ -129,10 +125,7 @@ def _folder(out: str, about: Mapping[str, Any]) -> Path:
 
 
 def _side_by_side(study: Study, job: Mapping[str, Any], jobs: int, log: BinaryIO) -> None:
-    """Run trials in processes, and show how far they are.
-
-    Raise an error if one of them ends by itself, or if no trial can be judged.
-    """
+    """Run trials in processes, and show how far they are. Raise an error if none can be judged."""
     began, before, told = time.monotonic(), len(study.tried), -1
 
     def look() -> None:

@@ -1,8 +1,7 @@
 """The study of a sweep: which configuration is tried next, and how earlier trials ended.
 
-It is Optuna's, in a journal in the results folder that all workers write. If the sweep ends during
-a trial, the trial runs again with the same number and configuration. A configuration follows from
-the seed, the trial's number, and the trials that have ended before.
+All workers write Optuna's journal. A trial that a sweep has left runs again with the same number
+and configuration, which follows from the seed, that number, and the trials that ended before.
 """
 
 import json
@@ -42,10 +41,7 @@ _ENDS = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped"}
 
 
 class Study:
-    """The trials of a sweep, whose journal in a folder has trials of earlier calls.
-
-    No trial is stopped in the first ``warm_up`` evaluations.
-    """
+    """The trials of a sweep. None is stopped in the first ``warm_up`` evaluations."""
 
     def __init__(self, folder: Path, search: Search, seed: int, warm_up: int) -> None:
         self._search = search
@@ -106,11 +102,7 @@ class Study:
 
     @property
     def tried(self) -> list[dict[str, Any]]:
-        """The trials that are over, by number, as the file of a sweep has them.
-
-        The figure of a trial that was stopped is the last of its curve. A trial has a deviation
-        over several seeds.
-        """
+        """The trials that are over, by number, as the file of a sweep has them."""
         return [_tried(each, self._keys(each.params)) for each in self._trials(*_ENDS)]
 
     @property
@@ -120,10 +112,7 @@ class Study:
         return next(filter(None, found), "")
 
     def together(self) -> list[Claim]:
-        """Return what all runs of all trials have spent together, by what it protects.
-
-        A trial that began several times counts as often.
-        """
+        """Return what all runs of all trials have spent together, each as often as it began."""
         return together(
             Claim(**claim)
             for trial in self._trials()
@@ -132,10 +121,7 @@ class Study:
         )
 
     def importance(self) -> dict[str, float]:
-        """Return option -> share of the figures' variance that it explains, by fANOVA.
-
-        Trials that were stopped count with their last figure. Empty if all figures are equal.
-        """
+        """Return option -> share of the figures' variance that it explains, by fANOVA, if any."""
         failed = {each["number"] for each in self.tried if each["figure"] is None}
         trials = [each for each in self._trials(*_ENDS) if each.number not in failed]
         if len({each.value for each in trials}) < 2:

@@ -68,12 +68,10 @@ def run_trial(
     to: Path,
     report: Callable[[float, int], bool],
 ) -> dict[str, Any]:
-    """Run a configuration with each seed, and return how it ended.
+    """Run a configuration with each seed, and return how it ended; nothing if it was stopped.
 
-    ``report`` takes a figure and the number of its evaluation, and returns whether to stop. The
-    result is ``figure``, ``metric``, ``deviation`` and ``seconds``; ``failure``; or nothing if it
-    was stopped. The ``claims`` of its runs are added: a run that was stopped has spent its epsilon
-    too.
+    ``report`` takes a figure and the number of its evaluation, and returns whether to stop. A run
+    that was stopped has spent its epsilon too.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-sweep-") as place:
         folder = Path(place, "run")
