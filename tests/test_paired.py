@@ -110,6 +110,7 @@ def test_numbers_and_several_classes_have_the_interval_of_a_bootstrap() -> None:
     def accuracy(said: Array, rows: Array) -> float:
         return float((said.argmax(1) == k)[rows].mean())
 
+    every = np.arange(400)
     cases = ((r2, (one, other), y, ()), (accuracy, by_class, k, (0, 1, 2)))
     for figure, said, labels, classes in cases:
         found = difference(*(Scored(each, labels, classes) for each in said))
