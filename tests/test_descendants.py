@@ -134,9 +134,11 @@ def test_workers_of_a_sweep_end_with_it(tmp_path: Path, monkeypatch: pytest.Monk
     environments: list[dict[str, str]] = []
 
     def started(*command: Any, env: dict[str, str], **more: Any) -> subprocess.Popen[bytes]:
-        marks = [each.cmdline()[4] for each in watchers_of(os.getpid())]
+        def marks() -> list[str]:
+            return [each.cmdline()[4] for each in watchers_of(os.getpid())]
+
         environments.append(env)
-        assert env[MARK] in marks
+        until(lambda: env[MARK] in marks(), SOON)  # the watcher may not have begun
         return subprocess.Popen(["true"], stdin=subprocess.PIPE)
 
     class OfSweep:
