@@ -1,5 +1,6 @@
 """Private set intersection: ids as bytes, the group, both sides' steps, and threads."""
 
+import builtins
 import ctypes
 import hashlib
 import os
@@ -177,10 +178,14 @@ def test_a_temporary_folder_that_cannot_be_used_is_one_sentence(
     monkeypatch.setitem(sys.modules, "rbcl", None)
     psi._libsodium.cache_clear()
 
-    def refuse(*arguments: Any) -> Any:
-        raise OSError("failed to map segment from shared object")
+    load = builtins.__import__
 
-    monkeypatch.setattr("builtins.__import__", refuse)
+    def refuse(name: str, *rest: Any) -> Any:
+        if name == "rbcl":
+            raise OSError("failed to map segment from shared object")
+        return load(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
     try:
         with pytest.raises(
             ConfigError, match=r"^libsodium cannot be loaded: .* Name another folder in"
