@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 from flwr.app import Message
 
@@ -53,7 +53,6 @@ class Replies(NamedTuple):
     others: list[Message]
 
 
-_MANY = 16  # uploads to read at once
 _APART = (EvaluateOrder, CheckpointOrder, RestoreOrder)  # their traffic does not train
 _TRIES = 3  # times to bring a party into step for one turn
 
@@ -149,27 +148,6 @@ class Messenger(Outbox):
 
         A party whose upload is invalid has failed, or is brought into step.
         """
-        yield from self._used(self._read(kind, replies), use)
-
-    def take_windows(self, replies: Iterable[Message]) -> Iterator[tuple[PartyRecord, Arrival]]:
-        """Yield the arrivals of uploads that answer orders to train, and read many at once."""
-        replies, holder, arrivals = list(replies), self._holder, list[Arrival]()
-        read = self._read(TrainOrder, replies)
-        if len(replies) >= _MANY:
-            read = list(read)
-            sent = [(each.party, cast(TrainOrder, each.order), of.arrays) for each, of in read]
-            arrivals = holder.receive_many(sent)
-        ready = iter(arrivals)
-
-        def use(record: PartyRecord, order: TrainOrder, upload: Upload) -> Arrival:
-            return next(ready) if arrivals else holder.receive(record.party, order, upload)
-
-        yield from self._used(read, use)
-
-    def _read(
-        self, kind: type[Turn], replies: Iterable[Message]
-    ) -> Iterable[tuple[PartyRecord, Upload]]:
-        """Yield each upload that answers an order of this kind, if it comes from its party."""
         for message in replies:
             record = self._record_of(message)
             if record is None or not isinstance(record.order, kind):
@@ -182,20 +160,7 @@ class Messenger(Outbox):
                         f"message {record.exchange} of party {record.party} was due."
                     )
                 self._transcript.answered(record.party, upload)
-            except errors.VflError as error:
-                self.failed(record.node_id, error)
-                continue
-            yield record, upload
-
-    def _used(
-        self,
-        read: Iterable[tuple[PartyRecord, Upload]],
-        use: Callable[[PartyRecord, O, Upload], T],
-    ) -> Iterator[tuple[PartyRecord, T]]:
-        """Yield what ``use`` makes of each upload, and count it. A party that it refuses failed."""
-        for record, upload in read:
-            try:
-                used = use(record, cast(O, record.order), upload)
+                used = use(record, record.order, upload)
                 refuse_unused(upload.arrays)
             except errors.VflError as error:
                 self.failed(record.node_id, error)

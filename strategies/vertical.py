@@ -259,7 +259,10 @@ class Vertical(Strategy):
         """Write the uploads into the table; answer as many quorums as there are."""
         run, holder, before = self.run, self.run.holder, self.run.holder.steps
         window = run.adaptive_window
-        for record, arrival in run.messenger.take_windows(replies):
+        uploads = run.messenger.take(
+            TrainOrder, replies, lambda party, *sent: holder.receive(party.party, *sent)
+        )
+        for record, arrival in uploads:
             if run.releases:
                 run.releases.received(record.party, arrival.window)
             record.state = State.AWAITS_QUORUM

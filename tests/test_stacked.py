@@ -20,7 +20,6 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.party import session as between
@@ -31,7 +30,6 @@ from vfl_flower.party.stacked import FEWEST, Stack, StackedModel
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions, StackedDirections
-from vfl_flower.protocol.ends import Arrival
 from vfl_flower.protocol.system import load_system
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
@@ -527,56 +525,3 @@ def test_a_party_that_fails_in_the_middle_of_a_turn_goes_on_from_what_it_kept(
     for reply in serve(turns(contexts, 2, answers), contexts):
         assert np.isfinite(sent(reply)).all()
     assert load_scalars(contexts[0].state)["exchange"] == 2
-
-
-ODD: dict[str, Any] = {
-    "": lambda arrays: None,
-    "not finite": lambda arrays: arrays.update(embedding=arrays["embedding"] * np.nan),
-    "beyond": lambda arrays: arrays.update(embedding=arrays["embedding"] + 2e6),
-    "float64 of shape": lambda arrays: arrays.update(embedding=arrays["embedding"].astype(float)),
-    "of shape (31, 4)": lambda arrays: arrays.update(embedding=arrays["embedding"][1:]),
-    "is missing": lambda arrays: arrays.pop("embedding"),
-    "an array 'odd'": lambda arrays: arrays.update(odd=np.zeros(1)),
-    "when its largest were": lambda arrays: arrays.update(embedding=arrays["embedding"] + 9e4),
-}
-
-
-DAILY_ODD = ("", "not finite", "an array 'odd'", "when its largest were")
-
-
-@pytest.mark.parametrize("said", [each if each in DAILY_ODD else nightly(each) for each in ODD])
-def test_of_uploads_that_are_read_at_once_the_one_of_no_use_is_refused_by_its_party(
-    run: Start, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, said: str
-) -> None:
-    """Without one (the control), all arrive at once, and the table is as if read one by one."""
-    receive, answer = LabelHolder.receive_many, Party._answer
-    at_once: list[int] = []
-    tables: list[torch.Tensor] = []
-
-    def counted(holder: LabelHolder, sent: Any) -> list[Arrival]:
-        found = receive(holder, sent)
-        at_once.append(len(found))
-        if not said:
-            tables.append(holder.table.rows.clone())
-            for party, order, arrays in sent:
-                holder.receive(party, order, Upload(party=party, exchange=1, arrays=arrays))
-            assert torch.equal(holder.table.rows, tables[-1])
-        return found
-
-    def odd(party: Party, arrays: Arrays) -> Upload:
-        upload = answer(party, arrays)
-        if party.learner.index == 7 and party.exchange == 2 and upload.arrays:
-            ODD[said](upload.arrays)
-        return upload
-
-    monkeypatch.setattr(LabelHolder, "receive_many", counted)
-    monkeypatch.setattr(Party, "_answer", odd)
-    keys = {**keys, "epochs": 1}
-    if not said:
-        run(PARTIES, keys)
-        assert set(at_once) == {PARTIES} and len(tables) > 1
-        return
-    with pytest.raises(PartyError) as raised:
-        run(PARTIES, keys)
-    assert str(raised.value).startswith("Party 7 ") and said in str(raised.value)
-    assert at_once == [PARTIES, PARTIES if "odd" in said else 0]

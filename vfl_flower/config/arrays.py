@@ -21,9 +21,3 @@ def peak(rows: Any) -> float:
 
         least, most = torch.stack(rows.aminmax()).tolist()  # waits for the GPU once
     return max(-float(least), float(most))
-
-
-def peaks(rows: Any) -> Array:
-    """Return the largest magnitude of each party's numbers, a tensor [R, M, ...] on the CPU."""
-    of_each = rows.transpose(0, 1).flatten(1).numpy()
-    return np.maximum(of_each.max(1, initial=0), -of_each.min(1, initial=0))

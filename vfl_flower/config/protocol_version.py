@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "e578862c33874e4deca3e7eada08e58e95cd9a8dd8bf0ed2c0d6d833368f8e54"
+DIGEST = "9efce49de5844fcee1669e7f6e5a8e216db565dec0b5735bbc0d43586d2a802f"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config.arrays import peak, peaks
+from vfl_flower.config.arrays import peak
 from vfl_flower.config.errors import DivergedError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -42,11 +42,9 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.aggregation.base import Aggregation
 from vfl_flower.protocol.batches import Window, among, take
-from vfl_flower.protocol.codecs.channel import decode_many
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.ends import Arrival, Reading
+from vfl_flower.protocol.ends import Arrival
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.sampling import sampling_of
@@ -147,33 +145,6 @@ class LabelHolder:
             about = self.uplinks[party].peak, self.steps, self._in_table
             self.table.write(party, window, reading.fresh, *about)
         return Arrival(party, window, order.coordinated, reading, batches, sent)
-
-    def receive_many(self, sent: Sequence[tuple[int, TrainOrder, Arrays]]) -> list[Arrival]:
-        """Do as `receive` with all uploads at once; return none if `receive` must look at each."""
-        parties, orders, uploads = zip(*sent, strict=True) if sent else ((), (), ())
-        windows = {(each.epoch, each.first, each.steps, each.coordinated) for each in orders}
-        ends = [self.uplinks[party] for party in parties]
-        forms = {(*((name, of.plain, of.shape) for name, of in end.items()),) for end in ends}
-        reads = type(self.aggregation).read is Aggregation.read and not self.estimator.broadcasts
-        masks = [self.table.present[party] for party in parties]
-        if not (len(windows) == len(forms) == 1 and orders[0].coordinated and reads):
-            return []
-        if any(mask is not None for mask in masks) or not all(of.plain for of in ends[0].values()):
-            return []
-        arrivals = []
-        try:
-            window, _ = self.sampling.uploaded(parties[0], orders[0], uploads[0])
-            blocks = decode_many(ends, uploads, [window] * len(ends))
-            largest = np.max([peaks(rows) for rows in blocks.values()], axis=0)
-            reading = self.estimator.read(blocks, window)
-            of_each = reading.fresh.unbind(1), *(rows.unbind(1) for rows in reading.embeddings)
-            for party, most, rows, *own in zip(parties, largest.tolist(), *of_each, strict=True):
-                # A row that a refusal makes `receive` write again is the same.
-                self.table.write(party, window, rows, most, self.steps, self._in_table)
-                arrivals.append(Arrival(party, window, True, Reading(rows, tuple(own)), window))
-        except VflError:
-            return []
-        return arrivals
 
     def refresh(self, party: int, ids: NDArray[np.int32] | None, upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table; None for all its rows."""

@@ -1,8 +1,6 @@
 """Digests of messages, by which both sides compare a rerun with the run that it repeats."""
 
 import hashlib
-from functools import lru_cache
-from typing import Any
 
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
@@ -18,17 +16,13 @@ def digest_of(secret: bytes, arrays: Arrays, order: Turn | None = None) -> bytes
     It is a Poly1305 tag, ten times as fast as a hash. Nobody can find two messages with one digest,
     since both the secret and the digest stay at the side that computes it.
     """
+    digest = Poly1305(hashlib.sha256(secret).digest())
     named = sorted(arrays.items())
-    fields = vars(order).items() if order else ()
-    scalars = tuple([each for each in fields if each[0] not in _OF_NO_RESULT])
-    forms = tuple([(name, array.dtype, array.shape) for name, array in named])
-    about = _about(order.kind if order else "", scalars, forms)
-    content = b"".join([about, *(array.tobytes() for _, array in named)])
-    return Poly1305.generate_tag(hashlib.sha256(secret).digest(), content)[:SIZE]
-
-
-@lru_cache(maxsize=1024)  # most messages of a step are alike
-def _about(kind: str, scalars: tuple[tuple[str, Any], ...], forms: tuple[Any, ...]) -> bytes:
-    """Return an order's scalars and kind, if any, and names, types and shapes of arrays."""
-    told = [f"{name}={of}" for name, of in scalars] + [kind] * bool(kind)
-    return "|".join(told + [f"{name}|{of.str}|{shape}" for name, of, shape in forms]).encode()
+    about = [f"{name}|{array.dtype.str}|{array.shape}" for name, array in named]
+    if order is not None:
+        scalars = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
+        about = [*scalars, order.kind, *about]
+    digest.update("|".join(about).encode())
+    for _, array in named:
+        digest.update(array.tobytes())
+    return digest.finalize()[:SIZE]

@@ -91,11 +91,8 @@ def new_reply(kind: type[M], message: Message) -> M:
 def _made(kind: type[M], about: Metadata) -> M:
     made = kind.__new__(kind)
     about.delivered_at = ""
-    vars(made).update(_metadata=about, _content=_NOTHING, _error=None)
+    vars(made).update(_metadata=about, _content=RecordDict(), _error=None)
     return made
-
-
-_NOTHING = RecordDict()  # nobody gets it: `Framed.content` makes records of the payload first
 
 
 def contents(record: RecordDict | ConfigRecord) -> dict[str, Any]:
