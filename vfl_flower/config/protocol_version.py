@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "5abb46e048ed78f3d8be1fb7c717af342809250c484a1956acb7c01f15047c2c"
+DIGEST = "0c16a0fa993a44f8284adb8cfa36f356f0a073a7f63bb49fee990b131ca03959"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""
