@@ -57,12 +57,17 @@ class Called:
         self.read = self.status = 0
         self.text = b""
         self.hold: asyncio.Event | None = None  # until which the last piece does not come
+        self.whole, self.gone = False, asyncio.Event()
 
     async def receive(self) -> dict[str, Any]:
+        if self.whole:
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
         piece, self.next = self.next, next(self.body, b"")
         if self.hold and not self.next:
             await self.hold.wait()
         self.read += len(piece)
+        self.whole = not self.next
         return {"type": "http.request", "body": piece, "more_body": bool(self.next)}
 
     async def send(self, message: Any) -> None:
@@ -265,6 +270,33 @@ def test_a_node_hears_of_a_message_at_once_and_its_questions_are_few(
 
     took = asyncio.run(play())
     assert took < 1 if hears else took >= 0.1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_message_is_given_to_a_node_that_has_gone_while_its_question_was_held(
+    gone: bool,
+) -> None:
+    served: list[str] = []
+
+    async def flower(scope: Any, receive: Any, send: Any) -> None:
+        served.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200})
+
+    async def play() -> None:
+        made = Gate(flower, lambda scope: b"key")
+        first, held = (Called("/v1/fleet/pull-messages", {}, iter([b"x"])) for _ in range(2))
+        await first.by(made)
+        task = asyncio.create_task(held.by(made))
+        while not held.whole:
+            await asyncio.sleep(0.001)
+        if gone:
+            held.gone.set()
+            await asyncio.sleep(0.01)
+        await Called("/v1/runtime/push-messages", {}, iter([b"x"])).by(made)
+        await asyncio.wait_for(task, 5.0)
+
+    asyncio.run(play())
+    assert len(served) == (2 if gone else 3)
 
 
 def test_a_caller_that_goes_away_in_its_body_ends_in_no_traceback(app: Any, key: Any) -> None:

@@ -116,7 +116,9 @@ def test_a_package_whose_files_have_changed_is_imported_anew(
     monkeypatch.setattr(
         sys, "meta_path", [of_nodes._Kept({"fresh_module": before}), *sys.meta_path]
     )
+    own = before.__spec__
     assert (import_module("fresh_module") is before) != upgraded
+    assert before.__spec__ is own and own and own.origin == before.__file__
     assert not any(isinstance(each, of_nodes._Kept) for each in sys.meta_path)
 
 

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -61,13 +60,22 @@ class Bell:
         self._heard: dict[bytes, int] = {}  # by caller: the rings before its last wait ended
         self._soon: asyncio.TimerHandle | None = None
 
-    async def wait(self, caller: bytes) -> None:
-        """Wait for a ring, unless there was one since the caller's last wait."""
+    async def wait(self, caller: bytes, receive: Receive) -> bool:
+        """Wait for a ring, unless there was one since the caller's last wait.
+
+        Return whether the caller is still there: Flower gives a message once, and it would be lost.
+        """
         if self._heard.get(caller) == self._rung:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HELD):
-                    await self._news.wait()
+            news, gone = map(asyncio.ensure_future, (self._news.wait(), _gone(receive)))
+            try:
+                await asyncio.wait((news, gone), timeout=HELD, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return False
+            finally:
+                news.cancel()
+                gone.cancel()
         self._heard[caller] = self._rung
+        return True
 
     def ring_soon(self) -> None:
         """Ring in a moment: a node may not ask for objects before they are there."""
@@ -106,9 +114,8 @@ class Gate:
         else:
             self._under_way[key, call] += 1
             try:
-                if call == _ASK:
-                    await self._bell.wait(key)
-                await self._serve(LIMITS.get(call, _SMALL), scope, receive, send)
+                asks = key if call == _ASK else None
+                await self._serve(LIMITS.get(call, _SMALL), scope, receive, send, asks)
             finally:
                 self._under_way[key, call] -= 1
                 self._under_way += Counter()  # drop zeros
@@ -123,8 +130,10 @@ class Gate:
 
         await self._app(scope, receive, noted)
 
-    async def _serve(self, limit: Limit, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body within its limit, and hand it on in one piece."""
+    async def _serve(
+        self, limit: Limit, scope: Scope, receive: Receive, send: Send, asks: bytes | None
+    ) -> None:
+        """Read the body within its limit, and hand it on in one piece; hold a key's question."""
         try:
             async with asyncio.timeout(limit.seconds):
                 body = await _read(limit.size, receive)
@@ -134,7 +143,7 @@ class Gate:
         except ValueError:
             await _answer(send, 413, {"detail": f"The body has more than {limit.size} bytes."})
             return
-        if body is None:
+        if body is None or (asks and not await self._bell.wait(asks, receive)):
             return  # the caller has gone
         pieces = [{"type": "http.request", "body": body, "more_body": False}]
         del body
@@ -143,6 +152,12 @@ class Gate:
             return pieces.pop() if pieces else await receive()
 
         await self._app(scope, again, send)
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until a caller goes whose body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _read(size: int, receive: Receive) -> bytes | None:

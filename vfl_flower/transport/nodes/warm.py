@@ -114,9 +114,14 @@ class _Kept(MetaPathFinder):
         same = all(of and of.origin == self._modules[each].__file__ for each, of in found.items())
         if not same or code_digest.__wrapped__() != code_digest():  # a run's own, or an upgrade
             return None
-        give: dict[str, Any] = {"create_module": lambda spec: self._modules[spec.name]}
-        give["exec_module"] = lambda module: sys.modules.update(self._modules)
-        return ModuleSpec(name, SimpleNamespace(**give))  # type: ignore[arg-type]
+        own = self._modules[name].__spec__
+
+        def give(module: ModuleType) -> None:
+            module.__spec__ = own  # else `importlib.resources` would find no files
+            sys.modules.update(self._modules)
+
+        loader: Any = SimpleNamespace(create_module=lambda _: self._modules[name], exec_module=give)
+        return ModuleSpec(name, loader)
 
 
 def _is_running(process: int) -> bool:
