@@ -113,8 +113,7 @@ def load_own_features(
     validation = int((parts[1][:validation] >= 0).sum())
     known = None
     if data.align != "any":
-        if (common.rows < 0).any():  # a missing row would shift the other rows
-            raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
+        _check_has_all(own, common)
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
@@ -177,6 +176,12 @@ def _check_monotonic(own: Source, preparation: Preparation) -> None:
             "numbers. Write 'a:+,b:-'.",
             f"monotonic = {own.monotonic!r}. Look at {', '.join(map(repr, wrong))}.",
         )
+
+
+def _check_has_all(own: Source, common: Alignment) -> None:
+    """Refuse a missing row, which would shift the other rows."""
+    if (common.rows < 0).any():
+        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
