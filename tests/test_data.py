@@ -330,6 +330,23 @@ def test_a_label_column_of_another_name_is_no_feature(tmp_path: Path) -> None:
 # --- scaling ------------------------------------------------------------------------------------
 
 
+def test_images_are_scaled_by_all_pixels_at_once(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (50, 4, 4)).astype(np.uint8)
+    images[:, 0] = 0
+    dataset = save_npz(tmp_path, X=images, y=np.arange(50) % 2)
+    found = load_features(config_of(dataset), 0, 1).train
+    assert found.mean() == pytest.approx(0, abs=1e-5) and found.std() == pytest.approx(1, rel=1e-5)
+    assert np.unique(found[:, 0]).size == 1 and found[0, 0, 0] < -1
+
+
+def test_a_constant_column_becomes_zero_and_other_test_values_stay_small(tmp_path: Path) -> None:
+    rows = np.full((1437, 1), 0.1)  # so many 0.1 have a mean that is not quite 0.1
+    labels = {"y_train": np.arange(1437) % 2, "y_test": np.arange(2)}
+    dataset = save_npz(tmp_path, X_train=rows, X_test=np.array([[0.1], [0.2]]), **labels)
+    block = load_features(config_of(dataset, validation_fraction=0), 0, 1)
+    assert not block.train.any() and block.test[0] == 0 and abs(block.test[1]) < 10
+
+
 def test_column_far_from_zero_is_scaled_before_it_is_rounded(tmp_path: Path) -> None:
     times = 1.7e9 + np.random.default_rng(0).uniform(0, 100, 200)  # seconds since 1970
     frame = pd.DataFrame({"time": times, "label": np.arange(200) % 2})

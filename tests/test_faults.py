@@ -26,6 +26,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.codecs.bits import place_bits
 from vfl_flower.protocol.estimators import first_order, zeroth_order
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.transport import messages
 from vfl_flower.transport.messages import DescribeOrder, Description, Upload
 from vfl_flower.transport.wire import read_reply, to_message, to_reply
 
@@ -104,7 +105,7 @@ def answers_in_vain(message: Message, context: Context) -> Message:
 
 def breaks_off(message: Message, context: Context) -> Message:
     """The party has done all that the message asks for, but not yet kept what it learned."""
-    with patch.object(session, "refuse_unused", side_effect=ValueError):
+    with patch.object(messages, "refuse_unused", side_effect=ValueError):
         reply: Message = client_app.app(message, context)
     return reply
 

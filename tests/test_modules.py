@@ -535,6 +535,8 @@ def test_a_module_that_is_its_state_dict_is_taken(name: str, how: str) -> None:
 def test_an_extra_state_that_nobody_can_save_is_refused() -> None:
     with pytest.raises(ConfigError, match="has a get_extra_state with a set, which is not saved"):
         try_out("Unsaved")
+    with pytest.raises(ConfigError, match="has a get_extra_state, but no set_extra_state"):
+        try_out("Unset")
 
 
 def test_with_own_data_an_order_that_numpy_draws_is_refused() -> None:

@@ -291,7 +291,7 @@ def test_no_figure_of_predictions_counts_a_person_whose_label_noise_protects(
     organisations.run("run", {**SHORT, **keys})
     if not recognised:  # the control
         monkeypatch.setattr(
-            rows_to_predict, "_learnt", lambda found, file, rows: np.zeros(len(rows), bool)
+            rows_to_predict, "learnt_by", lambda found, file, rows: np.zeros(len(rows), bool)
         )
     found = checkpoint.load(tmp_path / "run")
     train, _, _ = divide(found.config.data, len(found.rows))

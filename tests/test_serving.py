@@ -780,7 +780,9 @@ def test_a_service_is_not_ready_while_nothing_can_be_answered(
     assert (status("/readyz"), status("/healthz")) == (200, 200)
     with monkeypatch.context() as broken:
         broken.setattr("vfl_flower.config.audit_log.write_all", full)
-        assert whole.http.post("/v1/predict", json=body).status_code == 503
+        for ids in ([one], []):  # a refusal needs its line too
+            reply = whole.http.post("/v1/predict", json={"ids": ids})
+            assert reply.status_code == 503 and "audit log" in reply.json()["error"]
         assert (status("/readyz"), status("/healthz")) == (503, 200)
     until(lambda: status("/readyz") == 200)
     party = in_use[whole.grid.run_id, 1]
@@ -1028,6 +1030,7 @@ def test_every_system_serves_what_it_predicts(tmp_path: Path, strategy: str) -> 
     table = read(predict_local({"model": str(run.folder)}))
     with served(run.folder, tmp_path) as found:
         chances = [each["probabilities"]["1"] for each in found.ask(*table["id"].tolist())]
+        assert set(found.ask(10**6)[0]["missing"].values()) == {"unknown"}
     np.testing.assert_allclose(chances, table["probability_1"], atol=1e-6)
 
 

@@ -339,6 +339,16 @@ class Unsaved(Extra):
         return {"rows": {1, 2}}
 
 
+class Unset(nn.Linear):
+    """Has an extra state that nobody can restore."""
+
+    def __init__(self, sample: Tensor, size: int) -> None:
+        super().__init__(len(sample), size)
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
 class Averaged(nn.Module):
     """Evaluates by a moving average of its weights; has tied, normed and parametrised layers."""
 

@@ -247,7 +247,7 @@ def is_aligned(context: Context) -> bool:
 
 
 def rules_of(context: Context, method: str) -> Rules:
-    """Return the party's rules; with one owner of all, these three hold only if they are named."""
+    """Return the party's rules. In a simulation by one owner, these three hold only if named."""
     rules, named = Rules.of(context.node_config), context.node_config
     if simulated(context) and "align" not in named:
         rules = replace(rules, align=method)

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "6d8f3b5d3dfa85c16922f5eeb4794e2c0f18049065a66b5b3b187d344f8b5e32"
+DIGEST = "a122195a9bfd1733c59e136a49ae427d25a85829448fc4ee74cb2f751c5dd09f"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

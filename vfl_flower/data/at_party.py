@@ -179,7 +179,7 @@ def _check_monotonic(own: Source, preparation: Preparation) -> None:
 
 
 def _check_has_all(own: Source, common: Alignment) -> None:
-    """Raise `ConfigError` if a row is missing, which would shift the other rows."""
+    """Refuse a missing row, which would shift the other rows."""
     if (common.rows < 0).any():
         raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
 

@@ -39,7 +39,7 @@ _OF_TEXTS = {
 
 
 def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
-    """Return the end of a sentence about what a text column seems to hold, and what to do."""
+    """Return the end of a sentence on what texts seem to be, without values, and what to do."""
     return _OF_TEXTS.get(content_of(column)[0], otherwise)
 
 
